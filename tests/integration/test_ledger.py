@@ -1,19 +1,19 @@
 """What the ledger does beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
-from kp_scorer import stored_decisions
+from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store, redis_ledger
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, Verdict
+from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Verdict
 from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.ledger.scripts import Script, nothing
 from kp_scorer.settings import Settings
@@ -26,6 +26,7 @@ from tests.support.traces import new_id
 TTL_MS = 60_000
 TRACE_ID = "kp:trace:one"
 DIGEST = b"a" * 16
+MOST_DOMAINS = 1_000
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def submission() -> Submission:
     return Submission(TRACE_ID, DIGEST, b'{"id": "kp:trace:one"}')
 
 
-def verdict(trace_id: str, domain: str = "code", guards: str = "") -> Verdict:
-    return Verdict(trace_id, DIGEST, decision_on(trace_id), "", domain, False, guards)
+def verdict(trace_id: str, domain: str = "code", guards: str = "", *, is_known: bool = True) -> Verdict:
+    return Verdict(trace_id, DIGEST, decision_on(trace_id), "", domain, is_known, guards)
 
 
 def test_a_resend_is_counted_also_while_redis_is_full(
@@ -89,17 +90,27 @@ def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
         store.ledger.submit([submission()])
 
 
-def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
-    made = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(70))}
-    store_decisions(store, made, DIGEST)
+def keep(store: Store, count: int) -> set[str]:
+    """Have the ledger keep so many decisions; return the ids of their traces."""
+    decisions = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(count))}
+    store_decisions(store, decisions, DIGEST)
+    return set(decisions)
+
+
+def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store: Store) -> None:
+    trace_ids = keep(store, 5)
     # One that is pending has none.
     store.ledger.acquire([Identity("kp:trace:pending", DIGEST)])
+    decisions = list(stored_decisions(settings))
+    assert {decision.trace_id for decision in decisions} == trace_ids
+    assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
+    assert {row.trace_id for row in rows(decisions)} == trace_ids
 
-    def stored() -> dict[str, bytes]:
-        return {decision.trace_id: decision.model_dump_json().encode() for decision in stored_decisions(settings)}
 
-    assert stored() == made
+def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
+    keep(store, 70)
     file = tmp_path / "thresholds.toml"
+    before = sorted(decision.model_dump_json() for decision in stored_decisions(settings))
     calibrated = command(settings, "calibrate", "--stored", "--accept", "20%", "--output", str(file))
     assert calibrated.exit_code == 0, calibrated.output
     decided_again = command(settings, "re-decide", "--stored", "--thresholds", str(file))
@@ -107,13 +118,33 @@ def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: 
     # All have one score, which is below the threshold that they met.
     assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
     assert len(decided_again.stdout.splitlines()) == 70
-    assert stored() == made
+    assert sorted(decision.model_dump_json() for decision in stored_decisions(settings)) == before
 
 
-def test_domains_and_guards_are_counted_as_they_are_written(ledger: RedisLedger) -> None:
-    domains = ("decided", "names", "a b", ">", "\u00e9", "\ud55c\uad6d\uc5b4", "a b")
-    ledger.commit([verdict(new_id(), domain, guards) for domain, guards in zip(domains, ("x y", "y", *[""] * 5), strict=True)])
-    assert ledger.tallies() == (Counter(domains), {"y": 2, "x": 1})
+def store_all(ledger: RedisLedger, *domains: str, is_known: bool = False) -> None:
+    """Store a decision of each domain; by default no settings name them."""
+    committed = ledger.commit([verdict(new_id(), domain, is_known=is_known) for domain in domains])
+    assert committed == ["stored"] * len(domains)
+
+
+def test_domains_are_counted_as_they_are_written(ledger: RedisLedger) -> None:
+    names = ("decided", "names", "a b", ">", "\u00e9", "\ud55c\uad6d\uc5b4")
+    store_all(ledger, *names, "a b")
+    assert ledger.tallies().domains == {"a b": 2} | dict.fromkeys(sorted(set(names) - {"a b"}), 1)
+
+
+def test_invented_domains_beyond_the_limit_share_one_field(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+    invented = [f"invented {number}" for number in range(MOST_DOMAINS + 200)]
+    store_all(ledger, *invented)
+    length: Any = redis_client.hlen(keys.tallies)
+    # Those counted before keep their fields, and those that settings name get one.
+    store_all(ledger, *invented[-50:], "invented 0")
+    store_all(ledger, "code", "code", is_known=True)
+    domains = ledger.tallies().domains
+    assert len(domains) == MOST_DOMAINS + 2
+    assert list(domains.items())[:2] == [("", 250), ("code", 2)]
+    assert domains["invented 0"] == 2
+    assert redis_client.hlen(keys.tallies) == length + 1
 
 
 def test_a_key_of_another_type_is_named_before_anything_is_stored(
@@ -121,9 +152,16 @@ def test_a_key_of_another_type_is_named_before_anything_is_stored(
 ) -> None:
     redis_client.set(keys.tallies, "a neighbour's")
     with pytest.raises(ServiceUnavailable, match=f"WRONGTYPE {keys.tallies}"):
-        ledger.commit([verdict(new_id())])
+        store_all(ledger, "code", is_known=True)
     assert ledger.counts().decided == 0
     redis_client.delete(keys.tallies)
+
+
+def test_each_guard_that_fired_counts_once_a_decision(ledger: RedisLedger) -> None:
+    first, *others = (verdict(new_id(), guards=guards) for guards in ("copies max_confidence", "max_confidence", ""))
+    ledger.commit([first, *others])
+    ledger.commit([first])
+    assert ledger.tallies().guards == {"max_confidence": 2, "copies": 1}
 
 
 KEYS = Keys("kp")
@@ -140,6 +178,11 @@ def test_declaration_with_other_names_than_its_file_fails(function: Callable[...
     function.__module__ = redis_ledger.__name__
     with pytest.raises(TypeError, match=rf"^{function.__name__[1:]}\.lua has .*, its function has "):
         Script(function, nothing)
+
+
+def test_call_loads_a_script_that_redis_does_not_have(redis_client: redis.Redis) -> None:
+    redis_client.script_flush()
+    assert redis_ledger._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
 
 
 def test_the_script_of_clients_is_loaded_where_redis_does_not_have_it_and_not_sent_again(redis_client: redis.Redis) -> None:

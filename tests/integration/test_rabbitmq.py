@@ -13,6 +13,7 @@ from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
+from kp_scorer.decoding import Limits
 from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.ledger import Store
 
@@ -43,6 +44,19 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings(broker__delivery_limit=7)) as client:
         client.submit(fresh_samples(1)[0])
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
+
+
+def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__in_flight_bytes=4 * largest_body_bytes(Limits()))
+    traces = short_traces(16, seed=2)
+    with Client(settings) as client:
+        ids = [client.submit(trace) for trace in traces]
+        with at_work(settings, tmp_path, variables={"EMBED_S": "0.2"}):
+            finished = 0
+            while finished < 16:
+                waiting = rabbitmq.waiting("traces")
+                finished = sum(status is not None and status.state == "decided" for status in client.look_up(ids))
+                assert waiting + 4 + finished >= 16
 
 
 def test_a_trace_that_kills_its_workers_becomes_a_dead_letter(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Decisions to look at together, from files of traces, of decisions, and of what other commands print."""
 
 import gzip
+import time
 from pathlib import Path
 
 import click
@@ -75,6 +76,14 @@ def test_exactly_one_source_is_required(arguments: list[str]) -> None:
     assert "either FILE" in result.stderr
 
 
+def test_truncated_gzip_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "cut.jsonl.gz"
+    file.write_bytes(gzip.compress(json_lines(*decided()))[:200])
+    result, _ = gather(file)
+    assert result.exit_code == 2
+    assert "it cannot be read" in result.stderr
+
+
 def test_later_decision_on_a_trace_counts(tmp_path: Path) -> None:
     first = decided()[0]
     again = first | {"decided_at": "2999-01-01T00:00:00.000+00:00", "outcome": "review"}
@@ -103,7 +112,9 @@ def test_an_agent_chooses_among_decisions(tmp_path: Path) -> None:
         assert (result.exit_code, [decision.trace_id for decision in decisions_in(gathered)]) == (0, chosen)
 
 
-def test_a_domain_and_a_time_choose_among_decisions(tmp_path: Path) -> None:
+def test_a_domain_and_a_time_choose_among_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
     rows = [row | {"decided_at": f"2026-11-{day}T12:00:00.000+00:00"} for day, row in enumerate(decided(), 10)]
     rows[0]["domain"] = rows[3]["domain"] = "law"
     file = jsonl_file(tmp_path / "rows.jsonl", *rows)

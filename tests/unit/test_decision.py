@@ -30,6 +30,7 @@ def test_complete_decision_is_read_with_all_its_fields_and_unknown_ones_are_igno
     written = json.loads(COMPLETE_DECISION)
     read = Decision.model_validate(later(written)).model_dump(mode="json")
     assert {name: read[name] for name in written} == written
+    assert read.keys() <= Decision.model_fields.keys()
 
 
 def test_a_decision_of_another_schema_is_refused() -> None:
