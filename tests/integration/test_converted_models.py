@@ -24,12 +24,8 @@ ANOTHER_USER = 12_345
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = f"""
 import json, sys
-from kp_scorer.embedding import openvino_engine
-from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings
-
-from tests.support.builders import load_embedder
 embedder = select_embedder(EmbeddingSettings(model=sys.argv[1]))
 vectors = embedder and embedder.embed({TEXTS!r}).tolist()
 print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors, "imported": list(sys.modules)}}))

@@ -69,8 +69,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
     settings = {user: with_changed(server.settings(user), **STREAMED) for user in ("client", "worker", "operator")}
     producer = Celery("producer", broker=server.url("producer"), set_as_current=False)
     asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
-    # The fifth sample alone is rejected.
-    first, second, third, last, fourth = fresh_samples(5)
+    first, second, third, fourth, rejected = fresh_samples(5)
     with Client(settings["client"]) as client:
         # Clients run the scripts that workers load, and load again.
         with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
@@ -86,15 +85,15 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
             assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
             producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
             wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
-            _operate(settings, tmp_path, str(third["id"]), fourth)
-            _read_all(server, {trace["id"] for trace in (first, second, third, fourth)})
+            _operate(settings, tmp_path, str(third["id"]), rejected)
+            _read_all(server, {trace["id"] for trace in (first, second, third, rejected)})
             assert server.refused() == []
             with server.connect("administrator") as admin:
                 admin.script_flush()
 
             def submits_again() -> str:
                 try:
-                    return client.submit(last)
+                    return client.submit(fourth)
                 except ServiceUnavailable:
                     return ""
 
