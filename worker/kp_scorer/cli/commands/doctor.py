@@ -28,7 +28,7 @@ from kp_scorer.trace import namespace_of
 _CLOCKS_MAY_DIFFER_S: Final = 2.0
 _NEARLY_FULL: Final = 0.8
 _SOON_S: Final = 3_600.0
-_LOOKS_APART_S: Final = 2.0  # At two moments it is seen how fast unread decisions become more.
+_LOOKS_APART_S: Final = 2.0  # Two looks show how fast a queue grows.
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
@@ -137,10 +137,10 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
 
 
 def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
-    before = look_at_backlog(app, settings, store)
+    backlog = before = look_at_backlog(app, settings, store)
     if any(map(before.used, before.decisions)):
         time.sleep(_LOOKS_APART_S)
-    backlog = look_at_backlog(app, settings, store)
+        backlog = look_at_backlog(app, settings, store)
     for name, unread in backlog.decisions.items():
         is_nearly_full = name in backlog.full or backlog.used(name) >= _NEARLY_FULL
         left_s = backlog.full_in_s(name, before)
