@@ -70,7 +70,7 @@ class Converter:
         """How many ``traces`` they are, how many of these are ``toolless``, and how many ``steps``, ``calls`` of tools,
         ``errors`` and ``recoveries`` they have; how many chats are ``continued`` in another, and so no runs."""
         self._supplied, self._limits, self._name = supplied, limits, name
-        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()  # By format and id; the last had a record last.
+        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()  # By format and id, by their last records.
         self._records = 0  # How many records these are.
         self._ends: list[tuple[int, tuple[str, str]]] = []  # A heap.
         self._latest: dict[str, str] = {}  # For each format the id of the run that had a record last.

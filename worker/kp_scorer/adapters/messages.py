@@ -38,7 +38,7 @@ _ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_resu
 _CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
 _RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
 _THOUGHTS: Final = ("reasoning", "thinking")
-_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # No arguments of its tool.
+_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # Fields that are no arguments.
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # Several answers to a request, of which clients use the first.
 _HOLDERS: Final = {  # Keys of a request, or of an answer, that hold its messages or its text.
     "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905

@@ -380,7 +380,8 @@ async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
 def _batched(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
     """Batches of as many traces as go to the servers in one round trip; iterates no further than the batch."""
     iterator = iter(traces)
-    return iter(lambda: list(islice(iterator, _BATCH_SIZE)), [])
+    while batch := list(islice(iterator, _BATCH_SIZE)):
+        yield batch
 
 
 def _id_or_raise(answers: Sequence[Submitted]) -> str:

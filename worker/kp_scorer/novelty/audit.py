@@ -14,7 +14,8 @@ from kp_scorer.novelty.log import Entry, Place, Tail, Window
 from kp_scorer.novelty.mirror import Mirror
 from kp_scorer.scoring import novelty_of
 
-TOLERANCE: Final = 1e-5  # Of novelty: the last bits of a similarity depend on how many were computed together.
+TOLERANCE: Final = 1e-5
+"""Novelty may differ by this much: the last bits of a similarity depend on how many were computed together."""
 _LOOKED_UP_AT_ONCE: Final = 500
 _BEFORE_ALL: Final = Place(0, 0)
 

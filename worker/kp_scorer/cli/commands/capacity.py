@@ -157,7 +157,18 @@ def capacity(
         costs = replace(costs, embed_ms=0.0, embed_ms_a_token=core_ms / tokens)
     entries, kept_s = settings.novelty.max_elements + SLACK_ELEMENTS, settings.ledger.ttl_s
     fleets = (
-        Fleet(count, cores * count, threads, tokens, entries, kept_s, in_redis, network, costs) for count in workers or _FLEETS
+        Fleet(
+            count,
+            cores * count,
+            threads,
+            tokens,
+            log_entries=entries,
+            kept_s=kept_s,
+            queues_in_redis=in_redis,
+            network_bytes_a_s=network,
+            costs=costs,
+        )
+        for count in workers or _FLEETS
     )
     rows = (_row(fleet, rate or _PLANNED * fleet.throughput, waiting) for fleet in fleets)
     print_table(_HEADINGS, ((row, [_cell(row[name]) for name in _COLUMNS]) for row in rows))
