@@ -31,9 +31,8 @@ from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 
 _PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
-_ROOM_ASKED_WITHIN_S: Final = (
-    10.0  # What waits for room asks for it every second; later it has gone, perhaps to another worker.
-)
+_ROOM_ASKED_WITHIN_S: Final = 10.0
+"""What waits for room asks for it every second. After so long without, nothing waits here any more: it is another worker's."""
 _VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
