@@ -23,7 +23,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP
 from tests.support.processes import CRASHING_WORKER, at_work, launch_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, confirming, evaluated
+from tests.support.rabbitmq import RabbitMQ, confirming, limited_by_policy
 from tests.support.traces import short_traces
 
 
@@ -118,14 +118,9 @@ def test_the_beginning_of_a_message_that_is_too_large_moves(
 
 
 def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
-    vhost = settings_here.broker.url.rpartition("/")[2]
-    full, queue, tests = (f'<<"{text}">>' for text in ("full", f"^{settings_here.queues.traces}$", "tests"))
-    policy = f'<<"{vhost}">>, {full}, {queue}, [{{<<"max-length">>, 10}}], 0, <<"queues">>, {tests}'
-    if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
-        pytest.skip("nobody here may set a policy")
     bodies = [b"%04d" % number for number in range(50)]
     received: list[bytes] = []
-    try:
+    with limited_by_policy(settings_here, settings_here.queues.traces, 10):
         # The policy takes a moment to count.
         def is_full() -> bool:
             put(settings_here, bodies)
@@ -135,8 +130,6 @@ def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here:
             return False
 
         wait_until(is_full)
-    finally:
-        evaluated(f'rabbit_policy:delete(<<"{vhost}">>, {full}, {tests}).')
     # RabbitMQ takes some more than the limit before it refuses.
     wait_until(lambda: rabbitmq.waiting("intake") > 0)
     wait_until(lambda: drain(intake) and rabbitmq.waiting("intake") == 0)

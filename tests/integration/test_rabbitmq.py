@@ -14,14 +14,15 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import SettingsError, TraceDead
+from kp_scorer.errors import ScorerError, SettingsError, TraceDead
 from kp_scorer.ledger import Store
 
 from tests.support.attacks import GZIP, bombs
+from tests.support.builders import decision
 from tests.support.calls import traced_memory
 from tests.support.crashing_worker import KILLS
 from tests.support.processes import CRASHING_WORKER, SMALL_WORKER, at_work, launch_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, confirming, declare_as_worker
+from tests.support.rabbitmq import RabbitMQ, confirming, declare_as_worker, limited_by_policy
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -44,6 +45,25 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings(broker__delivery_limit=7)) as client:
         client.submit(fresh_samples(1)[0])
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
+
+
+def test_a_decision_that_a_queue_with_room_refuses_is_not_left_out(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    # As a queue refuses that is being deleted, or elects its leader.
+    with (
+        limited_by_policy(settings, settings.queues.rejected, 1),
+        make_celery(settings) as app,
+        Store.open(settings) as store,
+    ):
+        publisher = Publisher(app, settings, store)
+
+        def refused() -> list[ScorerError | None]:
+            errors = publisher.publish_all([publisher.publication(decision("kp:trace:one"), {}, None, set())])
+            return errors if any(errors) else []
+
+        (error,) = wait_until(refused, timeout_s=10)
+        assert "the broker refuses" in str(error)
+        assert publisher.full() == set()
 
 
 def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

@@ -98,6 +98,20 @@ def confirming(url: str) -> Connection:
     return Connection(url, transport_options={"confirm_publish": True})
 
 
+@contextmanager
+def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[None]:
+    """Have a queue of a virtual host of ours take so many messages, some time from now on; skips where nobody may do so."""
+    vhost = settings.broker.url.rpartition("/")[2]
+    names = _texts(vhost, "limited")
+    policy = f'{names}, <<"^{queue}$">>, [{{<<"max-length">>, {most}}}], 0, <<"queues">>, <<"{_ACTOR}">>'
+    if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
+        pytest.skip("nobody here may set a policy")
+    try:
+        yield
+    finally:
+        evaluated(f'rabbit_policy:delete({names}, <<"{_ACTOR}">>).')
+
+
 def evaluated(expression: str) -> str:
     """The value of an Erlang expression in the RabbitMQ on this machine; empty where nobody here may have it evaluated."""
     # Each rabbitmqctl starts a virtual machine, for a second of processor time; erl_call comes with Erlang and starts none.

@@ -218,6 +218,12 @@ class _QueueOutbox(_Outbox):
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
+        if not all(accepted):
+            unread = waiting(self._app, self._queue)
+            # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
+            if not (0 < self._limit <= unread or (self._most_bytes and unread)):
+                raise ServiceUnavailable(f"results: the broker refuses what goes to the {self.name}, and it is not full")
+            return accepted, unread
         return accepted, unread + sum(accepted)
 
     def _message(self, publication: Publication) -> Outgoing:
