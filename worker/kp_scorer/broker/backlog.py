@@ -5,7 +5,7 @@ What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and S
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
@@ -87,15 +87,20 @@ def _bytes_on(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: bytes_in(producer.channel.client, queue.name))
 
 
-def look_at_backlog(app: Celery, settings: Settings, store: Store) -> Backlog:
-    """Measure the backlog, in a round trip or two for each queue."""
+def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
+    """Measure the backlog, in a round trip or two for each queue.
+
+    ``refusing`` are the queues and streams that have no room for a worker's decisions; by default those that workers report.
+    """
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     limit, waited_for = settings.queues.results_limit, tuple(filter(settings.waits_for_room, decisions))
     used_bytes = _used_bytes(app, settings, store)
-    # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices.
-    refusing = {name for report in store.worker_reports() for name in report.full}
-    full = {name for name, count in decisions.items() if 0 < limit <= count or used_bytes.get(name, 0.0) >= 1} | refusing
+    # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices. A worker knows itself: if each of many
+    # read the reports of all, that would be most of what Redis does.
+    if refusing is None:
+        refusing = {name for report in store.worker_reports() for name in report.full}
+    full = {name for name, count in decisions.items() if 0 < limit <= count or used_bytes.get(name, 0.0) >= 1}.union(refusing)
     return Backlog(
         submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
         decisions=decisions,

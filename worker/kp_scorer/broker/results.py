@@ -163,7 +163,6 @@ class _Outbox:
     def __init__(self, kind: str, destination: Destination, settings: Settings) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
-        self.is_full = False
         self.refused_at = -math.inf  # When it last had no room for a decision, by the monotonic clock; never, if it has by now.
         self.waits = settings.waits_for_room(destination.name)  # Whether what has no room waits for it, and is not left out.
         self._limit = settings.queues.results_limit
@@ -183,8 +182,7 @@ class _Outbox:
                 break
         accepted += [False] * (len(publications) - len(accepted))
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
-        is_full = not all(accepted)
-        was_full, self.is_full = self.is_full, is_full
+        is_full, was_full = not all(accepted), self.refused_at > -math.inf
         self.refused_at = time.monotonic() if is_full else -math.inf
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)

@@ -61,8 +61,22 @@ class Gathered:
     are_of_domains: bool = False  # Whether they are those of some domains alone.
     dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
 
-    def only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
-        """Leave out what an option with these values does not choose."""
+    def choose(
+        self, since: datetime | None, domains: Collection[str], namespaces: Collection[str], agents: Collection[str]
+    ) -> None:
+        """Leave out what the options that are given do not choose."""
+        if since:
+            first_s = since.replace(tzinfo=UTC).timestamp()
+            self._only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
+        if domains:
+            self._only("--domain", domains, lambda decision: decision.domain in domains)
+            self.are_of_domains = True
+        if namespaces:
+            self._only("--namespace", namespaces, lambda decision: namespace_of(decision.trace_id) in namespaces)
+        if agents:
+            self._only("--agent", agents, lambda decision: (decision.agent_id or "") in agents)
+
+    def _only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
         chosen = (each for each in self.traces if is_chosen(each.decision))
         problem = f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, values))}"
         self.traces, self.dead_letters = _some(chosen, escaped(problem)), 0
@@ -108,16 +122,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         settings = with_endpoints(settings) if file is None else settings
         gathered = _gather_stored(settings, sample) if file is None else gather_file(file, settings)
         gathered.traces = _some(gathered.traces, f"there are no decisions in {gathered.source}")
-        if since:
-            first_s = since.replace(tzinfo=UTC).timestamp()
-            gathered.only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
-        if domain:
-            gathered.only("--domain", domain, lambda decision: decision.domain in domain)
-            gathered.are_of_domains = True
-        if namespace:
-            gathered.only("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
-        if agent:
-            gathered.only("--agent", agent, lambda decision: (decision.agent_id or "") in agent)
+        gathered.choose(since, domain, namespace, agent)
         command(gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)

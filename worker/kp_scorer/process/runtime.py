@@ -203,7 +203,7 @@ class Runtime:
         self.store.ledger.load_scripts()
 
     def _look_at_backlog(self) -> None:
-        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store))
+        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store, self._publisher.full()))
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
