@@ -5,9 +5,9 @@ that load, evenly spaced, and once more at random moments (exponential gaps, as 
 from before ``submit`` is called until the decision is read from its results queue; client, reader and worker share the machine.
 
 - ``p50_ms``, ``p95_ms``, ``p99_ms``: of the whole way.
-- ``queue_p95_ms`` and so on: from arrival to vector, if nothing but passes took time: of as many texts with the same gaps,
-  simulated as by ``tests.benchmarks.streams`` from passes of long texts measured here; ``p95_of_queue`` and so on: the whole
-  way in times of that.
+- ``queue_p95_ms`` and so on: from arrival to vector, if nothing but passes took time: of the same texts with the same gaps,
+  simulated as by ``tests.benchmarks.streams`` from passes measured before and after; ``p95_of_queue`` and so on: the whole way
+  in times of that.
 - ``reference_ms``: what the reference engine takes to embed one text, the median of some before and some after (where it
   can run); ``p50_of_reference`` and so on: the whole way's share of that.
 """
@@ -15,19 +15,19 @@ from before ``submit`` is called until the decision is read from its results que
 import argparse
 import random
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, cycle, islice
 from statistics import median, quantiles
 from typing import Final
 
 from kp_scorer.trace import ReasoningTrace
 
-from tests.benchmarks.common import Row, arguments, real_embedder, report, say, typical
+from tests.benchmarks.common import Row, arguments, real_embedder, report, say
 from tests.benchmarks.load import open_bench, traces
 from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
-from tests.benchmarks.streams import pass_seconds, simulate
+from tests.benchmarks.streams import measured_passes, simulate
 
 _CUTS: Final = (50, 95, 99)
 _PORTION: Final = 200
-_PASSES: Final = 40
 _REFERENCE_TEXTS: Final = 60
 
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 def rows_of(options: argparse.Namespace) -> Iterator[Row]:
     embedder = real_embedder()
-    passes_s = pass_seconds(embedder, [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical(_PASSES)])
+    passes = measured_passes(embedder)
     with reference_engine() as reference, open_bench() as bench:
         rate = bench.decide(traces(_PORTION)).per_s * options.load
         say(f"submitting {rate:.1f} a second")
@@ -50,11 +50,11 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
             reference_ms += _reference_ms(reference, items)
             row: Row = {"arrivals": arrivals, "load": options.load, "traces_per_s": rate, "traces": len(items)}
             row |= {f"p{at}_ms": cut for at, cut in cuts.items()}
-            if arrivals == "random":
-                of_streams = rate * passes_s[0] / embedder.streams
-                queue = _percentiles(simulate(embedder.streams, *passes_s, of_streams, len(items)))
-                row |= {f"queue_p{at}_ms": cut * 1_000 for at, cut in queue.items()}
-                row |= {f"p{at}_of_queue": cuts[at] / 1_000 / cut for at, cut in queue.items()}
+            before, passes = passes, measured_passes(embedder)
+            texts = [shuffle.choice(each) for each in islice(cycle(zip(before, passes, strict=True)), len(items))]
+            queue = _percentiles(simulate(embedder.streams, texts, list(accumulate(gaps))))
+            row |= {f"queue_p{at}_ms": cut * 1_000 for at, cut in queue.items()}
+            row |= {f"p{at}_of_queue": cuts[at] / 1_000 / cut for at, cut in queue.items()}
             if reference_ms:
                 row["reference_ms"] = median(reference_ms)
                 row |= {f"p{at}_of_reference": cut / median(reference_ms) for at, cut in cuts.items()}

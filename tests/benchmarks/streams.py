@@ -1,81 +1,102 @@
 """How long texts wait for the engine and are in it, with 2, 4 and 8 cores: simulated, from passes measured here.
 
-Passes of long texts are measured on one core each, side by side, and on all cores together. With more cores than here, a pass
-on all of them takes its serial share as before, and the rest divided by the cores (Amdahl), by the share that fits what two
-cores measure. Texts arrive at random moments and are given to streams by the rule of ``process/decide.py``.
+Passes of texts of every length are measured on one core each, side by side, and on all cores together. With more cores than
+here, a pass on all of them takes its serial share as before, and the rest divided by the cores (Amdahl), by the share that
+fits what the cores here measure. Real texts arrive at random moments and are given to streams by the rule of
+``process/decide.py``, each in a pass of its own.
 
 - ``load``: texts that arrive, as a share of what all cores can do side by side.
-- ``p50``, ``p95``, ``p99``: from arrival to vector, in times of a lone text's pass on all cores.
+- ``p50``, ``p95``, ``p99``: from arrival to vector, in times of the mean of a lone text's pass on all cores, ``lone_ms``.
 """
 
 import heapq
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median, quantiles
+from itertools import accumulate
+from statistics import mean, quantiles
+from typing import Final, NamedTuple
 
-from kp_scorer.embedding.embedder import Embedder, TokenizedText
+from kp_scorer.embedding.embedder import Embedder, TokenizedText, rounded_up
 
 from tests.benchmarks.common import Row, arguments, real_embedder, report, seconds_of, typical
 
+_TIMES: Final = 12
+
+
+class Pass(NamedTuple):
+    """Seconds of a text's pass: on one core while the others have one, too; and on all cores."""
+
+    one_s: float
+    all_s: float
+
 
 def main() -> None:
-    options = arguments(__doc__, texts=40, arrivals=20_000).parse_args()
-    report("streams", rows_of(options.texts, options.arrivals))
+    report("streams", rows_of(arguments(__doc__, arrivals=20_000).parse_args().arrivals))
 
 
-def rows_of(text_count: int, arrivals: int) -> Iterator[Row]:
+def rows_of(count: int) -> Iterator[Row]:
     embedder = real_embedder()
-    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical(text_count)]
-    one_s, all_s = pass_seconds(embedder, texts)
-    cores = embedder.streams
+    passes = measured_passes(embedder)
+    one_s, cores = mean(each.one_s for each in passes), embedder.streams
     # Of a pass on one core, what more cores do not shorten.
+    all_s = mean(each.all_s for each in passes)
     serial = max(0.0, (all_s / one_s - 1 / cores) / (1 - 1 / cores)) if cores > 1 else 0.0
+    chance = random.Random(1)
+    texts = chance.choices(passes, k=count)
     for streams in (2, 4, 8):
-        together_s = one_s * (serial + (1 - serial) / streams)
+        share = serial + (1 - serial) / streams
         for load in (0.5, 0.8):
-            cuts = quantiles(simulate(streams, one_s, together_s, load, arrivals), n=100)
-            shares = {f"p{at}": cuts[at - 1] / together_s for at in (50, 95, 99)}
-            yield {"cores": streams, "load": load, "lone_ms": together_s * 1e3, **shares}
+            arrivals = list(accumulate(chance.expovariate(load * streams / one_s) for _ in range(count)))
+            times_s = simulate(streams, [Pass(text.one_s, text.one_s * share) for text in texts], arrivals)
+            cuts = quantiles(times_s, n=100)
+            shares = {f"p{at}": cuts[at - 1] / (one_s * share) for at in (50, 95, 99)}
+            yield {"cores": streams, "load": load, "lone_ms": one_s * share * 1e3, **shares}
 
 
-def pass_seconds(embedder: Embedder, texts: list[TokenizedText]) -> tuple[float, float]:
-    """The median seconds of a text's pass on one core while the others have one, too; and of one on all cores."""
+def measured_passes(embedder: Embedder) -> list[Pass]:
+    """A pass of each typical text, in order: one of some passes of the longest text of the same rounded length."""
+    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical()]
+    shapes = [tuple(rounded_up(len(row), embedder.step) for row in text.rows) for text in texts]
+    longest = dict(sorted(zip(shapes, texts, strict=True), key=lambda each: each[1].tokens))
+    measured = {shape: _some_passes(embedder, text) for shape, text in longest.items()}
+    chance = random.Random(1)
+    return [chance.choice(measured[shape]) for shape in shapes]
 
-    def timed(text: TokenizedText, together: bool) -> float:
+
+def _some_passes(embedder: Embedder, text: TokenizedText) -> list[Pass]:
+    def timed(together: bool) -> float:
         return seconds_of(lambda: embedder.run([text], together=together))
 
+    # The first of a shape take longer.
+    timed(True)
     with ThreadPoolExecutor(embedder.streams) as streams:
-        list(streams.map(lambda text: timed(text, False), texts))
-        side_by_side = list(streams.map(lambda text: timed(text, False), texts))
-    return median(side_by_side), median(timed(text, True) for text in texts)
+        list(streams.map(timed, [False] * embedder.streams))
+        side_by_side = list(streams.map(timed, [False] * _TIMES))
+    return [Pass(one_s, timed(True)) for one_s in side_by_side]
 
 
-def simulate(streams: int, one_s: float, together_s: float, load: float, count: int) -> list[float]:
-    """Seconds from arrival to vector of so many texts."""
-    chance = random.Random(1)
-    rate = load * streams / one_s
-    waiting: deque[float] = deque()
-    ends: list[tuple[float, float]] = []
+def simulate(streams: int, texts: Sequence[Pass], arrivals: Sequence[float]) -> list[float]:
+    """Seconds from arrival to vector of texts that arrive at these seconds, in the order in which their passes end."""
+    waiting: deque[int] = deque()
+    ends: list[tuple[float, int]] = []
     has_all = False
     times: list[float] = []
-    arrival = chance.expovariate(rate)
     arrived = 0
-    while len(times) < count:
-        if ends and (arrived == count or ends[0][0] <= arrival):
-            now, arrived_at = heapq.heappop(ends)
-            times.append(now - arrived_at)
+    while len(times) < len(arrivals):
+        if ends and (arrived == len(arrivals) or ends[0][0] <= arrivals[arrived]):
+            now, text = heapq.heappop(ends)
+            times.append(now - arrivals[text])
             has_all = False
         else:
-            now = arrival
-            waiting.append(now)
+            now = arrivals[arrived]
+            waiting.append(arrived)
             arrived += 1
-            arrival = now + chance.expovariate(rate)
         while waiting and not has_all and len(ends) < streams:
-            first = waiting.popleft()
+            text = waiting.popleft()
             has_all = not ends and len(waiting) < streams // 2
-            heapq.heappush(ends, (now + (together_s if has_all else one_s), first))
+            heapq.heappush(ends, (now + (texts[text].all_s if has_all else texts[text].one_s), text))
     return times
 
 
