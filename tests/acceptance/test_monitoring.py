@@ -277,6 +277,21 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
         assert "set maxmemory-policy noeviction" in findings["redis"][0]["detail"]
 
 
+def test_a_server_on_a_network_without_a_password_is_wrong_and_without_encryption_worth_a_word(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        # Another name of the same address, which doctor takes for another machine's.
+        url = server.url.replace("127.0.0.1", "127.1")
+        code, findings = diagnosed(settings_at(url))
+        assert (code, [row["state"] for row in findings["redis"][:2]]) == (1, ["wrong", "advice"])
+        assert findings["redis"][0]["detail"].startswith("127.1 lets in whoever reaches it")
+        assert "use TLS" in findings["redis"][1]["detail"]
+        client.config_set("requirepass", "secret")
+        closed = url.replace("127.1", ":secret@127.1")
+        code, findings = diagnosed(settings_at(closed))
+        assert "lets in" not in findings["redis"][0]["detail"]
+        assert "use TLS" in findings["redis"][0]["detail"]
+
+
 def test_healthy_deployment_exits_0_and_converts_no_model(
     settings: Settings, limit_memory: Callable[[int], object], tmp_path: Path
 ) -> None:
