@@ -13,8 +13,9 @@ from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
+from kp_scorer.decision import Outcome
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import ScorerError, SettingsError, TraceDead
+from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.ledger import Store
 
 from tests.support.attacks import GZIP, bombs
@@ -47,23 +48,28 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
 
 
-def test_a_decision_that_a_queue_with_room_refuses_is_not_left_out(rabbitmq: RabbitMQ) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "why", "left_out"), [("accepted", "results: the queue {} is full of unread decisions", 0), ("rejected", "", 1)]
+)
+def test_a_queue_with_room_that_refuses_is_full_once_it_has_done_so_for_a_second(
+    rabbitmq: RabbitMQ, outcome: Outcome, why: str, left_out: int
+) -> None:
     settings = rabbitmq.settings()
-    # As a queue refuses that is being deleted, or elects its leader.
-    with (
-        limited_by_policy(settings, settings.queues.rejected, 1),
-        make_celery(settings) as app,
-        Store.open(settings) as store,
-    ):
-        publisher = Publisher(app, settings, store)
+    queue = settings.queues.name(outcome)
+    counts: list[int] = []
+    with limited_by_policy(settings, queue, 1), make_celery(settings) as app, Store.open(settings) as store:
+        publisher = Publisher(app, settings, store, lambda name, count: counts.append(count))
+        published = decision(score=float(outcome == "accepted"))
 
-        def refused() -> list[ScorerError | None]:
-            errors = publisher.publish_all([publisher.publication(decision("kp:trace:one"), {}, None, set())])
-            return errors if any(errors) else []
+        def refusals() -> list[str]:
+            return list(map(str, filter(None, publisher.publish_all([publisher.publication(published, {}, None, set())]))))
 
-        (error,) = wait_until(refused, timeout_s=10)
-        assert "the broker refuses" in str(error)
-        assert publisher.full() == set()
+        # As a queue refuses that is being deleted, or elects its leader.
+        (refusal,) = wait_until(refusals, timeout_s=10)
+        assert refusal.endswith("it is not full")
+        assert (publisher.full(), sum(counts)) == (set(), 0)
+        wait_until(lambda: refusals() == [why.format(queue)] * bool(why), timeout_s=10)
+        assert (publisher.full(), sum(counts)) == ({queue} if why else set(), left_out)
 
 
 def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

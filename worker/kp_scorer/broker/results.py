@@ -33,6 +33,8 @@ _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 _PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
 _ROOM_ASKED_WITHIN_S: Final = 10.0
 """What waits for room asks for it every second. After so long without, nothing waits here any more: it is another worker's."""
+_REFUSES_FOR_S: Final = 1.0
+"""A queue on RabbitMQ that has room by the settings and refuses for so long, with no fewer messages, is full by a policy."""
 _VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
@@ -203,6 +205,7 @@ class _QueueOutbox(_Outbox):
         outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
         is_task = any(settings.results.via(outcome) == "task" for outcome in outcomes)
         self._task = settings.results.task if is_task else ""
+        self._refusal: tuple[float, int] | None = None  # When it began to refuse what it has room for; how many were unread.
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         messages = [self._message(publication) for publication in publications]
@@ -216,13 +219,23 @@ class _QueueOutbox(_Outbox):
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        if not all(accepted):
-            unread = waiting(self._app, self._queue)
-            # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
-            if not (0 < self._limit <= unread or (self._most_bytes and unread)):
-                raise ServiceUnavailable(f"results: the broker refuses what goes to the {self.name}, and it is not full")
-            return accepted, unread
-        return accepted, unread + sum(accepted)
+        if all(accepted):
+            self._refusal = None
+            return accepted, unread + sum(accepted)
+        unread = waiting(self._app, self._queue)
+        if not self._is_full(unread):
+            raise ServiceUnavailable(f"results: the broker refuses what goes to the {self.name}, and it is not full")
+        return accepted, unread
+
+    def _is_full(self, unread: int) -> bool:
+        """Whether a queue that has just refused a decision, and has so many unread ones, is full."""
+        if 0 < self._limit <= unread or (self._most_bytes and unread):
+            return True
+        # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
+        now = time.monotonic()
+        since_s, before = self._refusal or (now, unread)
+        self._refusal = (now, unread) if unread < before else (since_s, before)
+        return unread > 0 and now - self._refusal[0] >= _REFUSES_FOR_S
 
     def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
