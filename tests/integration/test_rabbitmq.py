@@ -66,10 +66,44 @@ def test_a_queue_with_room_that_refuses_is_full_once_it_has_done_so_for_a_second
 
         # As a queue refuses that is being deleted, or elects its leader.
         (refusal,) = wait_until(refusals, timeout_s=10)
-        assert refusal.endswith("it is not full")
+        assert refusal.endswith("is not full")
         assert (publisher.full(), sum(counts)) == (set(), 0)
         wait_until(lambda: refusals() == [why.format(queue)] * bool(why), timeout_s=10)
         assert (publisher.full(), sum(counts)) == ({queue} if why else set(), left_out)
+
+
+def test_a_queue_that_was_full_is_full_while_it_refuses_below_its_limit(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings(queues__results_limit=10)
+    left_out: list[int] = []
+    with make_celery(settings) as app, Store.open(settings) as store, confirming(settings.broker.url) as connection:
+        publisher = Publisher(app, settings, store, lambda name, count: left_out.append(count))
+        for number in range(9):
+            publisher.publish(decision(f"kp:trace:{number}"))
+        # More than the limit, as where several workers publish at once. RabbitMQ then refuses until 8 are left.
+        rabbitmq.send("rejected", b"{}", b"{}")
+        for _ in range(2):
+            connection.default_channel.basic_get(settings.queues.rejected, no_ack=True)
+        publisher.publish(decision("kp:trace:9"))
+        assert rabbitmq.waiting("rejected") - 9 + sum(left_out) == 1
+
+
+def test_of_decisions_that_a_queue_takes_in_part_those_it_refuses_are_published_again(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    with (
+        limited_by_policy(settings, settings.queues.accepted, 1),
+        make_celery(settings) as app,
+        Store.open(settings) as store,
+        confirming(settings.broker.url) as connection,
+    ):
+        publisher = Publisher(app, settings, store)
+        accepted = partial(decision, score=1.0)
+        wait_until(lambda: publisher.publish_all([publisher.publication(accepted(), {}, None, set())]) != [None], timeout_s=10)
+        connection.default_channel.queue_purge(settings.queues.accepted)
+        publications = [publisher.publication(accepted(f"kp:trace:{number}"), {}, None, set()) for number in range(200)]
+        errors = publisher.publish_all(publications)
+        assert 0 < errors.count(None) < 200
+        assert [error is None for error in errors] == [bool(each.published_to) for each in publications]
+        assert rabbitmq.waiting("accepted") == errors.count(None)
 
 
 def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:

@@ -33,8 +33,10 @@ _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 _PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
 _ROOM_ASKED_WITHIN_S: Final = 10.0
 """What waits for room asks for it every second. After so long without, nothing waits here any more: it is another worker's."""
+_TAKES_AGAIN_AT: Final = 0.8
+"""A quorum queue of RabbitMQ that was full refuses until it has fewer messages than this share of its limit."""
 _REFUSES_FOR_S: Final = 1.0
-"""A queue on RabbitMQ that has room by the settings and refuses for so long, with no fewer messages, is full by a policy."""
+"""A queue of RabbitMQ that has room by the settings and refuses for so long is full by an operator's policy."""
 _VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
@@ -118,11 +120,13 @@ class Publisher:
                 continue
             failure: ScorerError = ServiceUnavailable(f"results: the {outbox.name} is full of unread decisions")
             try:
-                accepted = outbox.put_all([publications[place] for place in places])
+                accepted, is_full = outbox.put_all([publications[place] for place in places])
             except (ServiceUnavailable, SettingsError) as error:
                 failure, accepted = error, [False] * len(places)
             else:
-                if not outbox.waits:
+                if not is_full:
+                    failure = ServiceUnavailable(f"results: the {outbox.name} refuses decisions, and is not full")
+                elif not outbox.waits:
                     self._count_left_out(name, accepted.count(False))
                     accepted = [True] * len(places)
             for place, is_accepted in zip(places, accepted, strict=True):
@@ -170,8 +174,8 @@ class _Outbox:
         self._limit = settings.queues.results_limit
         self._most_bytes = settings.results_bytes
 
-    def put_all(self, publications: Sequence[Publication]) -> list[bool]:
-        """Publish decisions, in order; return for each whether it is.
+    def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], bool]:
+        """Publish decisions, in order; return for each whether it is, and whether that is full which has refused one.
 
         After an error any of them may be published. Log when it becomes full, and when that is over.
         """
@@ -184,17 +188,21 @@ class _Outbox:
                 break
         accepted += [False] * (len(publications) - len(accepted))
         # One that the last decision has just filled does not count as full: nothing waits for room yet.
-        is_full, was_full = not all(accepted), self.refused_at > -math.inf
+        is_full, was_full = not all(accepted) and self._is_full(unread), self.refused_at > -math.inf
         self.refused_at = time.monotonic() if is_full else -math.inf
         if is_full and not was_full:
             log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        return accepted
+        return accepted, is_full
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         """Publish; return for each decision whether it is, without the last ones that had no room; and how many are unread."""
         raise NotImplementedError
+
+    def _is_full(self, _unread: int) -> bool:
+        """Whether what has just refused a decision, and has so many unread ones, is full, or refuses for another reason."""
+        return True
 
 
 class _QueueOutbox(_Outbox):
@@ -205,7 +213,7 @@ class _QueueOutbox(_Outbox):
         outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
         is_task = any(settings.results.via(outcome) == "task" for outcome in outcomes)
         self._task = settings.results.task if is_task else ""
-        self._refusal: tuple[float, int] | None = None  # When it began to refuse what it has room for; how many were unread.
+        self._refuses_since = math.inf  # By the monotonic clock; never, if it has taken all since.
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         messages = [self._message(publication) for publication in publications]
@@ -219,23 +227,19 @@ class _QueueOutbox(_Outbox):
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        if all(accepted):
-            self._refusal = None
-            return accepted, unread + sum(accepted)
-        unread = waiting(self._app, self._queue)
-        if not self._is_full(unread):
-            raise ServiceUnavailable(f"results: the broker refuses what goes to the {self.name}, and it is not full")
-        return accepted, unread
+        if not all(accepted):
+            return accepted, waiting(self._app, self._queue)
+        self._refuses_since = math.inf
+        return accepted, unread + sum(accepted)
 
     def _is_full(self, unread: int) -> bool:
-        """Whether a queue that has just refused a decision, and has so many unread ones, is full."""
-        if 0 < self._limit <= unread or (self._most_bytes and unread):
+        is_limited_by_bytes = self._most_bytes > 0 and unread > 0
+        if self.destination.system == "redis" or 0 < self._limit * _TAKES_AGAIN_AT <= unread or is_limited_by_bytes:
             return True
         # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
         now = time.monotonic()
-        since_s, before = self._refusal or (now, unread)
-        self._refusal = (now, unread) if unread < before else (since_s, before)
-        return unread > 0 and now - self._refusal[0] >= _REFUSES_FOR_S
+        self._refuses_since = min(self._refuses_since, now)
+        return unread > 0 and now - self._refuses_since >= _REFUSES_FOR_S
 
     def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
