@@ -81,11 +81,12 @@ def _write_model(model: ModelFiles, directory: Path) -> None:
 
 def export(model_path: str, target: str) -> None:
     import torch
+    from kp_scorer.embedding.embedder import MAX_TOKENS
     from kp_scorer.embedding.torch_engine import load_model
 
     names = ["input_ids", "attention_mask", "token_type_ids"]
     ids = torch.arange(16).reshape(2, 8)
-    transformer = load_model(Path(model_path), Path(model_path) / "tokenizer.json", "cpu")[0]
+    transformer = load_model(Path(model_path), Path(model_path) / "tokenizer.json", MAX_TOKENS, "cpu")[0]
 
     class Transformer(torch.nn.Module):
         def __init__(self) -> None:

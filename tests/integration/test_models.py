@@ -38,7 +38,7 @@ class Tiny(NamedTuple):
         return np.stack([self.model.encode(text, normalize_embeddings=True) for text in texts])
 
 
-@pytest.fixture(scope="session", params=["bert", "mpnet", "roberta", "modernbert"])
+@pytest.fixture(scope="session", params=["bert", "mpnet", "roberta", "modernbert", "gpt2"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     from tests.support.tiny_models import save_tiny
 
@@ -106,4 +106,35 @@ def test_a_tokenizer_that_sentence_transformers_reads_in_another_way_is_refused(
     normalizer = json.loads((copy.directory / "tokenizer.json").read_text("utf-8"))["normalizer"]
     change_json(copy.directory / "tokenizer.json", normalizer=normalizer | {"lowercase": False})
     with pytest.raises(SettingsError, match=r"tokenizer\.json makes other tokens than sentence-transformers does$"):
+        on_torch(copy)
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_model_whose_vectors_are_to_be_cut_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    copy = tiny._replace(directory=shutil.copytree(tiny.directory, tmp_path / "copy"))
+    change_json(copy.directory / "config_sentence_transformers.json", truncate_dim=16)
+    with pytest.raises(SettingsError, match=r"cuts its vectors \(truncate_dim\)"):
+        files(copy)
+
+
+@pytest.mark.parametrize("engine", ["auto", "openvino", "torch"])
+@pytest.mark.parametrize("tiny", ["roberta"], indirect=True)
+def test_a_model_that_cannot_embed_as_many_tokens_as_its_files_say_is_refused_at_the_start(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    copy = shutil.copytree(tiny.directory, tmp_path / "copy")
+    for file, limit in {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.json": "model_max_length"}.items():
+        change_json(copy / file, **{limit: 10**30})
+    # As if it were of a type that is not known to begin its positions at 2.
+    monkeypatch.setattr("kp_scorer.embedding.model._OFFSET_POSITIONS", ())
+    with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot embed the 130 tokens that it says it takes"):
+        load_embedder(embedder=engine, model=str(copy))
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_model_that_pools_nothing_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    copy = tiny._replace(directory=shutil.copytree(tiny.directory, tmp_path / "copy"))
+    modules = json.loads((copy.directory / "modules.json").read_text("utf-8"))
+    (copy.directory / "modules.json").write_text(json.dumps(modules[:1]), "utf-8")
+    with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot be loaded"):
         on_torch(copy)

@@ -71,7 +71,14 @@ def modernbert(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[body, Pooling(32, "lasttoken"), Normalize()], device="cpu")
 
 
-TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "modernbert": modernbert}
+def gpt2(directory: Path) -> SentenceTransformer:
+    """Attention to what comes before alone; token types that are words, which its tokenizer does not make."""
+    config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=300, initializer_range=0.3)
+    body = _transformer(directory, transformers.GPT2Model(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>")
+    return SentenceTransformer(modules=[body, Pooling(32, "lasttoken")], device="cpu")
+
+
+TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "modernbert": modernbert, "gpt2": gpt2}
 
 
 def save_tiny(name: str, directory: Path) -> SentenceTransformer:

@@ -31,13 +31,17 @@ _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d
 
 _FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
 _SENTENCE_CONFIG: Final = "sentence_*_config.json"
-_OFFSET_POSITIONS: Final = frozenset({"camembert", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl", "xmod"})
+_OFFSET_POSITIONS: Final = frozenset(
+    {"camembert", "data2vec-text", "longformer", "mpnet", "roberta", "roberta-prelayernorm"}
+    | {"xlm-roberta", "xlm-roberta-xl", "xmod"}
+)
 """Types of models that number positions from behind the padding token's id."""
 
-_CONVERSION: Final = 3  # Change it when models are converted differently, so that older files are not used.
+_CONVERSION: Final = 4  # Change it when models are converted differently, so that older files are not used.
 _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engine import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 
+_SETTINGS_ERROR: Final = f"{SettingsError.__module__}.{SettingsError.__name__}: "
 _CONVERTED: Final = "model.xml"
 _DIGESTS: Final = "digests.json"
 
@@ -87,6 +91,7 @@ def _read_model(path: Path) -> ModelFiles:
         described = _read_json(path / "config_sentence_transformers.json", {})
         prompt = (described.get("prompts") or {}).get(described.get("default_prompt_name")) or ""
         max_tokens = _max_tokens(folders[0])
+        truncates = described.get("truncate_dim") is not None
         pools_prompt = all(_read_json(folder / "config.json", {}).get("include_prompt", True) for folder in folders[1:])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _unusable(path, f"has a configuration that cannot be read ({type(error).__name__})") from error
@@ -96,6 +101,8 @@ def _read_model(path: Path) -> ModelFiles:
         raise _unusable(path, "has no tokenizer.json")
     if prompt and not pools_prompt:
         raise _unusable(path, "leaves its prompt out of its pooling, which is not supported")
+    if truncates:
+        raise _unusable(path, "cuts its vectors (truncate_dim), which is not supported")
     recipe = json.dumps(["objective+contents", max_tokens, prompt]).encode()
     files = [path / "modules.json", *(file for folder in folders for file in _files(folder, _FILES_OF_A_MODULE))]
     fingerprint = _digest(files, hashlib.blake2b(recipe, digest_size=6))
@@ -238,4 +245,7 @@ def _convert(model: ModelFiles, directory: Path) -> None:
     process = subprocess.run([sys.executable, "-P", "-c", _CONVERT, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         reason = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
+        # Of another process, so by its last line: what is wrong with the model is wrong with every engine.
+        if reason.startswith(_SETTINGS_ERROR):
+            raise SettingsError(reason.removeprefix(_SETTINGS_ERROR))
         raise EngineUnavailable(f"{model.path} cannot be converted: {reason}")

@@ -40,7 +40,7 @@ class TorchEmbedder(TextEmbedder):
         """Load the model as :func:`load_model` does; ``threads`` is how many threads torch uses on CPU."""
         super().__init__(model, recipe)
         torch.set_num_threads(threads)
-        self._model = load_model(model.path, model.tokenizer, device)
+        self._model = load_model(model.path, model.tokenizer, model.max_tokens, device)
         self._device = torch.device(device)
         self._pad_id = int(self._model.tokenizer.pad_token_id or 0)
         self.max_tokens = _MAX_TOKENS[device]
@@ -68,8 +68,9 @@ def unit_vectors(
     transformer, *others = model
     body: Any = model.transformers_model
     features = {"input_ids": ids, "attention_mask": mask if keys is None else keys}
-    # Elsewhere it would be passed on to layers that do not expect it.
-    if "token_type_ids" in signature(body.forward).parameters:
+    # Elsewhere it would be passed on to layers that do not expect it; and what makes no types itself, as GPT-2 does not, has
+    # no type 0, but adds the word 0 to every token.
+    if "token_type_ids" in signature(body.forward).parameters and "token_type_ids" in model.tokenizer.model_input_names:
         features["token_type_ids"] = torch.zeros_like(ids)
     features = transformer(features) | {"attention_mask": mask}
     for module in others:
@@ -77,17 +78,34 @@ def unit_vectors(
     return torch.nn.functional.normalize(features["sentence_embedding"].float(), dim=1)
 
 
-def load_model(path: Path, tokenizer: Path, device: str) -> SentenceTransformer:
-    """Load a model from a local directory; SettingsError if that fails, or its tokens are not those of the tokenizer's file."""
+def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> SentenceTransformer:
+    """Load a model from a local directory.
+
+    SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers makes other
+    vectors of it, or if it cannot embed a text of so many tokens.
+    """
     transformers.utils.logging.disable_progress_bar()
+    length = 0
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
-        expected = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
+        ids = model.preprocess([_SAMPLE], prompt="")["input_ids"]
+        options: dict[str, Any] = {"prompt": "", "normalize_embeddings": True, "convert_to_tensor": True}
+        expected = model.encode([_SAMPLE], show_progress_bar=False, **options)
+        with torch.inference_mode():
+            ids = ids.to(expected.device)
+            vectors = unit_vectors(model, ids, torch.ones_like(ids))
+            length = min(max_tokens, _LONGEST_CHECKED)
+            full = ids[:, :1].repeat(1, length)
+            unit_vectors(model, full, torch.ones_like(full))
     except Exception as error:
-        raise SettingsError(f"embedding.model: {path} cannot be loaded ({type(error).__name__})") from error
-    ids, _ = Tokens(tokenizer).row(_SAMPLE)
-    if ids != expected:
+        problem = f"cannot embed the {length} tokens that it says it takes" if length else "cannot be loaded"
+        raise SettingsError(f"embedding.model: {path} {problem} ({type(error).__name__})") from error
+    if Tokens(tokenizer).row(_SAMPLE)[0] != ids[0].tolist():
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
+    if vectors.shape != expected.shape or not torch.allclose(vectors, expected, atol=_TOLERANCE):
+        raise SettingsError(
+            f"embedding.model: {path} makes other vectors than sentence-transformers does, so it is not supported"
+        )
     return model
 
 
@@ -114,7 +132,7 @@ def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
     """
     from kp_scorer.embedding.openvino_engine import openvino  # which need not be installed where torch runs models itself
 
-    model = load_model(path, tokenizer, "cpu")
+    model = load_model(path, tokenizer, max_tokens, "cpu")
     body: Any = model.transformers_model
     size = body.config.vocab_size
     # Tracing records only the code path of the example; other shapes show whether it serves them too.
