@@ -36,7 +36,8 @@ _ROOM_ASKED_WITHIN_S: Final = 10.0
 _TAKES_AGAIN_AT: Final = 0.8
 """A quorum queue of RabbitMQ that was full refuses until it has fewer messages than this share of its limit."""
 _REFUSES_FOR_S: Final = 1.0
-"""A queue of RabbitMQ that has room by the settings and refuses for so long is full by an operator's policy."""
+"""A queue of RabbitMQ that has room by the settings and refuses for so long is full by a policy, or by its own app's limit."""
+_NO_REFUSALS: Final = (-math.inf, -math.inf)
 _VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 
 log = structlog.get_logger("kp_scorer.broker.results")
@@ -213,7 +214,7 @@ class _QueueOutbox(_Outbox):
         outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
         is_task = any(settings.results.via(outcome) == "task" for outcome in outcomes)
         self._task = settings.results.task if is_task else ""
-        self._refuses_since = math.inf  # By the monotonic clock; never, if it has taken all since.
+        self._refusals = _NO_REFUSALS  # The first and the last in a row, by the monotonic clock.
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         messages = [self._message(publication) for publication in publications]
@@ -226,11 +227,14 @@ class _QueueOutbox(_Outbox):
         if self._limit:
             unread = waiting(self._app, self._queue)
             room = max(0, min(room, self._limit - unread))
+        # No longer in a row after an error: a node that restarts refuses before and after it.
+        refusals, self._refusals = self._refusals, _NO_REFUSALS
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        if not all(accepted):
-            return accepted, waiting(self._app, self._queue)
-        self._refuses_since = math.inf
-        return accepted, unread + sum(accepted)
+        if all(accepted):
+            return accepted, unread + sum(accepted)
+        unread = waiting(self._app, self._queue)
+        self._refusals = refusals
+        return accepted, unread
 
     def _is_full(self, unread: int) -> bool:
         is_limited_by_bytes = self._most_bytes > 0 and unread > 0
@@ -238,8 +242,11 @@ class _QueueOutbox(_Outbox):
             return True
         # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
         now = time.monotonic()
-        self._refuses_since = min(self._refuses_since, now)
-        return unread > 0 and now - self._refuses_since >= _REFUSES_FOR_S
+        first_at, last_at = self._refusals
+        if now - last_at > _ROOM_ASKED_WITHIN_S:
+            first_at = now
+        self._refusals = first_at, now
+        return unread > 0 and now - first_at >= _REFUSES_FOR_S
 
     def _message(self, publication: Publication) -> Outgoing:
         """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
