@@ -80,6 +80,19 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
     assert embedder.dimensions == expected.shape[1]
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: Path, precision: str) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    halved = SentenceTransformer(str(tiny.directory), device="cpu", model_kwargs={"dtype": precision}).eval()
+    halved.save(str(tmp_path), create_model_card=False)
+    vectors = on_torch(Tiny(halved, tmp_path)).embed(TEXTS)
+    expected = np.stack([halved.encode(text, convert_to_tensor=True).float().numpy() for text in TEXTS])
+    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+    assert (vectors * expected).sum(axis=1).min() > 1 - 2e-3
+
+
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
     tokenized = embedder.tokenize("tree " * 2_000 + "\x1e" + "river " * 2_000)

@@ -89,16 +89,20 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
         ids = model.preprocess([_SAMPLE], prompt="")["input_ids"]
-        options: dict[str, Any] = {"prompt": "", "normalize_embeddings": True, "convert_to_tensor": True}
-        expected = model.encode([_SAMPLE], show_progress_bar=False, **options)
+        encoded = model.encode([_SAMPLE], prompt="", convert_to_tensor=True, show_progress_bar=False)
         with torch.inference_mode():
+            # In the model's own precision, normalizing would lose digits.
+            expected = torch.nn.functional.normalize(encoded.float(), dim=1)
             ids = ids.to(expected.device)
             vectors = unit_vectors(model, ids, torch.ones_like(ids))
             length = min(max_tokens, _LONGEST_CHECKED)
             full = ids[:, :1].repeat(1, length)
-            unit_vectors(model, full, torch.ones_like(full))
+            # A GPU says only when it is asked for the vectors that it failed.
+            unit_vectors(model, full, torch.ones_like(full)).cpu()
     except Exception as error:
-        problem = f"cannot embed the {length} tokens that it says it takes" if length else "cannot be loaded"
+        problem = "cannot be loaded"
+        if length:
+            problem = f"cannot embed the {length} tokens that it says it takes: set max_seq_length in sentence_bert_config.json"
         raise SettingsError(f"embedding.model: {path} {problem} ({type(error).__name__})") from error
     if Tokens(tokenizer).row(_SAMPLE)[0] != ids[0].tolist():
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
