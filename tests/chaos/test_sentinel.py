@@ -14,7 +14,7 @@ from kp_scorer.client import Client
 from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.arena import IMPATIENT, decided_of, is_drained, slowly, submit, supervised, traces, wait_until_ended
+from tests.support.arena import IMPATIENT, decided_of, is_drained, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import check
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import RedisServer
@@ -32,6 +32,11 @@ PRIMARY: Final = "scorer"
 PASSWORD: Final = "of-the-sentinels"
 SENTINELS: Final = 3
 QUORUM: Final = 2
+
+
+def slowly(place: int, life: int) -> dict[str, str]:
+    """Variables of workers that still have most of the load when the primary is killed, also where the machine is slow."""
+    return {"EMBED_S": "0.4"}
 
 
 class Watched(NamedTuple):
