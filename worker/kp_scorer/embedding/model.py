@@ -91,7 +91,6 @@ def _read_model(path: Path) -> ModelFiles:
         described = _read_json(path / "config_sentence_transformers.json", {})
         prompt = (described.get("prompts") or {}).get(described.get("default_prompt_name")) or ""
         max_tokens = _max_tokens(folders[0])
-        truncates = described.get("truncate_dim") is not None
         pools_prompt = all(_read_json(folder / "config.json", {}).get("include_prompt", True) for folder in folders[1:])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise _unusable(path, f"has a configuration that cannot be read ({type(error).__name__})") from error
@@ -101,7 +100,7 @@ def _read_model(path: Path) -> ModelFiles:
         raise _unusable(path, "has no tokenizer.json")
     if prompt and not pools_prompt:
         raise _unusable(path, "leaves its prompt out of its pooling, which is not supported")
-    if truncates:
+    if described.get("truncate_dim") is not None:
         raise _unusable(path, "cuts its vectors (truncate_dim), which is not supported")
     recipe = json.dumps(["objective+contents", max_tokens, prompt]).encode()
     files = [path / "modules.json", *(file for folder in folders for file in _files(folder, _FILES_OF_A_MODULE))]
