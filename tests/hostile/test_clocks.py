@@ -9,6 +9,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
+from kp_scorer.ledger.runs import ReceivedSpan
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
@@ -16,6 +17,7 @@ from tests.support.processes import wait_until
 from tests.support.servers import redis_servers
 
 AN_HOUR_MS = 3_600_000
+A_DAY_MS = 24 * AN_HOUR_MS
 
 # What our scripts make of a time does not depend on the server.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
@@ -45,3 +47,26 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
         return [claim.trace_id for claim in store.ledger.claim_lost(1, queue_is_empty=True)]
 
     assert wait_until(claimed, timeout_s=5) == ["kp:trace:lost"]
+
+
+def test_runs_that_came_while_the_clock_was_ahead_are_claimed(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    changed = with_changed(settings, serve__quiet_s=0.05, serve__open_s=0.2)
+    with Store.open(changed) as collecting:
+        for run_id, is_root in (("whole", True), ("rootless", False)):
+            collecting.runs.store(run_id, [ReceivedSpan("f" * 16, is_root, b"{}")])
+            redis_client.zincrby(keys.runs, A_DAY_MS, run_id)
+        assert {wait_until(collecting.runs.claim, timeout_s=5).run_id for _ in range(2)} == {"whole", "rootless"}
+
+
+def test_a_run_whose_clock_was_ahead_ends_a_day_after_its_first_span(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    with Store.open(with_changed(settings, serve__open_s=1e6)) as collecting:
+        collecting.runs.store("r", [ReceivedSpan("f" * 16, False, b"{}")])
+        redis_client.hincrby(keys.run("r"), ":first_ms", 30 * A_DAY_MS)
+        collecting.runs.store("r", [ReceivedSpan("e" * 16, False, b"{}")])
+        (_, due_ms), *_ = redis_client.zrange(keys.runs, 0, -1, withscores=True)
+        now_s, _ = redis_client.time()
+        assert due_ms <= now_s * 1_000 + A_DAY_MS + 1_000

@@ -56,7 +56,7 @@ def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: S
 
 
 @script(row(_closed))
-def _claim_run(*, keys: Keys, lease_ms: int) -> None: ...
+def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> None: ...
 
 
 @script(nothing)
@@ -84,7 +84,8 @@ class Runs:
 
     def claim(self) -> ClosedRun | None:
         """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""
-        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS)
+        quiet_ms, open_ms = self._bounds.quiet_ms, self._bounds.open_ms
+        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
 
     def finish(self, run_id: str) -> None:
         """Remove the spans of a run that is submitted or dead."""

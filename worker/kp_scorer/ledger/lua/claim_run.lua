@@ -2,10 +2,16 @@
 -- the same.
 --
 -- KEYS   runs, run_prefix
--- ARGV   lease_ms
+-- ARGV   lease_ms, quiet_ms, open_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
+-- Redis' clock may have gone back since: by now, no run would be due later than this.
+local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms)
+for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do
+    local has_root = redis.call('HGET', run_prefix .. run_id, ':has_root')
+    redis.call('ZADD', runs, now + (has_root and quiet_ms or open_ms), run_id)
+end
 
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 100)) do
     local run = run_prefix .. run_id

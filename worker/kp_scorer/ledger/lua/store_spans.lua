@@ -40,8 +40,10 @@ else
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
 end
 if has_root then redis.call('HSET', run, ':has_root', 1) end
-redis.call('HSETNX', run, ':first_ms', now)
-local due_ms = math.min(now + (has_root and quiet_ms or open_ms), number(first_ms or now) + longest_ms)
+-- Redis' clock may have gone back since the first.
+first_ms = math.min(number(first_ms or now), now)
+redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
+local due_ms = math.min(now + (has_root and quiet_ms or open_ms), first_ms + longest_ms)
 redis.call('ZADD', runs, due_ms, run_id)
 for _, key in ipairs({runs, runs_bytes, run}) do redis.call('PEXPIRE', key, kept_ms) end
 return {too_large and 'too_large' or 'stored', too_large and #fresh or 0}
