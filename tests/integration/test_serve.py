@@ -190,7 +190,8 @@ def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path
                 assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
         assert server.ask("GET", "/traces/kp:trace:1").status == 401
         assert server.ask("POST", "/traces", fresh_samples(1)[0], authorization=f"Bearer {TOKEN}").status == 202
-        assert server.ask("GET", "/livez").status == server.ask("GET", "/readyz").status == 200
+        for method in ("GET", "HEAD"):
+            assert server.ask(method, "/livez").status == server.ask(method, "/readyz").status == 200
     assert TOKEN not in (tmp_path / "server.log").read_text("utf-8")
 
 

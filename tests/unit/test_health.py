@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http.client import HTTPResponse
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -93,6 +94,17 @@ def test_health_accepts_only_the_answer_of_a_worker(answer: bytes) -> None:
 
         Thread(target=reply).start()
         assert asked(KP_METRICS_PORT=port)[1]["reasons"] == [f"what answers on port {port} is no worker"]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/livez", 200), ("/readyz", 503), ("/", 404)])
+def test_head_gets_the_headers_of_get_and_no_body(settings: MetricsSettings, path: str, status: int) -> None:
+    with served(settings, ready=["waits"]), socket.create_connection(("127.0.0.1", settings.port)) as probing:
+        probing.sendall(f"HEAD {path} HTTP/1.1\r\n\r\n".encode())
+        response = HTTPResponse(probing, method="HEAD")
+        response.begin()
+        assert response.status == status
+        assert (int(response.headers["content-length"]) > 0) == (status != 404)
+        assert probing.recv(100) == b""
 
 
 def test_only_get_of_a_known_path_is_answered(settings: MetricsSettings) -> None:

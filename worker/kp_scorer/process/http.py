@@ -22,6 +22,7 @@ _OPEN_AT_ONCE: Final = 8
 _TIMEOUT_S: Final = 5.0  # A peer that takes longer to send its request, or then to read the answer, is disconnected.
 _ROOM_WITHIN_S: Final = 0.5
 _REQUEST_BYTES: Final = 8_192
+_BLANK_LINE: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("kp_scorer.process.http")
 
@@ -61,9 +62,11 @@ class _Server(ThreadingTCPServer):
     def answer(self, request: bytes) -> bytes:
         method, _, path = request.partition(b"\n")[0].partition(b" ")
         page = self._pages.get(path.partition(b" ")[0].partition(b"?")[0].strip())
-        if method != b"GET":
+        if method not in (b"GET", b"HEAD"):
             return _response(HTTPStatus.NOT_IMPLEMENTED)
-        return page() if page else _response(HTTPStatus.NOT_FOUND)
+        response = page() if page else _response(HTTPStatus.NOT_FOUND)
+        # Some monitors probe by HEAD, which gets the same headers alone.
+        return response if method == b"GET" else response.partition(_BLANK_LINE)[0] + _BLANK_LINE
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, once there is room: the oldest makes it, so that idle connections keep no probe out."""

@@ -183,8 +183,10 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[
         reasons = submitter.why_not_live() or (submitter.why_not_ready() if request.url.path == "/readyz" else [])
         return JSONResponse({"pid": os.getpid(), "reasons": reasons}, 503 if reasons else 200)
 
-    app.get("/livez")(probe)
-    app.get("/readyz")(probe)
+    for path in ("/livez", "/readyz"):
+        app.get(path)(probe)
+        # Some monitors probe by it.
+        app.head(path, include_in_schema=False)(probe)
     for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
         app.add_exception_handler(kind, _refused)
     return app
