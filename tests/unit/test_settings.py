@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -19,6 +20,11 @@ from pydantic import ValidationError
 from tests.support.paths import REPOSITORY
 
 OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
+
+
+def named_in(settings: Settings) -> Iterator[tuple[str, object]]:
+    """The settings by their dotted names."""
+    yield from ((f"{section}.{name}", value) for section, values in settings for name, value in values)
 
 
 def written(directory: Path, text: str) -> Path:
@@ -141,6 +147,12 @@ def test_wrong_value_is_refused_by_name_from_every_source(name: str, value: str,
     monkeypatch.setenv("KP_" + name.replace(".", "_").upper(), value)
     with pytest.raises(SettingsError, match=rf"^{name}: "):
         load_settings()
+
+
+@pytest.mark.parametrize("name", [name for name, value in named_in(Settings()) if type(value) is int])
+def test_no_number_may_have_24_digits(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{name}: Input should be less than"):
+        load_settings({name: "9" * 24})
 
 
 @pytest.mark.parametrize(

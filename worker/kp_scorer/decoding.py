@@ -21,7 +21,8 @@ from pydantic import BaseModel, Field, ValidationError
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
 
-Count = Annotated[int, Field(ge=1)]
+MOST: Final = 10**15  # Of any number in settings: Redis' scripts compute with doubles, RabbitMQ with 64 bits.
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):

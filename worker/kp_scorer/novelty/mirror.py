@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
 _SCAN_ROWS: Final = 8_192  # Rows compared at once, which keeps a batch's similarities to some megabytes for any window.
@@ -37,7 +37,10 @@ class Mirror:
     def __init__(self, window: Window, dimensions: int) -> None:
         self._window = window
         capacity = window.kept_elements + max(1_024, window.kept_elements // 8)
-        self._vectors = np.empty((capacity, dimensions), np.float32)
+        try:
+            self._vectors = np.empty((capacity, dimensions), np.float32)
+        except (MemoryError, ValueError):
+            raise SettingsError(f"novelty.max_elements: there is no memory for {capacity} vectors") from None
         self._times = np.empty(capacity, np.int64)
         self._numbers = np.empty(capacity, np.int64)
         self._digests = np.empty(capacity, np.uint64)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
-from kp_scorer.decoding import Count, Limits
+from kp_scorer.decoding import MOST, Count, Limits
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
@@ -15,6 +15,7 @@ from kp_scorer.trace import Domain, Fraction, PrivacyLevel, Visibility
 
 Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
 Timeout = Annotated[float, Field(ge=0.001, le=86_400)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 
 SLACK_S: Final = 3_600
 SLACK_ELEMENTS: Final = 10_000
@@ -87,8 +88,8 @@ class QueueSettings(Section):
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
     accepted_private: OptionalQueueName = ""
-    results_limit: Annotated[int, Field(ge=0)] = 100_000
-    results_bytes: Annotated[int, Field(ge=0)] = 268_435_456
+    results_limit: CountOrZero = 100_000
+    results_bytes: CountOrZero = 268_435_456
     rejected_waits: bool = False
 
     @model_validator(mode="after")
@@ -207,7 +208,7 @@ class EmbeddingSettings(Section):
     embedder: Literal["auto", "openvino", "torch", "words", "none"] = "auto"
     required: bool = False
     model: str = ""
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Annotated[int, Field(ge=0, le=1_024)] = 0
 
 
 class ChecksSettings(Section):
@@ -236,7 +237,7 @@ class LedgerSettings(Section):
 
     ttl_s: Seconds = 86_400.0
     resend_after_s: Seconds = 600.0
-    max_resends: Annotated[int, Field(ge=0)] = 3
+    max_resends: CountOrZero = 3
     max_dead_letters: Count = 100_000
     max_dead_letter_bytes: Count = 268_435_456
 
