@@ -14,9 +14,10 @@ import pytest
 from kp_scorer.characters import escaped_lines
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 
 from tests.support.builders import minimal_payload, step
-from tests.support.commands import COMMAND, run, run_in_shell
+from tests.support.commands import COMMAND, run, run_at_terminal, run_in_shell
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
@@ -158,3 +159,31 @@ def test_nothing_that_score_prints_acts_on_a_terminal() -> None:
     states = [row.get("state", "decided") for row in rows_in(done.stdout)]
     assert states == ["invalid", "invalid", "decided", "invalid", "invalid"]
     assert "line 2: metadata.task_domain: expected no control" in done.stderr
+
+
+OF_IDS: Final = (
+    ("status", ODD, f"kp:trace:{ODD}"),
+    ("explain", ODD),
+    ("label", ODD, "good"),
+    ("forget", ODD),
+    ("dead-letter", "list", ODD),
+    ("dead-letter", "list", "--trace-id", ODD),
+    ("cache", "unpin", ODD),
+    ("status", "--set", f"{ODD}=1", "a"),
+    (ODD,),
+)
+
+
+@pytest.mark.parametrize("arguments", OF_IDS, ids=lambda arguments: " ".join(arguments).replace(ODD, "ODD"))
+def test_nothing_that_a_command_repeats_acts_on_a_terminal(arguments: tuple[str, ...], settings: Settings) -> None:
+    code, output = run_at_terminal(*arguments, **as_environment(settings))
+    assert code in (0, 1, 2)
+    assert escaped_lines(output) == output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("explain",), ("forget",), ("dead-letter", "list")], ids=" ".join)
+def test_an_id_that_is_no_unicode_is_unknown(arguments: tuple[str, ...], settings: Settings) -> None:
+    code, output = run_at_terminal(*arguments, os.fsdecode(b"a\xff"), **as_environment(settings))
+    assert code in (1, 2)
+    assert "Traceback" not in output

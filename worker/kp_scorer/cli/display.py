@@ -97,13 +97,13 @@ class DecisionTable:
             self.print_decision(decision)
         else:
             detail = ": ".join(row[name] for name in ("reason", "detail") if name in row)
-            self._print(escape(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))
+            self._print(cell(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))
 
     def print_decision(self, decision: Decision) -> None:
         """Print trace, domain, score, threshold, outcome, and why in a few words."""
         coloured = f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]"
         figures = (f"{decision.score:.3f}", f"{decision.threshold:.4g}")
-        self._print(escape(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, escape(why(decision)))
+        self._print(cell(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, cell(why(decision)))
 
     def _print(self, *cells: str) -> None:
         table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))

@@ -56,4 +56,8 @@ def exact_trace_id(typed_id: str) -> str:
     if not own:
         # A shell makes an empty text of a variable that is not set. It must not match the only id that there is.
         raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
+    try:
+        own.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("expected Unicode", param_hint="ID") from None
     return TRACE_ID_PREFIX + own

@@ -64,6 +64,8 @@ def _selected(
     """Those that are chosen, and the ids that none has; without ids they are read as they are used."""
     if not letter_ids:
         return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
+    for each_id in letter_ids:
+        exact_trace_id(each_id)
     similar = dead_letters.read(beginning=letter_ids[0] if len(letter_ids) == 1 else "")
     existing = {each.letter_id: each for each in similar if each.letter_id.startswith(letter_ids)}
     wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
