@@ -69,6 +69,20 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
     assert not state.exists()
 
 
+def test_down_removes_what_up_kept_behind_a_link(tmp_path: Path) -> None:
+    state = Path(os.environ["XDG_STATE_HOME"]) / "kp-scorer"
+    (disk := tmp_path / "disk").mkdir(mode=0o700)
+    state.mkdir(parents=True)
+    (state / "data").symlink_to(disk)
+    with up(tmp_path):
+        pass
+    with up(tmp_path, "--fresh"):
+        assert (disk / "redis.log").exists()
+    assert run("down", "--remove", "--yes", XDG_CACHE_HOME=str(tmp_path / "cache")).returncode == 0
+    assert not state.exists()
+    assert [path.name for path in disk.iterdir()] == ["lock"]
+
+
 def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_path: Path, file: Path) -> None:
     with up(tmp_path, "--workers", "2"):
         wait_until(lambda: invoked(commands, "health", "--ready").exit_code == 0)

@@ -8,7 +8,7 @@ import pytest
 import redis
 from kp_scorer import local
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.local import Running, embedded_redis, running
+from kp_scorer.local import Running, embedded_redis, remove_data, running
 
 from tests.support.tls import Listener
 
@@ -35,6 +35,44 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{data} belongs to another user"), embedded_redis(data):
         pass
     assert list(data.iterdir()) == []
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A link to a folder on a larger disk, which holds files of others."""
+    disk = tmp_path / "disk"
+    (disk / "photos").mkdir(parents=True)
+    (disk / "lock").write_text("theirs")
+    disk.chmod(0o700)
+    (data := tmp_path / "data").symlink_to(disk)
+    return data
+
+
+def test_removing_data_behind_a_link_leaves_what_else_lies_there(linked: Path) -> None:
+    for kept in (b"1", None):
+        with embedded_redis(linked) as url, redis.Redis.from_url(url) as client:
+            assert client.get("kept") == (b"1" if kept is None else None)
+            client.set("kept", "1")
+    remove_data(linked)
+    assert sorted(path.name for path in linked.iterdir()) == ["lock", "photos"]
+    assert (linked / "lock").read_text() == "theirs"
+    with embedded_redis(linked) as url, redis.Redis.from_url(url) as client:
+        assert client.dbsize() == 0
+
+
+def test_a_folder_behind_a_link_keeps_its_mode_and_is_refused_if_others_can_read_it(linked: Path) -> None:
+    linked.chmod(0o755)
+    with pytest.raises(SettingsError, match="others can read"), embedded_redis(linked):
+        pass
+    assert linked.stat().st_mode & 0o777 == 0o755
+    assert (linked / "lock").read_text() == "theirs"
+
+
+def test_a_link_to_a_disk_that_is_not_mounted_is_refused(tmp_path: Path) -> None:
+    (data := tmp_path / "data").symlink_to(tmp_path / "absent")
+    remove_data(data)
+    with pytest.raises(SettingsError, match="expected a folder"), embedded_redis(data):
+        pass
 
 
 @pytest.fixture

@@ -36,6 +36,8 @@ _MOST_BYTES: Final = 2**20
 _PORTS_TRIED: Final = 50
 _SHARE_OF_MEMORY: Final = 4  # The server may take one in so many bytes of the machine's memory.
 _PRIVATE: Final = 0o700
+# The server's files, of any version.
+_OF_SERVER: Final = ("appendonlydir", "appendonly.aof*", "temp-*.aof", "temp-*.rdb", "dump.rdb", "redis.log")
 _LOADING: Final = b"Server initialized"
 _READY: Final = b"Ready to accept connections"
 _PR_SET_PDEATHSIG: Final = 1
@@ -135,14 +137,25 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
 
 
 def remove_data(data_dir: Path) -> None:
-    """Remove what a server keeps in a directory; raises SettingsError if one runs there."""
-    if data_dir.exists():
-        with _lock(data_dir):
-            shutil.rmtree(data_dir)
+    """Remove what a server keeps in a directory; raises SettingsError if one runs there, or it cannot be removed."""
+    if not data_dir.exists():
+        return
+    with _lock(data_dir):
+        # Behind a link, on a larger disk say, there may be more than the server's files.
+        own = [path for name in _OF_SERVER for path in data_dir.glob(name)] if data_dir.is_symlink() else [data_dir]
+        for path in own:
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise SettingsError(f"{path}: {error.strerror}") from None
 
 
-def _lock(data_dir: Path) -> IO[str]:
-    lock = (data_dir / "lock").open("w")
+def _lock(data_dir: Path) -> IO[bytes]:
+    try:
+        # To append: another file may have this name.
+        lock = open_regular(data_dir / "lock", "ab", follow=False)
+    except OSError as error:
+        raise SettingsError(f"{data_dir / 'lock'}: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -171,9 +184,18 @@ def _free_port() -> int:
 
 def _make_private(data_dir: Path) -> None:
     """Make a directory for the server's data, which no other user may read or replace."""
-    data_dir.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-    if data_dir.stat().st_uid != os.geteuid():
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    except FileExistsError:
+        raise SettingsError(f"{data_dir}: expected a folder, or a link to one, which may not be mounted") from None
+    except OSError as error:
+        raise SettingsError(f"{data_dir}: {error.strerror}") from None
+    status = data_dir.stat()
+    if status.st_uid != os.geteuid():
         raise SettingsError(f"{data_dir} belongs to another user")
+    if data_dir.is_symlink() and status.st_mode & ~_PRIVATE & 0o777:
+        # Others may use what else lies there.
+        raise SettingsError(f"{data_dir} is a link to a folder that others can read: link to one of its own, with mode 700")
     data_dir.chmod(_PRIVATE)
 
 

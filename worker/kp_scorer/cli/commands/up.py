@@ -155,6 +155,8 @@ def down(remove: bool, yes: bool) -> None:
     else:
         remove_data(state_dir() / "data")
         for path in existing:
+            if path.is_symlink():
+                raise SettingsError(f"{path} is a link: remove it, and what it leads to")
             try:
                 shutil.rmtree(path)
             except OSError as error:
