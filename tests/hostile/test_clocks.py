@@ -1,5 +1,6 @@
 """A clock of Redis that goes back, as by a failover: nothing waits until it is again where it was."""
 
+import time
 from typing import Any
 
 import pytest
@@ -57,7 +58,8 @@ def test_runs_that_came_while_the_clock_was_ahead_are_claimed(
         for run_id, is_root in (("whole", True), ("rootless", False)):
             collecting.runs.store(run_id, [ReceivedSpan("f" * 16, is_root, b"{}")])
             redis_client.zincrby(keys.runs, A_DAY_MS, run_id)
-        assert {wait_until(collecting.runs.claim, timeout_s=5).run_id for _ in range(2)} == {"whole", "rootless"}
+        claimed = [wait_until(collecting.runs.claim, timeout_s=5) for _ in range(2)]
+        assert {run.run_id for run in claimed if run} == {"whole", "rootless"}
 
 
 def test_a_run_whose_clock_was_ahead_ends_a_day_after_its_first_span(
@@ -67,6 +69,5 @@ def test_a_run_whose_clock_was_ahead_ends_a_day_after_its_first_span(
         collecting.runs.store("r", [ReceivedSpan("f" * 16, False, b"{}")])
         redis_client.hincrby(keys.run("r"), ":first_ms", 30 * A_DAY_MS)
         collecting.runs.store("r", [ReceivedSpan("e" * 16, False, b"{}")])
-        (_, due_ms), *_ = redis_client.zrange(keys.runs, 0, -1, withscores=True)
-        now_s, _ = redis_client.time()
-        assert due_ms <= now_s * 1_000 + A_DAY_MS + 1_000
+        due_ms: Any = redis_client.zscore(keys.runs, "r")
+        assert due_ms <= time.time() * 1_000 + A_DAY_MS + 1_000

@@ -150,10 +150,10 @@ def remove_data(data_dir: Path) -> None:
                 raise SettingsError(f"{path}: {error.strerror}") from None
 
 
-def _lock(data_dir: Path) -> IO[bytes]:
+def _lock(data_dir: Path) -> IO[str]:
     try:
         # To append: another file may have this name.
-        lock = open_regular(data_dir / "lock", "ab", follow=False)
+        lock = open_regular(data_dir / "lock", "a", follow=False)
     except OSError as error:
         raise SettingsError(f"{data_dir / 'lock'}: {error.strerror}") from None
     try:
