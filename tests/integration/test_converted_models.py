@@ -160,7 +160,7 @@ def test_without_conversion_only_an_intact_model_is_loaded_and_nothing_is_writte
 
 
 def writable(path: Path) -> None:
-    path.chmod(path.stat().st_mode | 0o020)
+    path.chmod(path.stat().st_mode | 0o002)
 
 
 def anothers(path: Path) -> None:

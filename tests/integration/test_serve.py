@@ -196,7 +196,7 @@ def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("content", "mode", "expected"), [("", 0o600, "a token"), ("short", 0o600, "a token"), (TOKEN, 0o620, "write")]
+    ("content", "mode", "expected"), [("", 0o600, "a token"), ("short", 0o600, "a token"), (TOKEN, 0o602, "write")]
 )
 def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     content: str, mode: int, expected: str, tmp_path: Path

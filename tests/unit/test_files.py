@@ -1,8 +1,11 @@
 """Wherever a file is named, all but a regular one of a bounded size is refused in one line; no link is written through."""
 
+import grp
 import os
+import pwd
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -10,6 +13,7 @@ from typing import Final
 import click
 import pytest
 from kp_scorer.cli.output import open_output
+from kp_scorer.files import check_writer, is_only_ours
 
 from tests.support.commands import ended
 from tests.support.paths import REPOSITORY
@@ -154,3 +158,38 @@ def test_tables_that_cannot_be_parsed_are_refused_in_one_line(way: str, value: s
     else:
         line = refusal(*SCORE, KP_SCORING_THRESHOLDS=value)
     assert "scoring" in line.lower()
+
+
+GROUPS: Final = {
+    "the user's own": (("me", []), True),
+    "the user's own, which lists it": (("me", ["me"]), True),
+    "the user's own, with a member": (("me", ["other"]), False),
+    "the primary one of two users": (("me", []), False),
+    "of another name": (("staff", []), False),
+    "unknown": (None, False),
+}
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_a_users_private_group_may_write_and_no_other(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, is_accepted = GROUPS[case]
+    (file := tmp_path / "tokens").touch()
+    file.chmod(0o664)
+    status = file.stat()
+    users = [pwd.struct_passwd(("me", "x", status.st_uid, status.st_gid, "", "/", "/bin/sh"))]
+    if "two" in case:
+        users.append(pwd.struct_passwd(("other", "x", status.st_uid + 1, status.st_gid, "", "/", "/bin/sh")))
+
+    def group_named(group_id: int) -> grp.struct_group:
+        if not group:
+            raise KeyError(group_id)
+        return grp.struct_group((group[0], "x", group_id, group[1]))
+
+    monkeypatch.setattr(grp, "getgrgid", group_named)
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: users[0])
+    monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    assert is_only_ours(status) is is_accepted
+    with nullcontext() if is_accepted else pytest.raises(OSError, match="others can write"):
+        check_writer(file)
+    file.chmod(0o666)
+    assert not is_only_ours(file.stat())

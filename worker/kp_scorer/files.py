@@ -4,14 +4,15 @@ Nothing but the standard library is imported: `health` does without all else.
 """
 
 import errno
+import grp
 import os
+import pwd
 import stat
 import tomllib
 from pathlib import Path
 from typing import IO, Any, Final
 
 _MOST_TOML_BYTES: Final = 2**20
-_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **options: Any) -> IO[Any]:
@@ -64,16 +65,35 @@ def make_only_ours(path: Path) -> bool:
     status = path.stat()
     if status.st_uid != os.geteuid():
         return False
-    path.chmod(stat.S_IMODE(status.st_mode) & ~_WRITABLE_BY_OTHERS)
+    path.chmod(stat.S_IMODE(status.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
     return True
 
 
 def is_only_ours(status: os.stat_result) -> bool:
-    """Whether nobody but this user and root can change what has this status."""
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _WRITABLE_BY_OTHERS
+    """Return whether nobody but this user and root can change what has this status."""
+    return status.st_uid in (0, os.geteuid()) and not _is_writable_by_others(status)
 
 
 def check_writer(path: Path | str) -> None:
     """Raise OSError, as ``read_text`` does, if others than its owner and root can change a file."""
-    if Path(path).stat().st_mode & _WRITABLE_BY_OTHERS:
+    if _is_writable_by_others(Path(path).stat()):
         raise OSError(errno.EPERM, "others can write to it: chmod go-w")
+
+
+def _is_writable_by_others(status: os.stat_result) -> bool:
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and not _is_private_group(status.st_gid, status.st_uid)
+
+
+def _is_private_group(group_id: int, user_id: int) -> bool:
+    """Return whether a group is a user's private one: of the same name, with no other member.
+
+    Debian and its like make one for each user, and a umask of 002 on top, so whatever a user writes is its group's to change.
+    """
+    try:
+        user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    members = {*group.gr_mem, *(other.pw_name for other in pwd.getpwall() if other.pw_gid == group_id)}
+    return group.gr_name == user.pw_name and members == {user.pw_name}
