@@ -7,9 +7,7 @@ from typing import NamedTuple, get_args
 from kp_scorer.decision import Decision, Override, Received
 
 
-class Row(NamedTuple):
-    """A decision without any nesting. Every row has these fields, in this order and of these types."""
-
+class _Fields(NamedTuple):
     trace_id: str
     domain: str
     agent_id: str | None
@@ -75,6 +73,15 @@ class Row(NamedTuple):
     batch_size: int
     decided_at: datetime
     """In UTC. Polars leaves the zone out."""
+
+
+class Row(_Fields):
+    """A decision without any nesting. Every row has these fields, in this order and of these types."""
+
+    __slots__ = ()
+    # Written out: from Python 3.14 on, a row does not show its class's. Without them polars 2.1 reads a column that is empty at
+    # first as Null, and refuses its first value.
+    __annotations__ = _Fields.__annotations__
 
 
 def rows(decisions: Iterable[Decision]) -> list[Row]:
