@@ -179,6 +179,8 @@ def test_limit_on_bytes_is_inclusive_and_counts_utf8(text: str) -> None:
         (b"[" * 9_000, "expected nesting of at most 32"),
         (b"[" * 9_000 + b"]" * 9_000, "expected nesting of at most 32"),
         (b'{"a":' * 9_000, "expected nesting of at most 32"),
+        (b'{"a":' * 501 + b"1" + b"}" * 501, "expected nesting of at most 32"),
+        (b"[" * 500 + b'"[{"' + b"]" * 500, "expected a JSON object"),
         (b"[]", "expected a JSON object"),
         (b"NaN", "expected a JSON object"),
         (b"\xef\xbb\xbf{}", "expected JSON"),

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, ValidationError
@@ -43,6 +43,10 @@ _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
 _ALWAYS_FINE: Final = (int, bool)  # Once parsed.
 _STRING: Final = re.compile(rb'"[^"]*"')
+_MOST_NESTING: Final = 500
+"""Python 3.11 parses somewhat more, later versions thousands: workers of any version refuse the same."""
+_LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
+_NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 
 
 def parse_json(raw: bytes, limits: Limits) -> object:
@@ -54,8 +58,6 @@ def parse_json(raw: bytes, limits: Limits) -> object:
         raise _invalid(f"expected UTF-8; byte {error.start} is not") from None
     except json.JSONDecodeError as error:
         raise _invalid(f"expected JSON; {error.msg} at line {error.lineno} column {error.colno}") from None
-    except RecursionError:
-        raise _invalid(f"expected nesting of at most {limits.depth}") from None
     except ValueError:
         raise _invalid(_HUGE_NUMBER) from None
 
@@ -77,11 +79,16 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
     return parsed
 
 
-def check_values(raw: bytes, most: int) -> None:
-    """Check that JSON, unparsed, has at most so many values, each of which takes memory and time, and no endless number."""
+def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
+    """Check that JSON, unparsed, has at most so many values, each of which takes memory and time, and no endless number.
+
+    Also refuses what not every version of Python can parse for its nesting, in the name of the limit ``depth``.
+    """
     # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
     if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
         raise _invalid(expected)
+    if raw.count(b"[") + raw.count(b"{") > _MOST_NESTING and _nesting(_without_texts(raw, most)) > _MOST_NESTING:
+        raise _invalid(f"expected nesting of at most {depth}")
 
 
 def least_bytes(raw: bytes, most_values: int) -> int:
@@ -110,6 +117,10 @@ def _too_many(json_bytes: bytes, most: int) -> str | None:
     if 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
         return f"expected at most {most} values"
     return _HUGE_NUMBER if _TOO_MANY_DIGITS in json_bytes.translate(_DIGITS_ALIKE) else None
+
+
+def _nesting(json_bytes: bytes) -> int:
+    return max(accumulate(_LEVELS[bracket] for bracket in json_bytes.translate(None, _NO_BRACKETS)), default=0)
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
@@ -175,7 +186,7 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
 def _check_size(raw: bytes, limits: Limits) -> None:
     if len(raw) > limits.message_bytes:
         raise _invalid(f"expected at most {limits.message_bytes} bytes, got {len(raw)}")
-    check_values(raw, limits.values)
+    check_values(raw, limits.values, limits.depth)
 
 
 def _invalid(expected: str) -> InvalidTrace:

@@ -79,7 +79,7 @@ def open_item(item: bytes) -> ListItem:
     try:
         check_values(item, _MOST_ENVELOPE_VALUES)
         message = json.loads(item.decode("utf-8"))
-    except (InvalidTrace, ValueError, RecursionError):
+    except (InvalidTrace, ValueError):
         # No envelope has so many values, or is no JSON: what is wrong with a body is named later, as of any message.
         return ListItem("application/json", {}, item)
     if not isinstance(message, dict):
@@ -133,7 +133,7 @@ def _bounded_body(message: Any, limits: Limits) -> bytes:
     most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
     if len(body) > largest_bytes or (len(body) > most_bytes and least_bytes(body, most_values) > most_bytes):
         raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
-    check_values(body, most_values)
+    check_values(body, most_values, limits.depth)
     return body
 
 
@@ -212,7 +212,7 @@ def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
             payload = json.loads(body.decode("utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"body: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"body: expected JSON ({type(error).__name__})") from None
     if not isinstance(payload, dict) or "task" in message.headers:
         return body, payload, False

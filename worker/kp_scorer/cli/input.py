@@ -188,7 +188,7 @@ def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
             return False
         goes_on = line.startswith(b"[") or text.endswith((b"{", b"[", b",", b":"))
         return goes_on or (line.startswith(b"{") and read_bytes(stream.peek, 1)[:1] != b"{")
-    except (InvalidTrace, ValueError, RecursionError):
+    except (InvalidTrace, ValueError):
         pass
     return False
 
