@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
 from kombu import Connection
@@ -21,6 +23,30 @@ from tests.support.arena import Arena, BrokerName
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
+from tests.support.suite import RUN
+
+# A busy machine is no failure. Each run draws other examples. CI draws few, so that a rare failure is a rare red run.
+hypothesis.settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize=False,
+    max_examples=25 if "CI" in os.environ else 100,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Number this run; all its processes have the number in their environment, and Hypothesis draws by it."""
+    if not hasattr(config, "workerinput"):
+        os.environ[RUN] = str(secrets.randbelow(2**32))
+    # Before Hypothesis' own hook reads it.
+    config.option.hypothesis_seed = config.option.hypothesis_seed or os.environ[RUN]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"hypothesis seed: {config.option.hypothesis_seed}; --hypothesis-seed={config.option.hypothesis_seed} draws the same"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.log import RedisLog
@@ -74,12 +74,13 @@ class Scene:
     def read(self) -> None:
         cache = self.random.choice(self.caches)
         cache.catch_up()
-        if entries := self.entries():
-            # Of nobody, and by no digest that is there.
-            time_ms, number = entries[-1].place
-            own = Entry(Place(time_ms, number + 1), "", b"", candidate("", self.random.randrange(7)).vector)
-            expected = oracle(entries, own)
-            similarity = cache.mirror.similarity(own.vector, time_ms)
+        cursor = cache.mirror.cursor
+        if cursor and cursor.place:
+            # Of nobody, by no digest that is there, after the last entry that this mirror has read, even if that is erased.
+            place = Place(self.time_ms(), cursor.place.number + 1)
+            own = Entry(place, "", b"", candidate("", self.random.randrange(7)).vector)
+            expected = oracle(self.entries(), own)
+            similarity = cache.mirror.similarity(own.vector, place.time_ms)
             assert similarity == (expected and pytest.approx(expected[0], abs=1e-5))
 
     def let_time_pass(self) -> None:
@@ -134,8 +135,9 @@ def agree(placement: Placement, expected: tuple[float, set[str]] | None) -> None
     assert placement.nearest.trace_id in nearest
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
+@example(seed=25)  # The newest entry is erased before a mirror is asked for what is nearest.
 def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
     scene = Scene(redis_client, Random(seed))
     # Small chunks, so that most reads take several.

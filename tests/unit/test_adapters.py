@@ -181,7 +181,7 @@ def changed(value: Any, path: Sequence[str | int], put: object) -> Any:
 
 
 @of_each_format
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: str, data: st.DataObject) -> None:
     example = EXAMPLES[name]
@@ -194,7 +194,6 @@ def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: s
         assert all(problem.field and problem.expected for problem in error.problems)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     paths=st.dictionaries(
         st.from_regex(
@@ -213,7 +212,7 @@ def test_any_paths_of_attributes_give_a_valid_trace_or_an_error(paths: dict[str,
 SHAPED: Final = [got for shapes in test_message_shapes.SHAPES.values() for got in shapes]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data())
 def test_any_change_of_any_shape_gives_a_valid_trace_or_an_error(data: st.DataObject) -> None:
     got = data.draw(st.sampled_from(SHAPED))

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer import offline
 from kp_scorer.decision import Decision
@@ -67,7 +67,6 @@ def payloads() -> st.SearchStrategy[list[Any]]:
     return st.lists(st.one_of(trace, trace, trace, wrong), max_size=12)
 
 
-@settings(deadline=None)
 @given(payloads(), st.integers(2, 8))
 def test_batches_decide_each_trace_as_it_is_decided_alone(traces: list[Any], size: int) -> None:
     assert outcomes(score_traces(traces, batches_of(size))) == outcomes(score_traces(traces, batches_of(1)))

@@ -97,7 +97,7 @@ def test_pieces_give_the_ids_of_the_whole_text_or_of_both_its_ends(
         assert ids == (complete if len(complete) <= most else complete[:half] + complete[-half:])
 
 
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 @given(parts=st.lists(st.tuples(NASTY | st.characters(), st.sampled_from([1, 2, 99, 100, 101, 20_000])), max_size=12))
 @example(parts=[("\u0301", 20_000), ("[SEP]", 600)])
 @example(parts=[("x", 4_090), ("[MASK]", 2), ("x", 8_180), ("\x00", 99), ("\u2603", 1)])

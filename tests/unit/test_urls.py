@@ -112,7 +112,7 @@ WAYS: Final[dict[str, Callable[[str, str], tuple[list[str], dict[str, str]]]]] =
 
 
 @given(URLS, st.sampled_from(["broker", "redis"]), st.sampled_from(["file of a secret", *WAYS]))
-@hypothesis_settings(max_examples=400)
+@hypothesis_settings(max_examples=4 * hypothesis_settings().max_examples)
 def test_no_output_holds_a_password(tmp_path_factory: pytest.TempPathFactory, url: str, section: str, way: str) -> None:
     if way == "file of a secret":
         secret = tmp_path_factory.getbasetemp() / "secret"
@@ -131,7 +131,7 @@ def test_no_output_holds_a_password(tmp_path_factory: pytest.TempPathFactory, ur
 
 
 @given(URLS, st.sampled_from(["broker.url", "redis.url"]))
-@hypothesis_settings(max_examples=200)
+@hypothesis_settings(max_examples=2 * hypothesis_settings().max_examples)
 def test_connections_are_described_without_the_password(url: str, name: str) -> None:
     try:
         settings = with_endpoints(load_settings({"broker.url": "amqp://other", "redis.url": "redis://other", name: url}))
