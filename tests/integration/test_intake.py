@@ -8,9 +8,10 @@ from typing import Any
 
 import amqp
 import pytest
-from amqp.exceptions import PreconditionFailed
+from amqp.exceptions import NotFound, PreconditionFailed
 from kombu import Connection
 from kp_scorer.broker import dead_letters
+from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import declare_queues, publish_confirmed
@@ -22,7 +23,8 @@ from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP
-from tests.support.processes import CRASHING_WORKER, at_work, launch_worker, wait_until
+from tests.support.changed_settings import with_changed
+from tests.support.processes import CRASHING_WORKER, at_work, free_port, launch_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming, limited_by_policy
 from tests.support.traces import short_traces
 
@@ -172,6 +174,34 @@ def test_messages_stay_on_the_intake_during_an_outage(
     wait_until(lambda: rabbitmq.waiting("intake") == 2)
     intake.drain()
     assert [message.body for message in receive(rabbitmq, 2)] == [b"1", b"2"]
+
+
+def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
+    rabbitmq: RabbitMQ, settings_here: Settings, tmp_path: Path
+) -> None:
+    name, ours = settings_here.queues.intake_name, with_changed(settings_here, metrics__port=free_port())
+    with confirming(settings_here.broker.url) as connection:
+        connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": "stream"})
+    first, second = short_traces(2, seed=4)
+    with at_work(ours, tmp_path) as (worker, client):
+        assert client.wait(client.submit(first), timeout_s=30).trace_id == first["id"]
+        assert [event["queue"] for event in worker.events("intake_unusable")] == [name]
+        with make_celery(ours) as app, Store.open(ours) as store:
+            assert name in look_at_backlog(app, ours, store).submissions
+        # Once it is deleted, the worker makes it anew.
+        rabbitmq.delete("intake")
+        wait_until(lambda: _is_declared(settings_here))
+        put(settings_here, [json.dumps(second).encode()])
+        assert client.wait(second["id"], timeout_s=30).trace_id == second["id"]
+
+
+def _is_declared(settings: Settings) -> bool:
+    try:
+        with confirming(settings.broker.url) as connection:
+            connection.default_channel.queue_declare(settings.queues.intake_name, passive=True)
+    except NotFound:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("kind", ["intake", "traces"])

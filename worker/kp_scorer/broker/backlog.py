@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from kp_scorer.broker.publishing import with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
@@ -101,8 +101,13 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
     if refusing is None:
         refusing = {name for report in store.worker_reports() for name in report.full}
     full = {name for name, count in decisions.items() if 0 < limit <= count or used_bytes.get(name, 0.0) >= 1}.union(refusing)
+    submissions = {traces.name: waiting(app, traces)}
+    if intake:
+        # As it is: its producers declare it, perhaps otherwise.
+        with suppress(NoQueue):
+            submissions[intake.name] = waiting(app, Queue(intake.name, exchange=Exchange(""), no_declare=True))
     return Backlog(
-        submissions={queue.name: waiting(app, queue) for queue in filter(None, [traces, intake])},
+        submissions=submissions,
         decisions=decisions,
         full=tuple(name for name in waited_for if name in full),
         pending=store.ledger.counts().pending,

@@ -15,7 +15,7 @@ from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
@@ -66,9 +66,14 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
     """
     patience.wait_for("redis", store.ping)
     patience.wait_for("redis", store.ledger.load_scripts)
-    intake = [queues.intake] if queues.intake else []
-    declared = [*queues.in_order, *intake, *results_queues(settings, settings.outcomes).values()]
+    declared = [*queues.in_order, *results_queues(settings, settings.outcomes).values()]
     patience.wait_for("broker", lambda: declare_queues(app, declared))
+    if intake := queues.intake:
+        try:
+            patience.wait_for("broker", lambda: declare_queues(app, [intake]))
+        except SettingsError as error:
+            # Whoever may declare the intake may make it another kind of queue, and must not stop the workers of all.
+            log.error("intake_unusable", queue=intake.name, detail=str(error))
     for name in results_streams(settings):
         patience.wait_for("redis", store.decision_stream(name).count_unread)
     _warn_of_shortcomings(settings, app, store)
