@@ -26,6 +26,7 @@ RESIDENT_BYTES: Final = 600 * MIB
 """A good part less than the containers of deploy have."""
 SECRET: Final = "canary-7f3a"
 TOKEN: Final = "a-token-of-this-test"
+ANOTHER: Final = "a-token-of-somebody-else"
 PROTOBUF: Final = "application/x-protobuf"
 BODY_S, HEADERS_S = 20.0, 15.0
 """How long the server waits for either."""
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indir
 @pytest.fixture
 def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iterator[HttpServer]:
     tokens = tmp_path / "tokens"
-    tokens.write_text(TOKEN)
+    tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
     limits = {"serve__run_spans": 20, "serve__runs": 30, "serve__tokens": str(tokens)}
     with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", **limits) as opened:
         yield opened
@@ -54,6 +55,29 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def post(server: HttpServer, body: object, path: str = "/v1/traces", **headers: str) -> Any:
     return server.ask("POST", path, body, **{"authorization": f"Bearer {TOKEN}", **headers})
+
+
+def stalled(server: HttpServer, token: str, body: bytes, encoding: str = "identity") -> socket.socket:
+    """A request whose body never ends."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    headers = {"Host": "server", "Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers |= {"Content-Encoding": encoding, "Content-Length": str(len(body) + 1)}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sendall(f"POST /traces HTTP/1.1\r\n{lines}\r\n".encode() + body)
+    return connection
+
+
+@pytest.mark.parametrize(("count", "body"), [(16, gzip.compress(bytes(8 * MIB))[:-8]), (600, b"[")])
+def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count: int, body: bytes) -> None:
+    encoding = "gzip" if len(body) > 1 else "identity"
+    with ExitStack() as open_sockets:
+        for _ in range(count):
+            open_sockets.enter_context(stalled(server, TOKEN, body, encoding))
+        # The server has read what was sent once it refuses more of this token.
+        wait_until(lambda: post(server, b"[]", "/traces").status == 429, timeout_s=15)
+        assert post(server, b"[]", "/traces", authorization=f"Bearer {ANOTHER}").status == 202
+        assert post(server, b"[]" + b" " * 7 * MIB, "/traces", authorization=f"Bearer {ANOTHER}").status == 202
+        assert server.ask("GET", "/livez").status == 200
 
 
 def delimited(number: int, *contents: bytes) -> bytes:

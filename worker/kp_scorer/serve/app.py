@@ -5,6 +5,7 @@ import hmac
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -37,9 +38,14 @@ _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
 _BODIES: Final = 8  # How many bodies of the largest size may be in memory at once; requests beyond them get 429.
+_REQUESTS: Final = 256  # How many of one token may be at work at once: half of the connections that the server keeps.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
-_REJECTED: Final = {"closed": "spans after their run was submitted", "too_large": "a run that is over the limits"}
+_REJECTED: Final = {
+    "closed": "spans after their run was submitted or forgotten",
+    "dead": "a run that is a dead letter: replay that",
+    "too_large": "a run that is over the limits",
+}
 _MOST_TOKEN_BYTES: Final = 65_536
 _TOKEN: Final = re.compile(r"[!-~]{16,512}")
 
@@ -78,13 +84,17 @@ class _Handlers:
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
-        self._bytes_in_memory = 0
+        # By token, of which none may keep the others out.
+        self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
+        self._most_of_one = _BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
 
     async def authorize(
-        self, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+        self, request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
     ) -> None:
-        if not admits(self._tokens, bearer.credentials if bearer else ""):
+        token = bearer.credentials if bearer else ""
+        if not admits(self._tokens, token):
             raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
+        request.state.token = token if self._tokens else ""
 
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
@@ -143,17 +153,21 @@ class _Handlers:
         if encoding not in ("identity", "gzip"):
             raise HTTPException(415, "expected Content-Encoding gzip, or none")
         unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
-        most, received, body = self._most_bytes, 0, bytearray()
+        token, most, received, body = request.state.token, self._most_bytes, 0, bytearray()
+        self._requests[token] += 1
         try:
+            if self._requests[token] > _REQUESTS:
+                raise QueueFull("serve: too many requests at once with this token")
             async with asyncio.timeout(_BODY_WITHIN_S):
                 async for chunk in request.stream():
                     received += len(chunk)
                     unpacked = unpacking.decompress(chunk, most + 1 - len(body)) if unpacking else chunk
                     body += unpacked
-                    self._bytes_in_memory += len(unpacked)
+                    self._bytes_in_memory[token] += len(unpacked)
                     if len(body) > most or received > most:
                         raise HTTPException(413, f"expected at most {most} bytes")
-                    if self._bytes_in_memory > _BODIES * most:
+                    of_all = self._bytes_in_memory.total()
+                    if self._bytes_in_memory[token] > self._most_of_one or of_all > _BODIES * most:
                         raise QueueFull("serve: too many requests at once")
             if unpacking and (not unpacking.eof or unpacking.unused_data):
                 raise HTTPException(400, "expected one whole gzip stream")
@@ -163,7 +177,8 @@ class _Handlers:
         except (zlib.error, ClientDisconnect) as error:
             raise HTTPException(400, "expected gzip" if isinstance(error, zlib.error) else "disconnected") from None
         finally:
-            self._bytes_in_memory -= len(body)
+            self._requests[token] -= 1
+            self._bytes_in_memory[token] -= len(body)
 
 
 def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter) -> FastAPI:
