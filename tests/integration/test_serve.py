@@ -15,7 +15,7 @@ from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetter
+from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.runs import ReceivedSpan
 from kp_scorer.serve.app import read_tokens
@@ -97,7 +97,7 @@ def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(serv
     before = server.status(run_id)
     assert server.export(root).json == {}
     partly = server.export(root, chat_span(run_id, root["spanId"])).json["partialSuccess"]
-    assert partly == {"rejectedSpans": "1", "errorMessage": "spans after their run was submitted"}
+    assert partly == {"rejectedSpans": "1", "errorMessage": "spans after their run was submitted or forgotten"}
     assert server.status(run_id) == before
 
 
@@ -131,6 +131,61 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server:
         assert {run_id: letter.reason for run_id, letter in letters().items()} == reasons
         export = json.loads(store.dead_letters.payload(letters()[misread].letter_id))
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
+
+
+def test_a_dead_run_is_replayed_by_the_settings_of_then(settings: Settings, tmp_path: Path) -> None:
+    run_id, root, late = new_run(), "00000000000000aa", "00000000000000bb"
+    spans = [chat_span(run_id) | {"spanId": root}, chat_span(run_id, root, said="I look.")]
+    with at_work(settings, tmp_path):
+        with open_server(settings, tmp_path / "server.log", serve__confidence=None) as server:
+            server.export(*spans)
+            assert server.status(run_id)["reason"] == "invalid"
+            for again in (spans, [chat_span(run_id, root) | {"spanId": late}]):
+                rejected = server.export(*again).json["partialSuccess"]
+                assert rejected == {
+                    "rejectedSpans": str(len(again)),
+                    "errorMessage": "a run that is a dead letter: replay that",
+                }
+        with open_server(settings, tmp_path / "mended.log") as server:
+            replayed = command(settings, "dead-letter", "replay", "--trace-id", f"kp:trace:otel:{run_id}")
+            assert json.loads(replayed.stdout)["state"] == "pending"
+            assert server.status(run_id)["decision"]["outcome"]
+            with Store.open(settings) as store:
+                assert list(store.dead_letters.read()) == []
+
+
+def test_a_run_that_was_cut_is_not_replayed(settings: Settings, tmp_path: Path) -> None:
+    with open_server(settings, tmp_path / "server.log", serve__run_spans=1) as server:
+        run_id = new_run()
+        assert "partialSuccess" in server.export(chat_span(run_id), chat_span(run_id, "00000000000000aa")).json
+        assert server.export(chat_span(run_id)).json["partialSuccess"]["rejectedSpans"] == "1"
+        assert server.status(run_id)["reason"] == "invalid"
+        replayed = command(settings, "dead-letter", "replay")
+    assert (replayed.exit_code, json.loads(replayed.stdout)["state"]) == (1, "dead")
+    assert "expected a whole run" in replayed.stderr
+
+
+def test_forget_removes_the_spans_of_an_open_run(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+    with open_server(settings, tmp_path / "server.log", serve__open_s=3.0) as server:
+        run_id, second = new_run(), new_run()
+        for each in (run_id, second):
+            assert server.export(chat_span(each, "00000000000000aa", said="a secret")).json == {}
+        forgotten = json.loads(command(settings, "forget", f"kp:trace:otel:{run_id}").stdout)
+        assert forgotten == {"trace_id": f"kp:trace:otel:{run_id}", "vectors": 0, "records": 0, "dead_letters": 0, "runs": 1}
+        assert server.export(chat_span(run_id)).json["partialSuccess"]["rejectedSpans"] == "1"
+        wait_until(lambda: server.process.events("run_submitted"))
+        assert [event["trace_id"] for event in server.process.events("run_submitted")] == [f"kp:trace:otel:{second}"]
+    assert b"secret" not in b"".join(redis_client.dump(key) or b"" for key in redis_client.scan_iter("kp:run:*"))
+
+
+def test_forget_notes_what_it_cannot_search_for_a_trace(settings: Settings, store: Store, redis_client: redis.Redis) -> None:
+    assert "name no trace" not in command(settings, "forget", "a").stderr
+    for payload in (b"junk", b"more"):
+        store.dead_letters.dead_letter(payload, DeadLettering("malformed", "message: expected JSON"))
+    redis_client.rpush("traces.oversized", "a large one")
+    stderr = command(settings, "forget", "a").stderr
+    assert "2 dead letters name no trace" in stderr
+    assert "1 messages too large for a worker are in the list traces.oversized" in stderr
 
 
 def test_runs_of_which_no_span_is_stored_are_dead_each(server: HttpServer) -> None:

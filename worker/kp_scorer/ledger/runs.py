@@ -1,21 +1,29 @@
 """Runs that come as spans: collected in Redis until they are complete, then claimed and submitted by one process."""
 
+import json
 from collections.abc import Sequence
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import redis
 
+from kp_scorer.decoding import Limits, parse_json
+from kp_scorer.errors import InvalidTrace, Problem, QueueFull
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.ledger.records import text_in
-from kp_scorer.ledger.scripts import nothing, row, script
+from kp_scorer.ledger.scripts import row, script
 from kp_scorer.settings.sections import ServeSettings
+from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 15_000  # A claim ends after so long: its process is dead, or could not submit the run.
 _REMEMBERED_MS: Final = 3_600_000  # How long the span ids of a submitted run are kept. Exporters try again for minutes.
 _LONGEST_MS: Final = 86_400_000  # A run is complete so long after its first span, whatever still comes.
 
-Outcome = Literal["stored", "closed", "too_large", "full"]
+MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte each.
+_TRACE_ID: Final = f"{TRACE_ID_PREFIX}otel:"
+_INCOMPLETE: Final = b'"isIncomplete":true,'
+
+Outcome = Literal["stored", "closed", "dead", "too_large", "full"]
 
 
 class ReceivedSpan(NamedTuple):
@@ -32,6 +40,34 @@ class ClosedRun(NamedTuple):
     run_id: str
     is_too_large: bool  # Whether it had more spans, which were rejected.
     spans: Sequence[bytes]  # In the same order each time.
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace that it becomes."""
+        return f"{_TRACE_ID}{self.run_id}"
+
+    @property
+    def export(self) -> bytes:
+        """Its spans in OTLP's JSON, as its dead letter keeps them."""
+        # Without its id, all runs of which no span was stored would be the same dead letter.
+        spans = b",".join(self.spans) or b'{"traceId":"%s"}' % self.run_id.encode()
+        mark = _INCOMPLETE if self.is_too_large else b""
+        return b'{%s"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % (mark, spans)
+
+
+def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | None:
+    """The run that a dead letter keeps, and its spans; None if it keeps no run, InvalidTrace if it is not a whole one."""
+    if not (trace_id.startswith(_TRACE_ID) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
+        return None
+    if payload.startswith(b"{" + _INCOMPLETE):
+        raise InvalidTrace([Problem("$", "expected a whole run; spans of this one were rejected")])
+    export: Any = parse_json(payload, Limits(message_bytes=len(payload), values=MOST_VALUES))
+    try:
+        spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        received = [ReceivedSpan(each["spanId"], not each.get("parentSpanId"), json.dumps(each).encode()) for each in spans]
+    except (LookupError, TypeError, AttributeError):
+        raise InvalidTrace([Problem("$", "expected the spans of a run")]) from None
+    return trace_id.removeprefix(_TRACE_ID), received
 
 
 class _Bounds(NamedTuple):
@@ -59,8 +95,8 @@ def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: S
 def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> None: ...
 
 
-@script(nothing)
-def _finish_run(*, keys: Keys, run: str, run_id: str, remembered_ms: int) -> None: ...
+@script(bool)
+def _finish_run(*, keys: Keys, run: str, run_id: str, is_dead: bool, remembered_ms: int) -> None: ...
 
 
 @reports_outages("runs")
@@ -75,7 +111,10 @@ class Runs:
         self._bounds = _Bounds(*sizes, *times, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
-        """Store spans of a run, each id once, all or none; and count those that are not stored, now or before."""
+        """Store spans of a run, each id once, all or none; and count those that are not stored, now or before.
+
+        Of a run that is dead all count, also those that its dead letter has.
+        """
         run = self._keys.run(run_id)
         outcome, rejected = _store_spans(
             self._client, keys=self._keys, run=run, run_id=run_id, bounds=self._bounds, spans=spans
@@ -87,6 +126,19 @@ class Runs:
         quiet_ms, open_ms = self._bounds.quiet_ms, self._bounds.open_ms
         return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
 
-    def finish(self, run_id: str) -> None:
-        """Remove the spans of a run that is submitted or dead."""
-        _finish_run(self._client, keys=self._keys, run=self._keys.run(run_id), run_id=run_id, remembered_ms=_REMEMBERED_MS)
+    def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
+        """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were some."""
+        run = self._keys.run(run_id)
+        return _finish_run(self._client, keys=self._keys, run=run, run_id=run_id, is_dead=is_dead, remembered_ms=_REMEMBERED_MS)
+
+    def forget(self, trace_id: str) -> bool:
+        """Remove the spans of the run that would become this trace; return whether there were some."""
+        return trace_id.startswith(_TRACE_ID) and self.finish(trace_id.removeprefix(_TRACE_ID))
+
+    def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
+        """Store the spans of a dead run, so that it is submitted again; QueueFull if there is no room for them."""
+        if self._client.zscore(self._keys.runs, run_id) is None:
+            # What is remembered of a finished run would refuse them.
+            self._client.delete(self._keys.run(run_id))
+        if self.store(run_id, spans)[0] != "stored":
+            raise QueueFull("runs: no room until some are submitted, or this one is being submitted")

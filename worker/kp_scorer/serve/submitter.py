@@ -25,10 +25,9 @@ from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_j
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.runs import ClosedRun, ReceivedSpan
+from kp_scorer.ledger.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 from kp_scorer.logs import raised_at
 from kp_scorer.settings import Settings
-from kp_scorer.trace import TRACE_ID_PREFIX
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -46,7 +45,6 @@ _EVERY_S: Final = 0.5
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
-_MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte each.
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
 _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
@@ -83,8 +81,7 @@ class Submitter:
             self._moved_at = time.monotonic()
             try:
                 if run := self._store.runs.claim():
-                    self._submit(run)
-                    self._store.runs.finish(run.run_id)
+                    self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
                 pause_s = 0.0 if run else _EVERY_S
                 self._succeeded_at = time.monotonic()
             except ServiceUnavailable as error:
@@ -96,27 +93,27 @@ class Submitter:
             except Exception as error:
                 log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
 
-    def _submit(self, run: ClosedRun) -> None:
-        # Without its id, all runs of which no span was stored would be the same dead letter.
-        spans = b",".join(run.spans) or b'{"traceId":"%s"}' % run.run_id.encode()
-        export = b'{"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % spans
+    def _submit(self, run: ClosedRun) -> bool:
+        """Submit a run, or dead-letter it; return whether it is submitted."""
         try:
-            trace = self._converted(run, export)
+            trace = self._converted(run)
             self._client.submit(trace)
             log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans))
+            return True
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, DeadLettering("conflict", str(error), decoded.id, decoded.digest()))
         except (InvalidTrace, NotConverted) as error:
             detail = str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
-            why = DeadLettering("invalid", detail, f"{TRACE_ID_PREFIX}otel:{run.run_id}")
-            self._store.dead_letters.dead_letter(export, why)
+            self._store.dead_letters.dead_letter(run.export, DeadLettering("invalid", detail, run.trace_id))
+        return False
 
-    def _converted(self, run: ClosedRun, raw: bytes) -> dict[str, Any]:
+    def _converted(self, run: ClosedRun) -> dict[str, Any]:
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
-        check_values(raw, _MOST_VALUES)
+        raw = run.export
+        check_values(raw, MOST_VALUES)
         export = json.loads(raw)
         attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
         supplied = _supplied({name: attributes.get(f"kp.{name}", getattr(most, name)) for name in SUPPLIED})

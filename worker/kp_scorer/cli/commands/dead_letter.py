@@ -17,6 +17,7 @@ from kp_scorer.decoding import parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
+from kp_scorer.ledger.runs import run_in
 from kp_scorer.settings import Settings
 
 
@@ -99,13 +100,19 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
 def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
-    """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay."""
+    """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay.
+
+    Spans go to `serve` again, which converts them by its settings of then.
+    """
     stayed = 0
     with Client(settings) as client:
         for each in dead_letters:
             try:
-                submission = parse_submission(store.dead_letters.payload(each.letter_id), settings.limits)
-                client.submit(cast("dict[str, Any]", submission))
+                payload = store.dead_letters.payload(each.letter_id)
+                if run := run_in(each.trace_id, payload):
+                    store.runs.reopen(*run)
+                else:
+                    client.submit(cast("dict[str, Any]", parse_submission(payload, settings.limits)))
                 store.dead_letters.drop(each)
                 _print_state(each, "pending")
             except (InvalidTrace, TraceConflict) as error:

@@ -1,15 +1,17 @@
--- Remove the spans of a run that is submitted. Their ids stay for a while: an exporter that got no answer sends them again.
+-- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while: an exporter that got no answer
+-- sends them again.
 --
 -- KEYS   runs, runs_bytes, run
--- ARGV   run_id, remembered_ms
+-- ARGV   run_id, is_dead, remembered_ms
+-- Reply  1 if its spans were there
 
 use_reserve('zset', runs)
 
-if redis.call('ZREM', runs, run_id) == 0 then return end
+if redis.call('ZREM', runs, run_id) == 0 then return 0 end
 local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
 local fields = redis.call('HGETALL', run)
 for i = 1, #fields, 2 do redis.call('HSET', run, fields[i], '') end
-redis.call('HSET', run, ':closed', 1)
+redis.call('HSET', run, ':closed', is_dead and 'dead' or 1)
 redis.call('PEXPIRE', run, remembered_ms)
 -- Whatever was lost on the way: without runs there are no bytes.
 if redis.call('ZCARD', runs) == 0 or left <= 0 then
@@ -17,3 +19,4 @@ if redis.call('ZCARD', runs) == 0 or left <= 0 then
 else
     redis.call('SET', runs_bytes, string.format('%.0f', left), 'KEEPTTL')
 end
+return 1

@@ -3,11 +3,11 @@
 -- KEYS   runs, runs_bytes, run
 -- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, open_ms, longest_ms, kept_ms,
 --        spans... (span_id, is_root, content)
--- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), too_large or full; how many spans that were
---        not stored before are rejected
+-- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; how many spans that
+--        were not stored before are rejected, or all where the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
--- size; :closed once it changes no more.
+-- size; :closed once it changes no more, which is 'dead' once it is a dead letter.
 
 expect('hash', run)
 local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
@@ -22,6 +22,7 @@ for _, span in ipairs(spans) do
         too_large = too_large or span.content == ''
     end
 end
+if closed == 'dead' then return {'dead', #spans} end
 if closed then return {'closed', #fresh} end
 
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
