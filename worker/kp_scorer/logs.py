@@ -4,7 +4,12 @@ import json
 import logging
 import os
 import sys
+import threading
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from select import select
 from typing import Any, Final
 
 import structlog
@@ -19,9 +24,71 @@ _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
 # logs lost connections.
 _QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
+_MOST_LINES: Final = 10_000  # That wait to be written: some 4 MB.
+_LINES_AT_ONCE: Final = 100
+_FLUSH_S: Final = 1.0
 
-def configure_logs(settings: LogSettings) -> None:
-    """Send structlog's and the standard library's log lines to stderr in one format. Call at start; safe to repeat."""
+
+class BackgroundHandler(logging.Handler):
+    """Writes lines to a descriptor by a thread of its own, so that no other thread waits for whoever reads the log.
+
+    While ``most_lines`` wait to be written, further ones are dropped and counted.
+    """
+
+    def __init__(self, descriptor: int, most_lines: int = _MOST_LINES) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._most_lines = most_lines
+        # Its put may interrupt itself, as the handler of a signal that logs does; that of Queue would wait for itself.
+        self._lines: SimpleQueue[bytes | threading.Event] = SimpleQueue()
+        self._dropped = 0
+        self.count_dropped: Callable[[], object] = lambda: None
+        threading.Thread(target=self._write_all, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have a record written, if there is room."""
+        if self._lines.qsize() < self._most_lines:
+            # An error would be printed to stderr, with a text that may quote a trace.
+            with suppress(Exception):
+                self._lines.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
+                return
+        self._dropped += 1
+        self.count_dropped()
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a second at most."""
+        written = threading.Event()
+        self._lines.put(written)
+        written.wait(_FLUSH_S)
+
+    def _write_all(self) -> None:
+        while True:
+            waiting = [self._lines.get()]
+            with suppress(Empty):
+                while len(waiting) < _LINES_AT_ONCE:
+                    waiting.append(self._lines.get_nowait())
+            with suppress(OSError):
+                self._write(b"".join(line for line in waiting if isinstance(line, bytes)))
+            for written in waiting:
+                if isinstance(written, threading.Event):
+                    written.set()
+            if self._dropped and self._lines.qsize() < self._most_lines:
+                dropped, self._dropped = self._dropped, 0
+                logging.getLogger(__name__).warning("log_lines_dropped", extra={"lines": dropped})
+
+    def _write(self, lines: bytes) -> None:
+        while lines:
+            try:
+                lines = lines[os.write(self._descriptor, lines) :]
+            except BlockingIOError:
+                select([], [self._descriptor], [])
+
+
+def configure_logs(settings: LogSettings, *, in_background: bool = False) -> None:
+    """Send structlog's and the standard library's log lines to stderr in one format. Call at start; safe to repeat.
+
+    They are written ``in_background`` where the process must go on while nobody reads them.
+    """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -42,19 +109,35 @@ def configure_logs(settings: LogSettings) -> None:
         if as_json
         else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    root = logging.getLogger()
+    # Celery has logs configured once more, when there is a thread already.
+    handler: logging.Handler | None = next((each for each in root.handlers if isinstance(each, BackgroundHandler)), None)
+    if handler is None:
+        handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
-    root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(settings.level.upper())
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger(_QUOTES_CONTENT).setLevel(logging.CRITICAL)
+
+
+def count_dropped_lines(count: Callable[[], object]) -> None:
+    """Have ``count`` called, which must not wait, for each line that is dropped because nobody reads the log."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, BackgroundHandler):
+            handler.count_dropped = count
+
+
+def flush_logs() -> None:
+    """Have all lines written, for a second at most, before the process ends without Python's usual steps."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
 
 
 def library_logger(name: str) -> Any:

@@ -61,9 +61,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def register_with_event_loop(self, hub: Any) -> None:
         """Start to consume, and a heartbeat once a second for the watchdog."""
         super().register_with_event_loop(hub)
-        heartbeat = self._runtime.heartbeat
-        heartbeat.start()
-        hub.call_repeatedly(_HEARTBEAT_S, heartbeat.start)
+        self._runtime.heartbeat.start()
+        hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
     def on_close(self) -> None:
         """Close a connection."""

@@ -56,6 +56,7 @@ class Metrics:
         self._findings = counter("check_findings", "What checks find in traces, of all kinds, by check", ("check",))
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.resends = counter("resends", "Lost submissions that were sent again")
+        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
         # From 0 on: no query sees the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)

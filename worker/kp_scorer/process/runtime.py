@@ -24,7 +24,7 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.ledger import Store
-from kp_scorer.logs import configure_logs, raised_at
+from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
 from kp_scorer.process.http import http_server
 from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
@@ -107,6 +107,7 @@ class Runtime:
         limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
+        count_dropped_lines(metrics.log_lines_dropped.inc)
         # First of all: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         source = destination_of(settings, settings.queues.traces)
@@ -195,6 +196,12 @@ class Runtime:
         )
         self._supervisor.notify("READY=1")
 
+    def beat(self) -> None:
+        """Note that the consumer listens to its connection; end the process if another part has stalled for too long."""
+        self.heartbeat.start()
+        # Not by the watchdog alone: without it, what a stalled worker has in flight would be renewed for ever.
+        self._watchdog.end_if_stalled()
+
     def _renew(self) -> None:
         embedder = self._novelty.embedder if self._novelty else None
         description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
@@ -207,6 +214,8 @@ class Runtime:
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
+        if stalled := self._watchdog.why_not_live():
+            return stalled
         if self._is_stopping:
             return ["it was told to stop"]
         if not self._is_ready:

@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.logs import raised_at
+from kp_scorer.logs import flush_logs, raised_at
 
 EXIT_CODE: Final = 4
 
@@ -147,13 +147,20 @@ class Watchdog:
             if (stalled_s := elapsed_s()) > limit_s:
                 yield part, f"stalled for {stalled_s:.0f} of {limit_s:g} s", {"limit_s": limit_s}
 
+    def end_if_stalled(self) -> None:
+        """End the process with exit code 4 if a part has stalled for too long, or a thread has died."""
+        for part, _, fields in self._stalls():
+            # A graceful end would wait for the part that has stalled.
+            try:
+                log.critical("worker_stalled", stalled=part, **fields)
+                flush_logs()
+            finally:
+                os._exit(EXIT_CODE)
+
     def _run(self) -> None:
         while True:
             time.sleep(_CHECK_EVERY_S)
-            for part, _, fields in self._stalls():
-                log.critical("worker_stalled", stalled=part, **fields)
-                # A graceful end would wait for the part that has stalled.
-                os._exit(EXIT_CODE)
+            self.end_if_stalled()
             self._when_well()
 
 

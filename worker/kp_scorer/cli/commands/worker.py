@@ -9,6 +9,7 @@ from celery.platforms import SecurityWarning
 from kp_scorer.app import create_app
 from kp_scorer.cli.options import service_options
 from kp_scorer.errors import SettingsError
+from kp_scorer.logs import configure_logs
 from kp_scorer.settings import Settings
 
 
@@ -39,4 +40,5 @@ def serve(settings: Settings) -> None:
         from kp_scorer.serve.server import serve as serve_until_stopped
     except ModuleNotFoundError as error:
         raise SettingsError(f"serve: there is no {error.name}: install kp-scorer[serve]") from None
+    configure_logs(settings.log, in_background=True)
     serve_until_stopped(settings)

@@ -1,0 +1,108 @@
+"""A log that nobody reads, as when its driver stalls, stops no worker and delays no end of one."""
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from kp_scorer.client import Client
+from kp_scorer.logs import BackgroundHandler
+from kp_scorer.settings.loading import as_environment
+
+from tests.support.arena import Arena, submit, traces, wait_until_ended
+from tests.support.crashing_worker import STALLS
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, free_port, launch_worker, wait_until
+from tests.support.prometheus import scraped
+
+_PIPE_BYTES: Final = 4_096
+_STALLED: Final = 4
+
+
+@contextmanager
+def unread(path: Path) -> Iterator[int]:
+    """A pipe at a path that takes a few lines, and that nobody reads."""
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    try:
+        yield pipe
+    finally:
+        os.close(pipe)
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_worker_decides_and_ends_while_nobody_reads_its_log(arena: Arena) -> None:
+    settings = arena.settings(metrics__port=free_port())
+    with unread(arena.directory / "log"), Client(settings) as client:
+        worker = launch_worker(settings, arena.directory / "log", FAST_WORKER)
+        try:
+            wait_until_ended(settings, submit(client, traces(100)))
+            assert scraped(settings)["kp_scorer_log_lines_dropped_total"] == 0.0, "they do not fit"
+            worker.process.terminate()
+            assert worker.process.wait(15) == 0
+        finally:
+            worker.process.kill()
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_stalled_worker_ends_while_nobody_reads_its_log(arena: Arena) -> None:
+    settings = arena.settings(worker__decision_timeout_s=3.0)
+    with unread(arena.directory / "log") as pipe, Client(settings) as client:
+        os.write(pipe, bytes(_PIPE_BYTES))
+        worker = launch_worker(settings, arena.directory / "log", CRASHING_WORKER, {"STALL_S": "300"})
+        try:
+            submit(client, traces(1, STALLS))
+            assert worker.process.wait(30) == _STALLED
+        finally:
+            worker.process.kill()
+
+
+UNWATCHED: Final = """
+from kp_scorer.process.watchdog import Watchdog
+from tests.support.crashing_worker import main
+
+Watchdog._run = lambda self: None
+main()
+"""
+
+
+@pytest.mark.parametrize("broker", ["redis"], indirect=True)
+def test_a_stalled_worker_without_its_watchdog_ends_too(arena: Arena) -> None:
+    settings = arena.settings(worker__decision_timeout_s=3.0)
+    with Client(settings) as client:
+        submit(client, traces(1, STALLS))
+    done = subprocess.run(
+        [sys.executable, "-c", UNWATCHED],
+        env=os.environ | as_environment(settings) | {"KP_LOG_FORMAT": "json", "KP_METRICS_PORT": "0", "STALL_S": "300"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == _STALLED, done.stderr
+    assert '"event": "worker_stalled"' in done.stderr
+
+
+def test_lines_without_room_are_dropped_and_counted_once_others_are_read(tmp_path: Path) -> None:
+    with unread(tmp_path / "log") as pipe:
+        os.write(pipe, bytes(_PIPE_BYTES))
+        handler = BackgroundHandler(pipe, most_lines=10)
+        counted: list[None] = []
+        handler.count_dropped = lambda: counted.append(None)
+        root = logging.getLogger()
+        root.addHandler(handler)
+        try:
+            for number in range(1_000):
+                root.warning("line %d", number)
+            assert 800 < len(counted) < 1_000
+            os.read(pipe, _PIPE_BYTES)
+            handler.flush()
+            wait_until(lambda: b"log_lines_dropped" in os.read(pipe, _PIPE_BYTES), timeout_s=10)
+        finally:
+            root.removeHandler(handler)
