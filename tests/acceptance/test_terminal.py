@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,6 +82,34 @@ def test_down_removes_what_up_kept_behind_a_link(tmp_path: Path) -> None:
     assert run("down", "--remove", "--yes", XDG_CACHE_HOME=str(tmp_path / "cache")).returncode == 0
     assert not state.exists()
     assert [path.name for path in disk.iterdir()] == ["lock"]
+
+
+STOPPED_WHILE_IT_FORKS = """
+import os, signal
+from kp_scorer.cli.main import main
+
+def stop():
+    if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL and not sent:
+        sent.append(signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+sent = []
+os.register_at_fork(after_in_parent=stop)
+main()
+"""
+
+
+def test_up_stops_by_a_signal_that_comes_while_it_forks() -> None:
+    ports = f"metrics.port={free_port()}"
+    command = [sys.executable, "-c", STOPPED_WHILE_IT_FORKS, "up", "--set", "embedding.embedder=none", "--set", ports]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        try:
+            _, output = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert b"stopping: workers finish" in output
+    assert process.returncode == 0
+    assert running() is None
 
 
 def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_path: Path, file: Path) -> None:

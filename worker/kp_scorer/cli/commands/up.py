@@ -14,7 +14,7 @@ from importlib import resources
 from itertools import islice
 from pathlib import Path
 from shlex import join
-from typing import Final, NoReturn
+from typing import Final
 
 import click
 
@@ -64,17 +64,39 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
         remove_data(data_dir)
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
     own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
-    with embedded_redis(data_dir, advertise={"pid": os.getpid(), "ports": ports, "settings": own}):
+    advertised = {"pid": os.getpid(), "ports": ports, "settings": own}
+    with _noted_signals() as noted, embedded_redis(data_dir, advertise=advertised):
         settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
         with worker_processes(settings, ports) as processes:
-            try:
-                _supervise(processes, settings, ports)
-            except KeyboardInterrupt:
-                print_note("stopping: workers finish what they have in flight")
+            _supervise(processes, settings, ports, noted)
+            print_note("stopping: workers finish what they have in flight")
+
+
+@contextmanager
+def _noted_signals() -> Iterator[Sequence[int]]:
+    """Note Ctrl-C and SIGTERM in the list that this yields, instead of raising; a second one raises KeyboardInterrupt.
+
+    Python only prints what a handler raises while it forks, and the signal of somebody who stops `up` then would be lost.
+    """
+    noted: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        noted.append(number)
+        if len(noted) > 1:
+            raise KeyboardInterrupt
+
+    # A shell has what it runs in the background ignore Ctrl-C.
+    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _kept(settings: Settings, data_dir: Path) -> str:
@@ -90,9 +112,9 @@ def _kept(settings: Settings, data_dir: Path) -> str:
     return words + stand if others else words
 
 
-def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int]) -> NoReturn:
-    """Replace workers that die; raise SettingsError if one cannot start."""
-    while True:
+def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], noted: Sequence[int]) -> None:
+    """Replace workers that die, until a signal is noted; raise SettingsError if one cannot start."""
+    while not noted:
         for index, process in enumerate(processes):
             code = process.poll()
             if code == SettingsError.exit_code:
@@ -106,11 +128,7 @@ def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int
 
 @contextmanager
 def worker_processes(settings: Settings, ports: Sequence[int]) -> Iterator[list[Process]]:
-    """Run a worker for each port, 0 for none; on leaving, each finishes its batch and ends.
-
-    From then on SIGTERM raises KeyboardInterrupt in this process, so that SIGTERM leaves no worker behind.
-    """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Run a worker for each port, 0 for none; on leaving, each finishes its batch and ends."""
     processes = [_start_worker(settings, len(ports), port) for port in ports]
     try:
         yield processes
@@ -191,6 +209,8 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
     """
     # With few logs, which would hide its table.
     log = settings.log.model_copy(update={"level": "error"})
+    # SIGTERM too must leave neither a worker nor the server behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
     worker = settings.worker.model_copy(update={"concurrency": 1})
     with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
