@@ -48,7 +48,7 @@ def front(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory
         case "for another host":
             return Front(authority.server("DNS:elsewhere"), is_proved=False)
         case "expired":
-            return Front(authority.server("DNS:localhost", days=-1), is_proved=False)
+            return Front(authority.server("DNS:localhost", days=0), is_proved=False)
         case "of another authority":
             other = Authority(tmp_path_factory.mktemp("tls") / "other")
             return Front(other.server("DNS:localhost"), is_proved=False)

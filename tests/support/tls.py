@@ -22,10 +22,12 @@ class Authority:
         self._directory = directory
         self.certificate = directory / "authority.pem"
         self._key = directory / "authority.key"
-        output_of("openssl", "req", "-x509", *_KEY, "-subj", "/CN=authority", "-keyout", self._key, "-out", self.certificate)
+        # Python 3.13 and later take no authority without it.
+        subject = ("-subj", "/CN=authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        output_of("openssl", "req", "-x509", *_KEY, *subject, "-keyout", self._key, "-out", self.certificate)
 
     def server(self, *names: str, days: int = 2, asks_clients: bool = False) -> ssl.SSLContext:
-        """The context of a server with these names (``DNS:localhost``); with ``days`` below 0, its certificate has expired.
+        """The context of a server with these names (``DNS:localhost``); with no ``days``, its certificate has expired.
 
         With ``asks_clients`` it refuses clients without a certificate of this authority.
         """
