@@ -10,6 +10,7 @@ from kp_scorer.ledger import Store
 
 from tests.support.arena import TRACES, Arena, put, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
+from tests.support.rabbitmq import LARGEST_BYTES
 
 UNREADABLE: Final = {
     "not JSON": b"hello",
@@ -17,7 +18,6 @@ UNREADABLE: Final = {
     "no task": b"[]",
     "a call of nothing": b'{"args": 1}',
     "deep nesting": b"[" * 100_000 + b"]" * 100_000,
-    "tens of megabytes": b"\0" * 20_000_000,
 }
 
 
@@ -27,12 +27,15 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     breaking, killing, panicking, innocent = traces(3, BREAKS), traces(2, KILLS), traces(2, PANICS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
     load += panicking
+    # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
+    huge = b"\0" * (20_000_000 if arena.broker == "redis" else LARGEST_BYTES)
+    unreadable = [*UNREADABLE.values(), huge]
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
         # On RabbitMQ they make the queue: what came before would be lost.
         fleet.wait_until_ready()
         put(settings, UNREADABLE["not JSON"])
         submitted = submit(client, load)
-        put(settings, *UNREADABLE.values())
+        put(settings, *unreadable)
         # A good message that names a task of someone else.
         with make_celery(settings) as foreign:
             foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)
@@ -47,9 +50,7 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     reasons = {dead.trace_id: dead.reason for dead in dead_letters if dead.trace_id}
     assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
     assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}
-    # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
-    huge = UNREADABLE["tens of megabytes"]
     assert aside == ({huge} if arena.broker == "redis" else set())
-    expected = {body[:65_536] if body == huge else body for body in UNREADABLE.values()}
+    expected = {body[:65_536] if body == huge else body for body in unreadable}
     assert {body: malformed[body] for body in expected} == dict.fromkeys(expected, 1)
-    assert len(malformed) == len(UNREADABLE) + 1
+    assert len(malformed) == len(unreadable) + 1

@@ -34,6 +34,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND
 from tests.support.processes import SMALL_WORKER, start_worker, wait_until
 from tests.support.proxy import Proxy
+from tests.support.rabbitmq import LARGEST_BYTES
 from tests.support.servers import redis_servers
 
 MIB: Final = 2**20
@@ -109,7 +110,7 @@ def with_trace(trace_id: str, size_bytes: int) -> bytes:
 
 
 LARGE = [with_trace(f"kp:trace:large-{number}", MIB) for number in range(40)]
-OVERSIZED = with_trace("kp:trace:oversized", 20 * MIB)
+OVERSIZED = with_trace("kp:trace:oversized", LARGEST_BYTES - MIB)
 
 
 def unread_bytes(pipe: Any) -> int:

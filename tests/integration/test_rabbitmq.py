@@ -24,7 +24,7 @@ from tests.support.builders import decision
 from tests.support.calls import traced_memory
 from tests.support.crashing_worker import KILLS
 from tests.support.processes import CRASHING_WORKER, SMALL_WORKER, at_work, launch_worker, wait_until
-from tests.support.rabbitmq import RabbitMQ, confirming, declare_as_worker, limited_by_policy
+from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -183,12 +183,13 @@ def test_a_worker_holds_only_the_beginning_of_a_message_that_is_too_large(
     settings = rabbitmq.settings()
     largest_bytes = largest_body_bytes(settings.limits)
     submission = json.dumps([fresh_samples(1), {}, {}]).encode()
-    too_large = [b"x" * 40_000_000, b"[" + b"y" * largest_bytes, submission + b" " * largest_bytes + b"and no JSON"]
+    too_large = [each * LARGEST_BYTES for each in (b"u", b"v", b"w")]
+    too_large += [b"[" + b"y" * largest_bytes, submission + b" " * largest_bytes + b"and no JSON"]
     as_large_as_may_be = b"[" + b"z" * (largest_bytes - 1)
     with at_work(settings, tmp_path, command=SMALL_WORKER) as (worker, client):
         rabbitmq.send("traces", *too_large, as_large_as_may_be, application_headers={"task": "score_trace"})
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
-        wait_until(lambda: len(_dead_letters(store)) == 4)
+        wait_until(lambda: len(_dead_letters(store)) == 6)
         assert worker.peak_bytes() < 130 * 2**20
     assert _dead_letters(store) == {
         **{body[:BEGINNING_BYTES]: "malformed" for body in too_large},

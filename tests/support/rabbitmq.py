@@ -32,6 +32,9 @@ QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected")
 PATIENT: Final = {"broker.timeout_s": 20.0, "worker.patience_s": 120.0}
 """Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
 
+LARGEST_BYTES: Final = 2**24
+"""What RabbitMQ 4 takes as a message, by default."""
+
 _ACTOR: Final = "kp-scorer-tests"
 """Who RabbitMQ's log says has changed something."""
 
