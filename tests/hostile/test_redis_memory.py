@@ -72,7 +72,10 @@ def test_what_waits_behind_a_blocked_command_is_bounded(server: Shipped) -> None
                 connection.sendall(b"x" * MB)
 
         assert _is_closed(send)
-    assert _resident_mb(server) < RESIDENT_MB
+    with server.connect("administrator") as admin:
+        assert int(admin.info("memory")["used_memory_peak"]) < RESIDENT_MB * MB
+    # With jemalloc 5.3.1 Redis keeps what it has freed for ten seconds.
+    wait_until(lambda: _resident_mb(server) < RESIDENT_MB, timeout_s=30)
 
 
 def test_replies_that_nobody_reads_are_bounded(server: Shipped) -> None:
