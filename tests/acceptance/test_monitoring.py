@@ -28,6 +28,7 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.novelty import Candidate
@@ -160,6 +161,29 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
     assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings), timeout_s=10)
+
+
+@pytest.mark.slow
+def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    with RedisServer(tmp_path) as server, server.connect() as client:
+        split = with_changed(settings, broker__url=server.url, metrics__port=port)
+        evicts = 'kp_scorer_redis_evicts{server="broker"}'
+        with at_work(split, tmp_path) as (worker, _):
+            wait_until(lambda: scraped(split).get(evicts) == 0, timeout_s=20)
+            assert health(port, "--ready") == (0, [])
+            client.config_set("maxmemory-policy", "allkeys-lru")
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+            (reason,) = wait_until(lambda: health(port, "--ready")[1], timeout_s=20)
+            assert reason.startswith("broker: it evicts keys when its memory is full (allkeys-lru)")
+            assert [line["detail"] for line in worker.events("redis_unsuitable")].count(reason.removeprefix("broker: ")) == 1
+            for number in range(300):
+                client.set(f"filler:{number}", "x" * 10_000)
+            wait_until(lambda: scraped(split)['kp_scorer_redis_evicted_keys{server="broker"}'] > 0, timeout_s=20)
+            assert scraped(split)[evicts] == 1
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", 0)
+            wait_until(lambda: health(port, "--ready")[0] == 0, timeout_s=20)
 
 
 @contextmanager
@@ -347,7 +371,7 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"])
-    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, 0.0))
+    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, {"redis": Condition(0.0, 0)}))
     metrics.count_left_out("decisions.rejected", 0)
     return samples_of(generate_latest(metrics.registry).decode())
 

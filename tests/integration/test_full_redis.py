@@ -113,7 +113,7 @@ def test_what_redis_does_not_count_against_its_limit_refuses_no_submission(
         fill_by_client(endpoints, large_traces(seed=1))
         assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95
         with Store.open(endpoints) as store:
-            assert 0.85 < (store.memory_used() or 0.0) < 0.95
+            assert 0.85 < (store.condition().memory_used or 0.0) < 0.95
 
 
 def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
@@ -190,8 +190,8 @@ def test_memory_is_unknown_to_a_user_who_may_not_ask_for_it(tmp_path: Path) -> N
         kept_out = server.url.replace("redis://", "redis://kept-out:any@")
         for url, is_allowed in ((server.url, True), (kept_out, False)):
             with Store.open(settings_at(url)) as store:
-                assert (store.memory_used() is not None) == is_allowed
-                assert 0 <= (store.memory_used() or 0.0) < 0.1
+                assert (store.condition().memory_used is not None) == is_allowed
+                assert 0 <= (store.condition().memory_used or 0.0) < 0.1
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from kp_scorer.broker.wire import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
+from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.store import Timing
 from kp_scorer.process.http import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
@@ -147,7 +148,8 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
     assert watchdog.why_not_live() == ["finisher: the thread has died", "consumer: stalled for 121 of 120 s"]
 
 
-BACKLOG = Backlog({"traces": 0}, {"decisions.accepted": 3, "decisions.rejected": 5}, ("decisions.rejected",), 2, 7.5, 0.5)
+UNREAD = {"decisions.accepted": 3, "decisions.rejected": 5}
+BACKLOG = Backlog({"traces": 0}, UNREAD, ("decisions.rejected",), 2, 7.5, {"redis": Condition(0.5, 3)})
 
 
 def decided(domain: str, **changed: Any) -> Decision:
@@ -226,6 +228,8 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     samples = samples_from(metrics)
     assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (2, 7.5)
     assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
+    evictions = [samples[f'kp_scorer_redis_{name}{{server="redis"}}'] for name in ("evicts", "evicted_keys")]
+    assert evictions == [0, 3]
     full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in BACKLOG.decisions}
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
     metrics.set_backlog(BACKLOG._replace(limit=10, used_bytes={"decisions.accepted": 0.9, "decisions.rejected": 0.4}))
@@ -240,7 +244,7 @@ def test_a_backlog_that_was_not_read_yet_is_not_shown_as_0() -> None:
     metrics = Metrics(())
     unread = ("kp_scorer_pending", "kp_scorer_oldest_pending_seconds", "kp_scorer_redis_memory_used_ratio")
     assert all(math.isnan(samples_from(metrics)[name]) for name in unread)
-    metrics.set_backlog(BACKLOG._replace(redis_used=None))
+    metrics.set_backlog(BACKLOG._replace(servers={"redis": Condition()}))
     assert math.isnan(samples_from(metrics)["kp_scorer_redis_memory_used_ratio"]), "Redis does not report it"
     assert samples_from(metrics)["kp_scorer_pending"] == 2
 

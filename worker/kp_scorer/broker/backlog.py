@@ -1,4 +1,4 @@
-"""The backlog: submissions and decisions on queues, pending submissions in the ledger, and how full Redis is.
+"""The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
 
 What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis cannot be reached.
 """
@@ -13,11 +13,12 @@ from typing import NamedTuple
 from celery import Celery
 from kombu import Exchange, Queue
 
-from kp_scorer.broker.publishing import with_producer
+from kp_scorer.broker.publishing import broker_condition, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import NoQueue
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.decision_stream import bytes_in
 from kp_scorer.settings import Settings
 
@@ -30,7 +31,7 @@ class Backlog(NamedTuple):
     full: tuple[str, ...]  # Those that accept no more decisions, so that workers wait.
     pending: int  # Submissions in the ledger that have not ended.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
-    redis_used: float | None  # The used share of the memory that Redis may use; 0 without a limit, None if it reports none.
+    servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
     used_bytes: Mapping[str, float] = MappingProxyType({})  # Of the bytes that each takes in Redis, the used share; if limited.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
@@ -87,6 +88,14 @@ def _bytes_on(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: bytes_in(producer.channel.client, queue.name))
 
 
+def conditions(app: Celery, settings: Settings, store: Store) -> dict[str, Condition]:
+    """Ask the Redis of the store for its condition, and that of the queues if it is another."""
+    servers = {"redis": store.condition()}
+    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
+        servers["broker"] = broker_condition(app)
+    return servers
+
+
 def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
     """Measure the backlog, in a round trip or two for each queue.
 
@@ -112,7 +121,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
         full=tuple(name for name in waited_for if name in full),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
-        redis_used=store.memory_used(),
+        servers=conditions(app, settings, store),
         limit=limit,
         used_bytes=used_bytes,
         waited_for=waited_for,

@@ -22,7 +22,7 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
 from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
-from kp_scorer.ledger.connection import REFUSALS, refusal, shortcomings_of
+from kp_scorer.ledger.connection import REFUSALS, Condition, condition_of, refusal
 from kp_scorer.spans import current_context
 
 _NO_ROUTE: Final = 312
@@ -179,6 +179,6 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
             message.ack()
 
 
-def broker_shortcomings(app: Celery) -> list[str]:
-    """What the Redis of the queues is not set up for, each with its remedy."""
-    return with_producer(app, "broker", lambda producer: shortcomings_of(producer.channel.client))
+def broker_condition(app: Celery) -> Condition:
+    """How the Redis of the queues is set up, and what has become of its memory."""
+    return with_producer(app, "broker", lambda producer: condition_of(producer.channel.client))

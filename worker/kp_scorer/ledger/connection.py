@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -197,6 +197,7 @@ class _Sentinels(Sentinel):
 
 _OLDEST: Final = (6, 2)
 _NEARLY_FULL: Final = 0.8  # A tenth more, and no submission is accepted.
+_EVICTS: Final = "it evicts keys when its memory is full"
 
 
 def memory_used(info: Mapping[str, Any]) -> float:
@@ -208,10 +209,25 @@ def memory_used(info: Mapping[str, Any]) -> float:
     return float((info["used_memory"] - info.get("mem_not_counted_for_evict", 0)) / limit) if limit else 0.0
 
 
-def shortcomings_of(client: redis.Redis) -> list[str]:
-    """What may lose queues, decisions or the log, each with its remedy."""
-    info: Any = client.info()
-    return list(shortcomings(info, is_managed=_is_managed(client)))
+class Condition(NamedTuple):
+    """How a Redis is set up, and what has become of its memory; None for what this user may not ask."""
+
+    memory_used: float | None = None  # The used share of what it may use; 0 without a limit.
+    evicted_keys: int | None = None  # Since it started.
+    evicts: str = ""  # Why it loses queues and decisions when its memory is full; empty if it refuses to take more instead.
+    shortcomings: tuple[str, ...] = ()  # What may lose queues, decisions or the log, each with its remedy.
+
+
+def condition_of(client: redis.Redis) -> Condition:
+    """Ask a Redis for its condition."""
+    try:
+        info: Any = client.info()
+        found = tuple(shortcomings(info, is_managed=_is_managed(client)))
+    except redis.exceptions.ResponseError as error:
+        # A user that may not ask can do everything else.
+        return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
+    evicts = next((each for each in found if each.startswith(_EVICTS)), "")
+    return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
 
 
 def _is_managed(client: redis.Redis) -> bool:
@@ -234,7 +250,7 @@ def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterat
         yield f"Redis {version} is too old: install 6.2 or later"
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
-        yield f"it throws keys away when its memory is full ({policy}): set maxmemory-policy noeviction"
+        yield f"{_EVICTS} ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory") and not is_managed:
         yield "it takes memory without limit until the machine ends it: set maxmemory"
     elif (used := memory_used(info)) >= _NEARLY_FULL:

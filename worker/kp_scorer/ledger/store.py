@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.ledger.connection import connect, memory_used, reports_outages, shortcomings_of
+from kp_scorer.ledger.connection import Condition, condition_of, connect, reports_outages
 from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.ledger.decision_stream import DecisionStream
 from kp_scorer.ledger.keys import Keys
@@ -68,16 +68,9 @@ class Store(AbstractContextManager["Store"]):
         """Return if Redis answers."""
         self._client.ping()
 
-    def shortcomings(self) -> list[str]:
-        """What this Redis is not set up for, each with its remedy."""
-        return shortcomings_of(self._client)
-
-    def memory_used(self) -> float | None:
-        """Of the memory that Redis may take, the share taken; 0 where it may take all, None where this user may not ask."""
-        try:
-            return memory_used(self._client.info("memory"))
-        except redis.exceptions.ResponseError:
-            return None
+    def condition(self) -> Condition:
+        """How this Redis is set up, and what has become of its memory."""
+        return condition_of(self._client)
 
     def clock_ahead_s(self) -> float:
         """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind."""

@@ -104,6 +104,8 @@ class Metrics:
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
+        self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
+        self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
         # 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
             unread.set(math.nan)
@@ -127,7 +129,10 @@ class Metrics:
             self._results_used.labels(name).set(backlog.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
-        self._redis_used.set(math.nan if backlog.redis_used is None else backlog.redis_used)
+        for name, server in backlog.servers.items():
+            self._evicted.labels(name).set(_known(server.evicted_keys))
+            self._evicts.labels(name).set(bool(server.evicts))
+        self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
     def count_delivery(self, deliveries: int) -> None:
         """Count a message by how often it was delivered so far."""
@@ -195,6 +200,10 @@ class Metrics:
 def _sum(metric: Collector, suffix: str = "") -> float:
     """The sum of a metric's samples whose names end so, over all labels."""
     return sum(sample.value for family in metric.collect() for sample in family.samples if sample.name.endswith(suffix))
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _timed(histogram: Histogram) -> Timing:

@@ -15,7 +15,7 @@ from celery import Celery, signals
 from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
-from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.backlog import conditions, look_at_backlog
 from kp_scorer.broker.dead_letters import SideQueue
 from kp_scorer.broker.publishing import send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
@@ -31,7 +31,7 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Acknowledger, Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, Patience, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, Patience, ServerWatch, open_novelty, wait_for_services
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
@@ -60,6 +60,7 @@ class Runtime:
         self._supervisor = Supervisor(os.environ)
         # Another minute for systemd, which would end what starts for too long.
         self._patience = Patience(settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000"))
+        self._servers = ServerWatch()
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
         self._is_ready = self._is_stopping = False
@@ -116,6 +117,7 @@ class Runtime:
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
         wait_for_services(settings, app, self.store, self._queues, self._patience)
+        self._servers.look(self._patience.wait_for("redis", partial(conditions, app, settings, self.store)))
         self._publisher = Publisher(app, settings, self.store, metrics.count_left_out)
         self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
         self._decider = Decider(
@@ -146,9 +148,8 @@ class Runtime:
             if queue is not None:
                 side_queue = SideQueue(app, queue, settings, self.store.dead_letters, self._publisher)
                 tasks.start(name, side_queue.drain, every_s)
-        if settings.metrics.port:
-            looking = tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
-            self.metrics.backlog_age_s.set_function(looking.stall.elapsed_s)
+        looking = tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
+        self.metrics.backlog_age_s.set_function(looking.stall.elapsed_s)
 
     def _connect_metrics(self) -> None:
         """Connect the metrics to the state that they show, which is read whenever they are."""
@@ -210,7 +211,9 @@ class Runtime:
         self.store.ledger.load_scripts()
 
     def _look_at_backlog(self) -> None:
-        self.metrics.set_backlog(look_at_backlog(self._app, self._settings, self.store, self._publisher.full()))
+        backlog = look_at_backlog(self._app, self._settings, self.store, self._publisher.full())
+        self.metrics.set_backlog(backlog)
+        self._servers.look(backlog.servers)
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
@@ -228,6 +231,7 @@ class Runtime:
         elif self._pipeline and (behind_s := self._pipeline.decide_stage.behind.elapsed_s()) > _SILENT_S:
             # Implied if Redis is away.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
+        yield from self._servers.not_ready
         if self._novelty and self._novelty.missing:
             yield self._novelty.missing
         if not self.heartbeat.is_running:

@@ -1,9 +1,8 @@
 """What a worker waits for, loads and checks before it consumes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -11,12 +10,13 @@ from celery import Celery
 from redis.exceptions import BusyLoadingError
 from threadpoolctl import ThreadpoolController
 
-from kp_scorer.broker.publishing import broker_shortcomings, declare_queues
+from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
+from kp_scorer.ledger.connection import Condition
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
@@ -76,7 +76,6 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
             log.error("intake_unusable", queue=intake.name, detail=str(error))
     for name in results_streams(settings):
         patience.wait_for("redis", store.decision_stream(name).count_unread)
-    _warn_of_shortcomings(settings, app, store)
 
 
 def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, patience: Patience) -> NoveltyMeter | None:
@@ -101,15 +100,18 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     return novelty
 
 
-def _warn_of_shortcomings(settings: Settings, app: Celery, store: Store) -> None:
-    """Log how the Redis of the store, and that of the queues if it is another, is configured unsuitably."""
-    checks = {"redis": store.shortcomings}
-    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
-        checks["broker"] = partial(broker_shortcomings, app)
-    for service, check in checks.items():
-        try:
-            for detail in check():
-                log.warning("redis_unsuitable", service=service, detail=detail)
-        except ServiceUnavailable as error:
-            # A user that may not ask can do everything else.
-            log.warning("redis_unsuitable", service=service, detail=f"cannot be looked at: {error}")
+class ServerWatch:
+    """Logs how a Redis is set up unsuitably, each shortcoming when it appears; operators change such settings at any time."""
+
+    def __init__(self) -> None:
+        self._logged: frozenset[tuple[str, str]] = frozenset()
+        self.not_ready: tuple[str, ...] = ()  # Which Redis loses what is submitted, and why. Any thread may read it.
+
+    def look(self, servers: Mapping[str, Condition]) -> None:
+        """Log what is new in these conditions, by the names of servers."""
+        # By the remedy: the rest of the text may be a figure, which changes all the time.
+        found = {(name, text.partition(": ")[2]): text for name, server in servers.items() for text in server.shortcomings}
+        for key in found.keys() - self._logged:
+            log.warning("redis_unsuitable", service=key[0], detail=found[key])
+        self._logged = frozenset(found)
+        self.not_ready = tuple(f"{name}: {server.evicts}" for name, server in servers.items() if server.evicts)

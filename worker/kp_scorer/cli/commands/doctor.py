@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.broker.backlog import look_at_backlog, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
-from kp_scorer.broker.publishing import broker_shortcomings
+from kp_scorer.broker.publishing import broker_condition
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, print_row
@@ -87,7 +87,7 @@ def _variables() -> Findings:
 
 def _redis(settings: Settings, store: Store) -> Findings:
     yield from _exposure(settings.redis.server())
-    for shortcoming in store.shortcomings():
+    for shortcoming in store.condition().shortcomings:
         yield "wrong", shortcoming
 
 
@@ -102,7 +102,7 @@ def _broker(settings: Settings, app: Celery) -> Findings:
     broker = settings.broker
     if broker.url != settings.redis.url:
         yield from _exposure(broker.server())
-        for shortcoming in broker_shortcomings(app) if broker.is_redis else ():
+        for shortcoming in broker_condition(app).shortcomings if broker.is_redis else ():
             yield "wrong", shortcoming
 
 
