@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.process.http import http_server
+from kp_scorer.monitoring import http_server
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import MetricsSettings
 from prometheus_client import CollectorRegistry

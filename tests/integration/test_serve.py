@@ -3,11 +3,14 @@
 import gzip
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 import redis
@@ -27,7 +30,8 @@ from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, chat_span, export_of, new_run, open_server
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import at_work, free_port, wait_until
+from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
 
@@ -261,6 +265,63 @@ def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     file.chmod(mode)
     with pytest.raises(SettingsError, match=expected):
         read_tokens(str(file))
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server: HttpServer) -> None:
+    beginning = b"POST /traces HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: 7\r\n"
+    chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(beginning + chunked + b"GET /livez HTTP/1.1\r\nHost: server\r\n\r\n")
+        answer = b"".join(iter(partial(connection.recv, 4_096), b""))
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN)
+    metered = with_changed(settings, metrics__port=free_port(), serve__metrics_port=port, serve__tokens=str(tokens))
+    with open_server(metered, tmp_path / "server.log", serve__quiet_s=8.0, serve__run_spans=2, serve__runs=4) as server:
+        asked = {"authorization": f"Bearer {TOKEN}"}
+        first_run, second_run = new_run(), new_run()
+        for run_id, count in ((first_run, 2), (second_run, 3)):
+            export = export_of(*(chat_span(run_id) for _ in range(count)))
+            assert server.ask("POST", "/v1/traces", export, **asked).status == 200
+        trace = fresh_samples(1)[0]
+        assert server.ask("POST", "/traces", [trace, trace | {"task": {"objective": "another"}}, {}], **asked).status == 207
+        assert server.ask("GET", "/traces/kp:trace:unknown", **asked).status == 404
+        assert server.ask("GET", "/traces/kp:trace:unknown").status == 401
+        assert server.ask("GET", "/a-secret-path").status == 404
+
+        def counted() -> Samples:
+            text = exposition(f"http://127.0.0.1:{port}/metrics")
+            assert "secret" not in text
+            return {name.removeprefix("kp_scorer_serve_"): value for name, value in samples_of(text).items()}
+
+        # Figures of what is shared are read every few seconds.
+        wait_until(lambda: counted()["runs_open"] == 2)
+        exposed = counted()
+        assert exposed["held_bytes"] > 100
+        assert exposed["room_used_ratio"] == 0.5
+        assert exposed["ready"] == 1
+        requests = {name: value for name, value in exposed.items() if name.startswith("requests_total")}
+        route = "/traces/{trace_id}"
+        assert requests == {
+            'requests_total{route="/v1/traces",status="200"}': 2,
+            'requests_total{route="/traces",status="207"}': 1,
+            f'requests_total{{route="{route}",status="404"}}': 1,
+            f'requests_total{{route="{route}",status="401"}}': 1,
+            'requests_total{route="other",status="404"}': 1,
+        }
+        assert exposed['request_seconds_count{route="/v1/traces"}'] == 2
+        spans = {outcome: exposed[f'spans_total{{outcome="{outcome}"}}'] for outcome in ("stored", "too_large", "full")}
+        assert spans == {"stored": 2, "too_large": 3, "full": 0}
+        states = {outcome: exposed[f'traces_total{{outcome="{outcome}"}}'] for outcome in ("pending", "conflict", "invalid")}
+        assert states == {"pending": 1, "conflict": 1, "invalid": 1}
+        wait_until(lambda: counted()["runs_submitted_total"] == 1, timeout_s=30)
+        wait_until(lambda: counted()['dead_letters_total{reason="invalid"}'] == 1)
+        assert urlopen(f"http://127.0.0.1:{port}/readyz").status == 200
 
 
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ FLOORS: Final = floors_of(
     "analysis",
     "spans",
     "settings",
-    "logs local",
+    "logs local monitoring",
     "endpoints report",
     "checks embedding",
     "ledger",

@@ -21,7 +21,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
 from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.store import Timing
-from kp_scorer.process.http import http_server
+from kp_scorer.monitoring import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings

@@ -207,8 +207,26 @@ def test_the_server_has_its_time_to_stop_its_port_and_its_probes_and_what_leads_
     server = container("serve")
     assert pod("serve")["securityContext"] == pod("redis")["securityContext"]
     assert pod("serve")["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
-    assert [each["containerPort"] for each in server["ports"]] == [Settings().serve.port]
+    ports = {each["name"]: each["containerPort"] for each in server["ports"]}
+    assert ports == {"http": Settings().serve.port, "metrics": Settings().serve.metrics_port}
     assert [server[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")] == ["/livez", "/readyz"]
     labels = labels_of("serve")
     assert objects("serve")["Service"]["spec"]["selector"] == labels != objects("redis")["Service"]["spec"]["selector"]
     assert objects("serve")["NetworkPolicy"]["spec"]["podSelector"] == {"matchLabels": labels}
+
+
+def test_the_server_is_monitored_scaled_and_disrupted_one_by_one() -> None:
+    each = objects("serve")
+    assert each["Service"]["metadata"]["labels"] == labels_of("serve")
+    for kind in ("ServiceMonitor", "PodDisruptionBudget"):
+        assert each[kind]["spec"]["selector"] == {"matchLabels": labels_of("serve")}
+    assert [endpoint["port"] for endpoint in each["ServiceMonitor"]["spec"]["endpoints"]] == ["metrics"]
+    assert {port["name"]: port["targetPort"] for port in each["Service"]["spec"]["ports"]}["metrics"] == "metrics"
+    assert overlay_settings("serve").metrics.host == "0.0.0.0"
+    (open_to_all, open_to_prometheus) = each["NetworkPolicy"]["spec"]["ingress"]
+    assert open_to_all == {"ports": [{"port": "http"}]}
+    assert open_to_prometheus == objects("redis")["NetworkPolicy"]["spec"]["ingress"][0] | {"ports": [{"port": "metrics"}]}
+    scaled = each["HorizontalPodAutoscaler"]["spec"]
+    assert scaled["scaleTargetRef"]["name"] == each["Deployment"]["metadata"]["name"]
+    assert scaled["minReplicas"] == 2
+    assert "replicas" not in each["Deployment"]["spec"]

@@ -10,7 +10,7 @@ from kp_scorer.decoding import Limits, parse_json
 from kp_scorer.errors import InvalidTrace, Problem, QueueFull
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import KEPT_S, Keys
-from kp_scorer.ledger.records import text_in
+from kp_scorer.ledger.records import number_in, text_in
 from kp_scorer.ledger.scripts import row, script
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.trace import TRACE_ID_PREFIX
@@ -120,6 +120,11 @@ class Runs:
             self._client, keys=self._keys, run=run, run_id=run_id, bounds=self._bounds, spans=spans
         )
         return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
+
+    def held(self) -> tuple[int, int]:
+        """How many runs are collected, and the bytes of all their spans."""
+        held_bytes: Any = self._client.get(self._keys.runs_bytes)
+        return int(self._client.zcard(self._keys.runs)), number_in(held_bytes)
 
     def claim(self) -> ClosedRun | None:
         """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""

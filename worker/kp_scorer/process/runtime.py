@@ -25,7 +25,7 @@ from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
-from kp_scorer.process.http import http_server
+from kp_scorer.monitoring import http_server
 from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Acknowledger, Pipeline

@@ -20,6 +20,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
@@ -29,6 +30,7 @@ from kp_scorer.files import check_writer, read_text
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import TraceState
 from kp_scorer.logs import raised_at
+from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.serve.submitter import JSON, PROTOBUF, Submitter, failure, spans_in, success
 from kp_scorer.settings import Settings
 from kp_scorer.trace import is_trace_id
@@ -74,7 +76,8 @@ class TraceStatus(BaseModel):
 
 
 class _Handlers:
-    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str]) -> None:
+    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str], metrics: ServeMetrics) -> None:
+        self._metrics = metrics
         self._most_bytes = settings.serve.body_bytes
         self._store = store
         self._client = client
@@ -105,8 +108,11 @@ class _Handlers:
     def _store_spans(self, media_type: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies)
         reasons = {"spans without ids"} if rejected else set()
+        self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():
             outcome, rejected_of_run = self._store.runs.store(run_id, spans)
+            self._metrics.spans.labels(outcome).inc(rejected_of_run)
+            self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":
                 # What is stored by now counts once, however often it comes.
                 raise QueueFull("runs: no room until some are submitted")
@@ -138,7 +144,10 @@ class _Handlers:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} traces")
         answers = iter(self._client.submit_many(trace for trace in traces if not isinstance(trace, InvalidTrace)))
         results = (trace if isinstance(trace, InvalidTrace) else next(answers) for trace in traces)
-        return [_row(number, result) for number, result in enumerate(results, 1)]
+        rows = [_row(number, result) for number, result in enumerate(results, 1)]
+        for state, count in Counter(row.state for row in rows).items():
+            self._metrics.traces.labels(state).inc(count)
+        return rows
 
     async def look_up(self, trace_id: str) -> TraceStatus:
         """The state of a trace, and its decision. The id of one that came as spans is kp:trace:otel: and its trace id."""
@@ -181,9 +190,11 @@ class _Handlers:
             self._bytes_in_memory[token] -= len(body)
 
 
-def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter) -> FastAPI:
+def make_app(
+    settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter, metrics: ServeMetrics
+) -> FastAPI:
     """Make the application; its OpenAPI is at ``/openapi.json``."""
-    handlers = _Handlers(settings, store, client, tokens)
+    handlers = _Handlers(settings, store, client, tokens, metrics)
     # Its pages of documentation would load scripts from elsewhere. Its redirects, of paths that end with a slash, would lead
     # requests from a proxy that ends TLS to plain HTTP, with their tokens.
     app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -202,9 +213,24 @@ def make_app(settings: Settings, store: Store, client: Client, tokens: Sequence[
         app.get(path)(probe)
         # Some monitors probe by it.
         app.head(path, include_in_schema=False)(probe)
+    app.add_middleware(_OneLength)
     for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
         app.add_exception_handler(kind, _refused)
     return app
+
+
+class _OneLength:
+    """Refuses requests with two lengths, of which a proxy may believe the other, and closes their connections (RFC 9112)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if {name for name, _ in scope["headers"]} >= {b"content-length", b"transfer-encoding"}:
+            message = "expected Content-Length or Transfer-Encoding, not both"
+            app = Response(failure(JSON, message), 400, {"Connection": "close"}, JSON)
+        await app(scope, receive, send)
 
 
 def _takes(types: Mapping[str, object]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import socket
 import ssl
 from asyncio import Transport
 from asyncio.sslproto import SSLProtocol
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
 from kp_scorer.ledger import Store
+from kp_scorer.monitoring import http_server
 from kp_scorer.serve.app import make_app, read_tokens
+from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
@@ -41,30 +43,42 @@ def serve(settings: Settings) -> None:
     SSLProtocol.max_size = 16_384
     # It logs what any peer can cause, and errors with their messages, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    with listener, Store.open(settings) as store, Client(settings) as client, Submitter(settings, store, client) as submitter:
-        config = uvicorn.Config(
-            make_app(settings, store, client, tokens, submitter),
-            http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # calls it alone
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=64,
-            limit_concurrency=_MOST_REQUESTS,
-            h11_max_incomplete_event_size=_HEADER_BYTES,
-            timeout_graceful_shutdown=int(settings.worker.grace_s),
-            ssl_certfile=settings.serve.certificate or None,
-            ssl_keyfile=settings.serve.key or None,
-        )
-        server = uvicorn.Server(config)
+    metrics = ServeMetrics()
+    with ExitStack() as opened:
+        opened.enter_context(listener)
+        store, client = opened.enter_context(Store.open(settings, metrics)), opened.enter_context(Client(settings))
+        submitter = opened.enter_context(Submitter(settings, store, client, metrics))
+        metrics.ready.set_function(lambda: not (submitter.why_not_live() or submitter.why_not_ready()))
+        at = settings.metrics.model_copy(update={"port": settings.serve.metrics_port})
+        reasons = submitter.why_not_live, submitter.why_not_ready
+        opened.enter_context(http_server(at, metrics.registry, *reasons, port_setting="serve.metrics_port"))
+        app = metrics.measured(make_app(settings, store, client, tokens, submitter, metrics))
+        server = uvicorn.Server(_config(settings, app, listener))
         # For a signal before it runs, and the same one once more, by which uvicorn ends.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         log.info("serve_ready", host=settings.serve.host, port=listener.getsockname()[1], tls=bool(settings.serve.certificate))
         server.run(sockets=[listener])
     log.info("serve_stopped")
+
+
+def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # calls it alone
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=64,
+        limit_concurrency=_MOST_REQUESTS,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+        timeout_graceful_shutdown=int(settings.worker.grace_s),
+        ssl_certfile=settings.serve.certificate or None,
+        ssl_keyfile=settings.serve.key or None,
+    )
 
 
 class _Listener(socket.socket):

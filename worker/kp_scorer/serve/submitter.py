@@ -5,6 +5,7 @@ Spans come as exporters of OpenTelemetry send them, in Protobuf or JSON: https:/
 """
 
 import json
+import math
 import re
 import threading
 import time
@@ -27,6 +28,7 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.ledger.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 from kp_scorer.logs import raised_at
+from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.settings import Settings
 
 JSON: Final = "application/json"
@@ -42,6 +44,7 @@ _MOST_SPANS: Final = 20_000
 _MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
 _MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
 _EVERY_S: Final = 0.5
+_SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _SILENT_S: Final = 10.0
@@ -55,8 +58,10 @@ log = structlog.get_logger("kp_scorer.serve.submitter")
 class Submitter:
     """Submits complete runs, in a thread of its own. A context manager: it ends between two runs."""
 
-    def __init__(self, settings: Settings, store: Store, client: Client) -> None:
+    def __init__(self, settings: Settings, store: Store, client: Client, metrics: ServeMetrics | None = None) -> None:
         """Take runs from ``store``, submit them by ``client``."""
+        self._metrics = metrics or ServeMetrics()
+        self._shown_at = -math.inf
         self._settings = settings
         self._store = store
         self._client = client
@@ -82,6 +87,9 @@ class Submitter:
             try:
                 if run := self._store.runs.claim():
                     self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
+                if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
+                    self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
+                    self._shown_at = time.monotonic()
                 pause_s = 0.0 if run else _EVERY_S
                 self._succeeded_at = time.monotonic()
             except ServiceUnavailable as error:
@@ -98,6 +106,7 @@ class Submitter:
         try:
             trace = self._converted(run)
             self._client.submit(trace)
+            self._metrics.runs_submitted.inc()
             log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans))
             return True
         except TraceConflict as error:

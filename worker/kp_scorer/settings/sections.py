@@ -272,6 +272,7 @@ class ServeSettings(Section):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 9465
     tokens: str = ""
     certificate: str = ""
     key: str = ""

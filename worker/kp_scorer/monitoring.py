@@ -1,4 +1,4 @@
-"""The HTTP port of a worker, with ``/livez``, ``/readyz`` and ``/metrics``. No peer costs more than a thread and some kB."""
+"""The HTTP port of a process, with ``/livez``, ``/readyz`` and ``/metrics``. No peer costs more than a thread and some kB."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ _ROOM_WITHIN_S: Final = 0.5
 _REQUEST_BYTES: Final = 8_192
 _BLANK_LINE: Final = b"\r\n\r\n"
 
-log = structlog.get_logger("kp_scorer.process.http")
+log = structlog.get_logger("kp_scorer.monitoring")
 
 Reasons = Callable[[], Sequence[str]]
 
@@ -108,7 +108,12 @@ def _response(status: HTTPStatus, content_type: str = "text/plain", body: bytes 
 
 @contextmanager
 def http_server(
-    settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons
+    settings: MetricsSettings,
+    registry: CollectorRegistry,
+    why_not_live: Reasons,
+    why_not_ready: Reasons,
+    *,
+    port_setting: str = "metrics.port",
 ) -> Iterator[None]:
     """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
 
@@ -125,11 +130,10 @@ def http_server(
                 server = serving.enter_context(_Server(settings, pages))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
-                # Another worker has the default port. Scoring does not need it.
-                log.warning(
-                    "port_in_use", port=settings.port, detail="no probes and no metrics: give each worker a metrics.port"
-                )
+                    raise SettingsError(f"metrics.host, {port_setting}: cannot listen there: {error.strerror}") from None
+                # Another process has the default port. Nothing else needs it.
+                detail = f"no probes and no metrics: give each process a {port_setting}"
+                log.warning("port_in_use", port=settings.port, detail=detail)
             else:
                 threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
                 serving.callback(server.shutdown)

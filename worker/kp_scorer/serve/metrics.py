@@ -1,0 +1,78 @@
+"""What ``serve`` measures from its start on, in the counters, histograms and gauges of prometheus_client."""
+
+import time
+from functools import partial
+from typing import Any, Final, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+
+from kp_scorer.errors import REASONS, Reason
+from kp_scorer.ledger.runs import Outcome
+from kp_scorer.settings.sections import ServeSettings
+
+OTHER: Final = "other"  # The route of requests that none has: a peer may ask for any path.
+_PREFIX: Final = "kp_scorer_serve"
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class ServeMetrics:
+    """The metrics of one process, and the counter of its dead letters. Any thread may update and read them."""
+
+    def __init__(self) -> None:
+        """Begin every series that can be named by now at 0: no query sees the first increase of one that starts at 1."""
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
+        gauge = partial(Gauge, namespace=_PREFIX, registry=self.registry)
+        self._requests = counter("requests", "Requests answered, by route and status", ("route", "status"))
+        about = "From the headers of a request to the end of its answer, by route"
+        self._request_s = Histogram("request_seconds", about, ("route",), _PREFIX, registry=self.registry, buckets=_SECONDS)
+        self.spans = counter("spans", "Spans received, by what became of them", ("outcome",))
+        self.traces = counter("traces", "Traces received as such, by what became of them", ("outcome",))
+        self.runs_submitted = counter("runs_submitted", "Runs submitted")
+        self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
+        self.ready = gauge("ready", "1 if runs can be submitted")
+        # The same on all processes, as they are about what these share.
+        self._runs_open = gauge("runs_open", "Runs that are collected")
+        self._held_bytes = gauge("held_bytes", "Bytes of their spans")
+        self._used = gauge("room_used_ratio", "The part in use of serve.runs or serve.total_bytes, whichever is larger")
+        for outcome in (*get_args(Outcome), "nameless"):
+            self.spans.labels(outcome)
+        for outcome in ("pending", "invalid", "conflict"):
+            self.traces.labels(outcome)
+        for reason in REASONS:
+            self._dead_letters.labels(reason)
+
+    def count_dead_letter(self, reason: Reason) -> None:
+        """Count a run that is dead."""
+        self._dead_letters.labels(reason).inc()
+
+    def count_dropped(self, reason: Reason, count: int) -> None:
+        """Count nothing: workers drop dead letters."""
+
+    def show_held(self, runs: int, held_bytes: int, limits: ServeSettings) -> None:
+        """Show how many runs are collected, and how many bytes of spans."""
+        self._runs_open.set(runs)
+        self._held_bytes.set(held_bytes)
+        self._used.set(max(runs / limits.runs, held_bytes / limits.total_bytes))
+
+    def measured(self, app: Any) -> Any:
+        """Wrap an ASGI application, to count and time its answers."""
+
+        async def measure(scope: Any, receive: Any, send: Any) -> None:
+            status, began_s = 500, time.perf_counter()
+
+            async def send_on(message: Any) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await app(scope, receive, send_on)
+            finally:
+                route = getattr(scope.get("route"), "path_format", OTHER)
+                self._requests.labels(route, status).inc()
+                self._request_s.labels(route).observe(time.perf_counter() - began_s)
+
+        return measure
