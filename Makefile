@@ -9,11 +9,24 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 install: $(VENV)/.installed
 
+# Any Python can parse this.
+define PREFLIGHT
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("kp-scorer needs Python 3.11 or later, and $(PYTHON) is %d.%d: name another with PYTHON=" % sys.version_info[:2])
+try:
+    import ensurepip, venv
+except ImportError:
+    sys.exit("$(PYTHON) cannot make environments: apt install python%d.%d-venv" % sys.version_info[:2])
+endef
+export PREFLIGHT
+
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kp-scorer needs Python 3.11 or later; set PYTHON=...")'
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON): install Python 3.11 or later, or name one with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c "$$PREFLIGHT"
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): some 1.7 GB with torch's CPU wheel, which takes minutes"
-	$(PIP) install --constraint constraints.txt --editable '.[embedding,dev]'
+	$(PIP) install --constraint constraints.txt --editable '.[embedded,embedding,dev]'
 	touch $@
 
 demo: install
@@ -43,11 +56,14 @@ suite: install
 
 # Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
 # changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.
-lock: LOCK := $(shell mktemp -d)
+LOCK := build/lock
+
 lock:
+	rm -rf $(LOCK)
+	mkdir -p $(LOCK)
 	grep '^torch==' constraints.txt > $(LOCK)/torch.txt
 	$(PYTHON) -m venv $(LOCK)/venv
-	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(LOCK)/torch.txt '.[embedding,dev]'
+	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(LOCK)/torch.txt '.[embedded,embedding,dev]'
 	sed -n '/^#/p' constraints.txt > $(LOCK)/constraints.txt
 	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check freeze --all --exclude kp-scorer --exclude pip \
 		| sed 's/+[a-z0-9.]*$$//' >> $(LOCK)/constraints.txt

