@@ -41,7 +41,7 @@ def intake(settings_here: Settings, store: Store) -> Iterator[SideQueue]:
     assert queues.intake
     with make_celery(settings_here) as app:
         declare_queues(app, [*queues.in_order, queues.intake])
-        yield SideQueue(app, queues.intake, settings_here, store.dead_letters, Publisher(app, settings_here, store))
+        yield SideQueue(app, queues.intake, settings_here, store, Publisher(app, settings_here, store))
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:

@@ -172,7 +172,7 @@ def test_a_dead_letter_keeps_a_body_that_is_no_submission(rabbitmq: RabbitMQ, st
         # Most are not compressed: decompressing those fails.
         rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
-            SideQueue(app, queues.dead, settings, store.dead_letters, Publisher(app, settings, store)).drain()
+            SideQueue(app, queues.dead, settings, store, Publisher(app, settings, store)).drain()
     assert memory.peak_bytes < 2**26, "a message was unpacked"
     assert set(_dead_letters(store)) == set(bodies)
 

@@ -55,6 +55,9 @@ PANICS = "panics-in-the-task"
 """The first time that a process receives a text with this word, the consumer runs out of memory; the second time, decoding it
 raises what is no Exception."""
 
+KILLS_READERS = "kills-whoever-reads-it"
+"""A message with this word kills the worker that decodes it, before the ledger can note it."""
+
 STALLS = "stalls-the-batch"
 """A text with this word takes ``STALL_S`` seconds, the first time that a process embeds it."""
 
@@ -143,6 +146,8 @@ def _run_out_of_memory(parse: Function, message: Any, *args: Any) -> Any:
 
 def _panic(decode: Function, *args: Any) -> Any:
     trace = decode(*args)
+    if KILLS_READERS in trace.task.objective.split():
+        os.kill(os.getpid(), signal.SIGKILL)
     if PANICS in trace.task.objective.split() and _is_first(decode, trace.id):
         raise Panic
     return trace
@@ -170,6 +175,7 @@ def main() -> None:
     _wrap(consumer, "arguments_in", _run_out_of_memory)
     for name in ("check_trace", "decode_trace"):
         _wrap(consumer, name, _panic)
+    _wrap(dead_letters, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_receive", _deliver_twice)
     run(TroubledEmbedder)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
 
+import structlog
 from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
@@ -19,13 +20,17 @@ from kp_scorer.broker.publishing import publish_confirmed, with_producer
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import anew
 from kp_scorer.broker.results import Publisher
-from kp_scorer.broker.wire import checked_id, deliveries_by, parse_submission, raw_body, submission_in
+from kp_scorer.broker.wire import argument_in, checked_id, deliveries_by, parse_submission, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
+from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.ledger.records import Identity
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import context_in
+
+log = structlog.get_logger("kp_scorer.broker.dead_letters")
 
 
 def poison(message: Any, deliveries: int) -> DeadLettering:
@@ -42,16 +47,35 @@ def dead_letter(
     It returns the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
     cannot be reached, the message must be requeued, not acknowledged.
     """
-    # A malformed message is no submission. Of a submission, every worker keeps the same bytes.
-    payload = raw_body(message) if why.reason == "malformed" else submission_in(message, limits)
-    # What was cut has no type, and may look like a whole trace.
-    if why.reason == "poison" and message.content_type == "application/json":
-        with suppress(InvalidTrace):
-            trace = decode_trace(parse_submission(payload, limits), limits)
-            why = why._replace(trace_id=trace.id, digest=trace.digest())
+    if why.reason == "poison":
+        payload, identity = _read_carefully(dead_letters, message, limits)
+        if identity:
+            why = why._replace(trace_id=identity.trace_id, digest=identity.digest)
+    else:
+        # A malformed message is no submission. Of a submission, every worker keeps the same bytes.
+        payload = raw_body(message) if why.reason == "malformed" else submission_in(message, limits)
     return dead_letters.dead_letter(payload, why, received)
 
 
+def _read_carefully(dead_letters: DeadLetters, message: Any, limits: Limits) -> tuple[bytes, Identity | None]:
+    """The submission in a message, and which trace it is, if any.
+
+    What may have ended its readers is noted before it is read. After too many of them it is returned unread.
+    """
+    body = raw_body(message)
+    if dead_letters.begin_reading(body) > _MOST_READERS:
+        return argument_in(body), None
+    payload, identity = submission_in(message, limits), None
+    # What was cut has no type, and may look like a whole trace.
+    if message.content_type == "application/json":
+        with suppress(InvalidTrace):
+            trace = decode_trace(parse_submission(payload, limits), limits)
+            identity = Identity(trace.id, trace.digest())
+    dead_letters.end_reading(body)
+    return payload, identity
+
+
+_MOST_READERS: Final = 3  # That a message ends once it was delivered too often.
 _RECEIVED_AT_ONCE: Final = 100
 _BYTES_AT_ONCE: Final = 1_048_576  # Without the last message: a batch is in memory at once.
 _BATCHES: Final = 5  # In one call, so that a worker can stop before the queue is empty.
@@ -64,7 +88,7 @@ class SideQueue:
     app: Celery
     queue: Queue
     settings: Settings
-    dead_letters: DeadLetters
+    store: Store
     publisher: Publisher  # Publishes what is decided already.
 
     def __post_init__(self) -> None:
@@ -93,10 +117,15 @@ class SideQueue:
         for message in compress(to_move, moved):
             message.ack()
         for message in filter(self._is_poison, messages):
-            why = poison(message, self.settings.broker.delivery_limit)
-            if decision := dead_letter(self.dead_letters, message, why, self.settings.limits):
-                # The worker that decided may have died before it published.
-                self.publisher.publish(decision, context_in(message.headers), message)
+            if self._was_tried(message):
+                self._dead_letter(message)
+            else:
+                log.warning(
+                    "message_moved_back", detail="it was delivered too often, as connections were lost, and never tried"
+                )
+                moved += self._move(producer, [message])
+                if not moved[-1]:
+                    continue
             message.ack()
         if not all(moved):
             # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
@@ -122,6 +151,25 @@ class SideQueue:
                 return bool(reason == "delivery_limit")
         return bool(self.queue == self._queues.dead)
 
+    def _was_tried(self, message: Any) -> bool:
+        """Return whether workers have tried a message, by what the ledger noted of its trace; of one without, they may have."""
+        _, identity = _read_carefully(self.store.dead_letters, message, self.settings.limits)
+        if identity is None:
+            return True
+        # A dead worker that held it is charged with an attempt now.
+        (record,) = self.store.ledger.acquire([identity])
+        if record.state != "pending" or record.digest != identity.digest or record.attempts:
+            return True
+        if not record.is_held:
+            self.store.ledger.release([identity.trace_id])
+        return False
+
+    def _dead_letter(self, message: Any) -> None:
+        why = poison(message, self.settings.broker.delivery_limit)
+        if decision := dead_letter(self.store.dead_letters, message, why, self.settings.limits):
+            # The worker that decided may have died before it published.
+            self.publisher.publish(decision, context_in(message.headers), message)
+
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
         """Publish messages to the queue of traces; return for each whether it may leave this one."""
         try:
@@ -132,6 +180,6 @@ class SideQueue:
                 detail = f"message: RabbitMQ refuses it ({error.reply_text})"
                 (message,) = messages
                 why = DeadLettering("malformed", detail, deliveries=deliveries_by(message))
-                self.dead_letters.dead_letter(raw_body(message), why)
+                self.store.dead_letters.dead_letter(raw_body(message), why)
                 return [True]
         return [is_moved for message in messages for is_moved in self._move(producer, [message])]

@@ -169,6 +169,19 @@ class DeadLetters:
                 log.warning("dead_letters_not_dropped", detail=str(error))
         return None
 
+    def begin_reading(self, message: bytes) -> int:
+        """Note that a message is about to be read which may end whoever does; return how often it was begun and not ended."""
+        key = self._keys.reading(dead_letter_id_of(message))
+        with self._client.pipeline(transaction=False) as pipeline:
+            pipeline.hincrby(key, "begun", 1)
+            pipeline.expire(key, KEPT_S)
+            begun, _ = pipeline.execute()
+        return int(begun)
+
+    def end_reading(self, message: bytes) -> None:
+        """Note that a message has been read."""
+        self._client.delete(self._keys.reading(dead_letter_id_of(message)))
+
     def make_room(self) -> None:
         """Drop dead letters while there are too many, or too large ones; each with the record that died by it.
 

@@ -27,6 +27,8 @@
     {prefix}:dead_classes       zset     classes of dead letters by the bytes that those of each take
     {prefix}:dead_of:{class}    zset     as ``dead``, of one class. All these expire with the last dead letter
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
+    {prefix}:reading:{id}       hash     how often a message that was delivered too often was begun to be read, and not read to
+                                         its end; the id is a dead letter's; expires after 30 days
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
                                          most ``serve.runs``
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
@@ -106,6 +108,7 @@ class Keys(Prefixed):
     worker = _KeyOf("worker")
     record = _KeyOf("trace")
     dead_letter = _KeyOf("dead")
+    reading = _KeyOf("reading")
     run = _KeyOf("run")
     pinning = _KeyOf("pinning")
 

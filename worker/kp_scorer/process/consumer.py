@@ -14,7 +14,7 @@ from kp_scorer.broker.publishing import acknowledge_all, described
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
-from kp_scorer.errors import InvalidTrace
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable
 from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.admission import Delivery
 from kp_scorer.process.pipeline import RETRY_AFTER_S
@@ -74,12 +74,25 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         super().on_close()
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect to the broker, however long that takes."""
+        """Connect to the broker, however long that takes, once Redis answers: else what is received would only wait.
+
+        RabbitMQ counts each connection that is lost as a delivery of all that is in flight on it.
+        """
 
         def log_failure(error: Exception, _interval_s: float) -> None:
             log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
+        self._wait_for_ledger()
         return conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+
+    def _wait_for_ledger(self) -> None:
+        while True:
+            try:
+                return self._runtime.store.ping()
+            except ServiceUnavailable as error:
+                log.warning("service_unavailable", service="redis", detail=str(error))
+            maybe_shutdown()
+            time.sleep(RETRY_AFTER_S)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close a connection that failed, or on which the broker refused something that consuming needs."""

@@ -146,7 +146,7 @@ class Runtime:
         sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
         for name, (queue, every_s) in sides.items():
             if queue is not None:
-                side_queue = SideQueue(app, queue, settings, self.store.dead_letters, self._publisher)
+                side_queue = SideQueue(app, queue, settings, self.store, self._publisher)
                 tasks.start(name, side_queue.drain, every_s)
         looking = tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
         self.metrics.backlog_age_s.set_function(looking.stall.elapsed_s)
