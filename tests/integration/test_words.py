@@ -1,6 +1,7 @@
 """The embedder without a model, in workers and commands: a log of its own, warmed, audited and forgotten like others."""
 
 import json
+import unicodedata
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -9,6 +10,7 @@ import psutil
 import pytest
 from kp_scorer import score_traces
 from kp_scorer.client import Client
+from kp_scorer.errors import TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.novelty.audit import audit
 from kp_scorer.settings import Settings, load_settings
@@ -21,7 +23,7 @@ from tests.support.commands import command, run
 from tests.support.processes import KP_SCORER_WORKER, at_work
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
-SPACE: Final = "words-1.asked_and_did.1"
+SPACE: Final = "words-2.asked_and_did.1"
 _HEAP_BYTES: Final = 64 * 1024 * 1024
 MODELS: Final = ("openvino", "sentence_transformers", "tokenizers", "torch")
 
@@ -80,6 +82,23 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     assert f"{SPACE}: 21 entries, 21 agree, 0 differ" in audited.stderr
     assert json.loads(command(settings, "forget", samples[0]["id"]).stdout)["vectors"] == 1
     assert store.novelty_log(SPACE).info().entries == 20
+
+
+def test_copies_in_other_normal_forms_are_rejected_and_under_one_id_conflict(settings: Settings, tmp_path: Path) -> None:
+    settings = with_changed(settings, scoring__copies="reject", scoring__min_novelty=0.1)
+    first = minimal_payload(trace_id=new_id(), objective="Größe der Übergabe prüfen")
+    look_alike = first | {"task": {"objective": unicodedata.normalize("NFD", "Größe  der Über\u200bgabe prüfen")}}
+    full_width = first | {"id": new_id(), "task": {"objective": "ＧＲÖẞＥ der Übergabe prüfen"}}
+    with at_work(settings, tmp_path, command=KP_SCORER_WORKER) as (_, client):
+        submit(client, [first])
+        client.wait(first["id"], timeout_s=60)
+        copy, wide = (client.wait(each, timeout_s=60) for each in submit(client, [look_alike | {"id": new_id()}, full_width]))
+        with pytest.raises(TraceConflict):
+            client.submit(look_alike)
+    assert (copy.outcome, copy.novelty.duplicate_of) == ("rejected", first["id"])
+    assert (wide.outcome, wide.novelty.duplicate_of) == ("rejected", None)
+    assert wide.dimensions.novelty == pytest.approx(0, abs=1e-6)
+    assert command(settings, "audit").exit_code == 0
 
 
 def decide(client: Client, *traces: dict[str, Any]) -> list[Any]:

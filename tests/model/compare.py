@@ -72,7 +72,10 @@ def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
 def _log(log: LogModel) -> dict[str, object]:
     head = {"epoch": log.epoch, "time_ms": log.time_ms, "place": log.number, "window": WINDOW} if log.epoch else {}
     entries = [
-        (entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes(), [] if entry.counts else [b"c", b"0"])
+        (
+            *(entry.place, entry.trace_id, entry.digest, vector_of(entry.digest).tobytes()),
+            [*([] if entry.counts else [b"c", b"0"]), *([b"vd", entry.visible] if entry.visible else [])],
+        )
         for entry in log.present()
     ]
     directory = {LOG: b"1"} if log.is_listed else {}

@@ -19,10 +19,10 @@ from tests.support.word_embedder import WordEmbedder
 
 LIMITS: Final = Limits()
 IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", "kp:trace:other:4")
-_TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today")
+_TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today", "pay the  invoice")
 
-DOMAINS: Final = ("cod1", "code", "cod2", "cod3")
-"""Of each text. Settings name one of them."""
+DOMAINS: Final = ("cod1", "code", "cod2", "cod3", "cod1")
+"""Of each text: the first and the last look alike. Settings name one of them."""
 
 KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless")
 """The second says the very same as the first in other bytes; the last has no id of its own, only its message has one."""

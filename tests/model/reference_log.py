@@ -1,7 +1,7 @@
 """The specification of a novelty log: every entry there ever was, so that a window can be looked at whole."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kp_scorer.novelty import Candidate, Window
@@ -31,6 +31,7 @@ class LogEntry:
     trace_id: str
     digest: bytes
     counts: bool
+    visible: bytes = b""  # As the entry has it: empty where it is the digest.
     is_erased: bool = False
     is_trimmed: bool = False
 
@@ -68,13 +69,13 @@ class LogModel:
         return places
 
     def _admit(self, books: "Reference", epoch: str, candidate: Candidate, replied: str) -> str:
-        trace_id, digest, _, counts = candidate
+        trace_id, digest, _, counts, visible = candidate
         record = books.record(trace_id)
         if (record.digest or record.state == "dead") and record.digest != digest:
             return ""
         if record.entry and record.epoch == epoch and self._keeps(record.entry, replied, books.now):
             return record.entry
-        place = self._append(books, epoch, trace_id, digest, counts)
+        place = self._append(books, epoch, LogEntry(0, 0, trace_id, digest, counts, visible if visible != digest else b""))
         if record.state in ("decided", "dead"):
             # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
             return place
@@ -91,10 +92,10 @@ class LogModel:
         # A place that this very batch may push out of the slack may be replied up at once.
         return is_within and (replied == place or int(number) > oldest + LARGEST_BATCH)
 
-    def _append(self, books: "Reference", epoch: str, trace_id: str, digest: bytes, counts: bool) -> str:
+    def _append(self, books: "Reference", epoch: str, entry: LogEntry) -> str:
         self.epoch, self.number = epoch, self.number + 1
         self.time_ms = max(books.now, self.time_ms)
-        self.entries.append(LogEntry(self.time_ms, self.number, trace_id, digest, counts))
+        self.entries.append(replace(entry, time_ms=self.time_ms, number=self.number))
         books.expires_in(LOG, _LIFE_MS)
         books.expires_in(HEAD, _LIFE_MS + 60_000)
         if not self.is_listed:
@@ -145,6 +146,6 @@ class LogModel:
         others = [entry for entry in counting if entry.trace_id != own.trace_id]
         if not others:
             return None
-        if any(entry.digest == own.digest for entry in others):
+        if any((entry.visible or entry.digest) == (own.visible or own.digest) for entry in others):
             return 1.0
         return max(float(vector_of(entry.digest) @ vector_of(own.digest)) for entry in others)

@@ -142,6 +142,7 @@ _BY_SCRIPT: Final = {
         ("if not state then", "if true then", "what is pending expires"),
         ("candidate.counts and {} or", "", "nothing counts"),
         ("or {'c', '0'}", "or {}", "what failed counts"),
+        ("and candidate.visible ~= digest then", "and now_ms() < 0 then", "copies do not look alike"),
         ("'~', max_elements + slack_elements", "'~', max_elements", "the log is trimmed within windows"),
         ("max(0, time - ttl_ms - slack_ms)", "max(0, time - slack_ms)", "the log is trimmed by age within windows"),
         ("redis.call('HSET', directory, log, 1) == 1", "false", "a log is not listed"),

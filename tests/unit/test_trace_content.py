@@ -1,6 +1,7 @@
 """What a trace says: its digest, the text that is embedded, what may be its id and its domain; and the samples."""
 
 import sys
+import time
 import unicodedata
 from contextlib import suppress
 from typing import Any, Final, get_args
@@ -14,7 +15,7 @@ from kp_scorer.decision import Override
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.scoring import Policy, score
-from kp_scorer.trace import DOMAIN_BYTES, ReasoningTrace
+from kp_scorer.trace import DOMAIN_BYTES, Digests, ReasoningTrace
 from pydantic import ValidationError
 
 from tests.support.builders import (
@@ -30,6 +31,7 @@ from tests.support.builders import (
     steps,
     without,
 )
+from tests.support.costly import COSTLY_TEXTS
 from tests.support.traces import sample_traces
 
 UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score", "metadata.quality_threshold"}
@@ -69,6 +71,40 @@ SAYING: Final = {path: value for path, value in leaves(maximal_payload()).items(
 )
 def test_digest_ignores_ids_times_unknown_fields_and_the_order_of_keys(path: str, value: object) -> None:
     assert digest(changed(maximal_payload(), path, value)) == digest(maximal_payload())
+
+
+def digests_of(content: str) -> Digests:
+    return decode_trace(changed(maximal_payload(), "steps.1.content", content), LIMITS).digests()
+
+
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        unicodedata.normalize("NFD", 'Zoë paid "5 €"\n\\nowhere'),
+        'Zo\u00eb\u200b paid "5\u00a0€"\n\\nowhere',
+        ' Zoë  paid "5 €"\r\n\t\\nowhere \n',
+        'Z\u00adoë\0 paid\b "5 €\ufe0f"\x7f \x9b\\now\U000e0041here',
+    ],
+)
+def test_texts_that_look_alike_are_copies_and_still_other_content(otherwise: str) -> None:
+    digests, others = digests_of('Zoë paid "5 €"\n\\nowhere'), digests_of(otherwise)
+    assert (others.visible == digests.visible, others.content == digests.content) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "other", ["Zoe paid", "Zoë, paid", 'Zoë "paid', "Zoëpaid", "Zoë\\n paid", "Zoë\\u0001 paid", "zoë paid"]
+)
+def test_texts_that_a_person_can_tell_apart_are_no_copies(other: str) -> None:
+    assert digests_of("Zoë paid").visible != digests_of(other).visible
+
+
+@pytest.mark.parametrize("text", COSTLY_TEXTS.values(), ids=COSTLY_TEXTS)
+def test_no_text_of_a_megabyte_costs_much_time_to_compare_as_seen(text: str) -> None:
+    pieces = [text[start : start + LIMITS.field_chars] for start in range(0, len(text), LIMITS.field_chars)]
+    trace = make_trace(steps=[step("thought", content=piece) for piece in pieces])
+    started = time.process_time()
+    trace.digests()
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize("path", ["steps.1.content", "source_skill", "metadata.agent_id", "knowledge_graph_delta"])

@@ -1,10 +1,11 @@
 """The embedder without a model: the same vectors everywhere, equal for equal words, in any script, at a bounded cost."""
 
 import time
+import unicodedata
 from itertools import pairwise
 from math import log, sqrt
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_a_word_has_the_same_place_and_sign_for_ever(word: str) -> None:
     expected = np.zeros(384, np.float32)
     expected[place] = sign
     np.testing.assert_array_equal(vector_of(word), expected)
-    assert WORDS.space == "words-1.asked_and_did.1"
+    assert WORDS.space == "words-2.asked_and_did.1"
 
 
 def test_asked_counts_six_tenths_and_did_four_and_a_word_that_repeats_its_logarithm() -> None:
@@ -101,6 +102,32 @@ def test_words_that_cancel_each_other_leave_a_vector() -> None:
 def test_order_case_and_punctuation_do_not_count(words: list[str], random: Random) -> None:
     shuffled = random.sample(words, len(words))
     assert similarity(" ".join(words), ", ".join(shuffled).upper()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("text", [*(text for texts in UNRELATED.values() for text in texts), "Größe: 10 µm, Ångström", "שלום"])
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_a_text_has_the_same_vector_in_every_normal_form(text: str, form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> None:
+    assert similarity(text, unicodedata.normalize(form, text)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("written", "otherwise"),
+    [
+        ("book a flight", "bo\u200bok\u2060 a fli\u00adght\ufe0f"),
+        ("book a flight", "\uff42\uff4f\uff4f\uff4b \uff41 \uff46\uff4c\uff49\uff47\uff48\uff54"),
+        ("كتاب الرجل", "كِتَابُ الرَّجُلِ"),
+        ("שלום עולם", "שָׁלוֹם עוֹלָם"),
+        ("résumé", "resume"),
+        ("カタカナガ", "ｶﾀｶﾅｶﾞ"),
+    ],
+)
+def test_width_optional_marks_and_invisible_characters_do_not_count(written: str, otherwise: str) -> None:
+    assert similarity(written, otherwise) == pytest.approx(1)
+
+
+def test_marks_that_make_another_word_count() -> None:
+    assert similarity("น้ำ", "นำ") < 0.5  # water, to lead
+    assert similarity("कल", "किला") < 0.5  # tomorrow, a fort
 
 
 @pytest.mark.parametrize("language", UNRELATED)

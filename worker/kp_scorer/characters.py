@@ -1,8 +1,8 @@
-"""Characters that are not shown: which a name must not have, and how those that a terminal acts on are written out."""
+"""Characters that are not shown, other ways to write a text, and how what a terminal acts on is written out."""
 
 import re
 import unicodedata
-from typing import Final
+from typing import Final, Literal
 
 _ACTING: Final = (
     "\x00-\x1f\x7f-\x9f"  # C0, which begins escape sequences, DEL and C1, which some terminals take for the same
@@ -10,12 +10,16 @@ _ACTING: Final = (
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they reorder what stands around them
     "\ud800-\udfff"  # halves of a character, which no output can encode
 )
+_FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
 _IGNORED: Final = (
-    "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"  # format characters
-    "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\u061c\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
     "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point
 )
-_IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_IGNORED}]")
+_IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_FORMAT}{_IGNORED}]")
+_UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_IGNORED}]")
+_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Every combining mark is of these.
+_JOINER: Final = "\u034f"  # It changes nothing but that the marks before it and those behind it keep apart.
+_HARMLESS_BYTES: Final = 4_000  # Of marks, which are not ASCII: they are sorted in a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
 _ACTS: Final = re.compile(f"[{_ACTING}]")
 _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
@@ -33,6 +37,24 @@ def check_name(text: str) -> str:
     if not unicodedata.is_normalized("NFC", text):
         raise ValueError("expected Unicode's normal form C")
     return text
+
+
+def without_unseen(text: str) -> str:
+    """Return a text without its controls, but for white space, and what by Unicode is not shown, such as U+200B."""
+    return _UNSEEN.sub("", text)
+
+
+def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
+    """Return a text without unseen characters in a normal form of Unicode, but for U+034F in long runs of marks.
+
+    Python sorts each run of marks, until lately in quadratic time (its issue 149079): 80 kB of them would take seconds.
+    """
+    if form == "NFKD":
+        # The only letters that become marks, and a word that becomes 18 characters.
+        text = text.replace("\uff9e", "\u3099").replace("\uff9f", "\u309a").replace("\ufdfa", " ")
+    if len(text.encode("utf-8", "surrogatepass")) > len(text) + _HARMLESS_BYTES:
+        text = _LONG_RUN.sub(rf"\1{_JOINER}", text)
+    return unicodedata.normalize(form, text)
 
 
 def escaped(text: str) -> str:

@@ -20,7 +20,7 @@ from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Wi
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.settings import Settings
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import Digests, ReasoningTrace
 
 _NAME_CHARS: Final = 200
 
@@ -76,11 +76,11 @@ class NoveltyMeter:
         vectors = self.checked.embed(tokenized, alone=alone)
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
-    def candidate(self, trace: ReasoningTrace, digest: bytes, vector: Vector) -> Candidate:
+    def candidate(self, trace: ReasoningTrace, digests: Digests, vector: Vector) -> Candidate:
         """The trace as the log admits it: with whether it counts for all later ones."""
         least = self._window.succeeded_confidence
         counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
-        return Candidate(trace.id, digest, vector, counts)
+        return Candidate(trace.id, digests.content, vector, counts, digests.visible)
 
     def place(self, candidates: Sequence[Candidate], asked: Sequence[Vector | None] = ()) -> list[Comparison | None]:
         """Place candidates, idempotently, and compare each, and the vectors ``asked``; None if another digest has its id."""
@@ -112,7 +112,7 @@ class Case:
     """A trace on its way to a decision."""
 
     trace: ReasoningTrace
-    identity: Identity
+    digests: Digests
     is_claimed: bool = False  # Whether this worker decides it.
     vector: Vector | None = None
     asked: Vector | None = None  # Of its objective alone, where texts are pinned.
@@ -121,6 +121,11 @@ class Case:
     resolved: Resolved | None = None  # None until it is resolved, and for a trace that is to be decided again, alone.
     received: Received | None = None
     times_ms: dict[str, float] = field(default_factory=dict)  # Of its steps so far, by the fields of ``Timings``.
+
+    @property
+    def identity(self) -> Identity:
+        """By which the ledger knows the trace."""
+        return Identity(self.trace.id, self.digests.content)
 
 
 @dataclass
@@ -166,7 +171,7 @@ class Decider:
         A trace whose worker has ended before is left out, unless it is acquired ``alone``: if it is what ended the worker, no
         other trace fails with it. Raises the errors of :meth:`decide`.
         """
-        cases = [Case(trace, Identity(trace.id, trace.digest())) for trace in traces]
+        cases = [Case(trace, trace.digests()) for trace in traces]
         started = time.perf_counter()
         records = self.ledger.acquire([case.identity for case in cases], alone=alone)
         look_up_ms = ms_since(started)
@@ -238,7 +243,7 @@ class Decider:
         comparisons: Sequence[Comparison | None] = [(Novelty(source="no_embedder"), ())] * len(claimed)
         if meter := self.novelty:
             comparisons = meter.place(
-                [meter.candidate(each.trace, each.identity.digest, each.vector) for each in claimed if each.vector is not None],
+                [meter.candidate(each.trace, each.digests, each.vector) for each in claimed if each.vector is not None],
                 [each.asked for each in claimed],
             )
         place_ms = ms_since(started)

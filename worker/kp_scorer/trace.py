@@ -4,18 +4,22 @@ import hashlib
 import json
 import re
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from kp_scorer.characters import check_name
+from kp_scorer.characters import check_name, normalized, without_unseen
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 DOMAIN_BYTES: Final = 200  # How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything.
 _DIGEST_VERSION: Final = b"kp-digest-1"
 """Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""
+
+_CONTROLS: Final = re.compile(r"\\(?:b|u00..)")  # Those in JSON that are no white space.
+_AS_VISIBLE: Final = (("\\\\", "\\/"), ('\\"', "\\'"), *((escape, " ") for escape in ("\\n", "\\r", "\\t", "\\f")))
+"""What stands for escapes in JSON: then every backslash begins one, and every quotation mark begins or ends a text."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
@@ -191,7 +195,40 @@ class ReasoningTrace(_Part):
 
         Missing fields do not count, so a field that a later version adds changes the digest of only the traces that use it.
         """
+        return _hashed(self._canonical())
+
+    def digests(self) -> "Digests":
+        """The digest of the content, and that of what a person sees of it."""
+        canonical = self._canonical()
+        return Digests(_hashed(canonical), _hashed(_as_visible(canonical)))
+
+    def _canonical(self) -> str:
         excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
         content = self.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-        return hashlib.blake2b(canonical.encode(), digest_size=16, person=_DIGEST_VERSION).digest()
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class Digests(NamedTuple):
+    """What two submissions are compared by."""
+
+    content: bytes  # The same trace has the same, to the last character.
+    visible: bytes
+    """Copies have the same: texts that differ in white space, invisible characters and normal form look alike.
+
+    It identifies no submission, as what is invisible may still be read, by a model for example.
+    """
+
+
+def _hashed(canonical: str) -> bytes:
+    return hashlib.blake2b(canonical.encode(), digest_size=16, person=_DIGEST_VERSION).digest()
+
+
+def _as_visible(text: str) -> str:
+    """Canonical JSON with each run of white space as one space, none at the ends of texts, in NFC, and nothing invisible."""
+    for escape, stand_in in _AS_VISIBLE:
+        text = text.replace(escape, stand_in)
+    if "\\u00" in text or "\\b" in text:
+        text = _CONTROLS.sub("", text)
+    if not text.isascii() or "\x7f" in text:
+        text = normalized("NFC", without_unseen(text))
+    return " ".join(text.split()).replace(' "', '"').replace('" ', '"')

@@ -4,6 +4,7 @@ Equal words are all that it sees: not what they mean, nor their order. It needs 
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -14,15 +15,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from kp_scorer.characters import normalized, without_unseen
 from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
 _MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would part words at each.
-    "\u0300-\u036f\u0483-\u0487"  # accents that are characters of their own
-    "\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u0730-\u07b0"  # Hebrew, Arabic, Syriac, Thaana
+    "\u034f"  # stands in long runs of marks
+    "\u07a6-\u07b0\u3099\u309a"  # Thaana, Japanese
     "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
 )
 
+_OPTIONAL_MARKS: Final = re.compile(  # Marks that people leave out: no word is another without them.
+    "[\u0300-\u034e\u0350-\u036f\u0483-\u0487\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20f0\ufe20-\ufe2f"  # accents
+    "\u0591-\u05bd\u05bf-\u05c7\ufb1e"  # Hebrew
+    "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u08d3-\u08ff]"  # Arabic, Syriac
+)
 _UNSPACED: Final = (  # Letters and marks of scripts that write no spaces between words.
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ece\u0edc-\u0edf"  # Thai, Lao
     "\u1000-\u103f\u1050-\u1089\ua9e0-\ua9ef\uaa60-\uaa7f\u1780-\u17d3"  # Burmese, Khmer
@@ -46,7 +53,7 @@ class WordsEmbedder(Embedder):
 
     name = "words"
     engine = "a hash on 1 thread"
-    space = f"words-1{ASKED_AND_DID.mark}"
+    space = f"words-2{ASKED_AND_DID.mark}"
     dimensions = _DIMENSIONS
     recipe = ASKED_AND_DID
 
@@ -72,7 +79,7 @@ class WordsEmbedder(Embedder):
         return summed
 
     def _counted(self, passage: str) -> NDArray[np.float64]:
-        counts = Counter(_words_of(passage.casefold()))
+        counts = Counter(_words_of(_folded(passage)))
         columns = np.fromiter(map(self._columns.__getitem__, islice(counts, _MOST_WORDS)), np.intp)
         weights = 1.0 + np.log(np.fromiter(islice(counts.values(), _MOST_WORDS), np.float64))
         positive, negative = np.bincount(columns, weights, 2 * _DIMENSIONS).reshape(2, _DIMENSIONS)
@@ -92,6 +99,14 @@ class _Columns(dict[str, int]):
                 self.clear()
             self[word] = column
         return column
+
+
+def _folded(text: str) -> str:
+    """A text without case, and as one of the ways in which it may be written: with what accents, widths and normal form."""
+    if not text.isascii():
+        text = normalized("NFKD", without_unseen(text))
+        text = unicodedata.normalize("NFC", _OPTIONAL_MARKS.sub("", text))
+    return text.casefold()
 
 
 def _words_of(text: str) -> list[str]:

@@ -50,7 +50,8 @@ def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes |
 
 
 READ_CHUNK: Final = 1_000  # Entries in one round trip, 1.6 MB of 384 float32 each: catching up must not stall Redis.
-_DOES_NOT_COUNT: Final = [b"c", b"0"]  # The field of such an entry. One that counts has none, as in earlier versions.
+_OPTIONAL: Final = frozenset({b"c", b"vd"})
+"""Fields that not all entries have: ``c`` is 0 in those that do not count for all, ``vd`` the digest that copies share."""
 
 
 class LogInfo(NamedTuple):
@@ -175,10 +176,11 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
     place = _place_in(entry_id)
     # It may have other fields, or ones that hold no text or no vector.
     with suppress(ValueError):
-        _, trace_id, _, digest, _, raw, *mark = fields
+        _, trace_id, _, digest, _, raw, *names_and_values = fields
+        more = dict(zip(names_and_values[::2], names_and_values[1::2], strict=True))
         vector = np.frombuffer(raw, VECTOR).astype(np.float32)
-        if np.isfinite(vector).all() and mark in ([], _DOES_NOT_COUNT):
-            return Entry(place, trace_id.decode(), digest, vector, counts=not mark)
+        if np.isfinite(vector).all() and more.keys() <= _OPTIONAL and more.get(b"c", b"0") == b"0":
+            return Entry(place, trace_id.decode(), digest, vector, b"c" not in more, more.get(b"vd", b""))
     return Entry(place, "", b"", np.empty(0, np.float32))
 
 

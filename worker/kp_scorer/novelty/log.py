@@ -75,6 +75,7 @@ class Candidate(NamedTuple):
     digest: bytes
     vector: NDArray[np.float32]
     counts: bool = True  # Whether it counts for all later traces; if not, for those that do not count either, as all do.
+    visible: bytes = b""  # The digest that copies share; empty: ``digest``.
 
 
 class Cursor(NamedTuple):
@@ -94,6 +95,7 @@ class Entry(NamedTuple):
     digest: bytes
     vector: NDArray[np.float32]
     counts: bool = True
+    visible: bytes = b""
 
 
 class Erasure(NamedTuple):

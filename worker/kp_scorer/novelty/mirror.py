@@ -13,7 +13,7 @@ _SCAN_ROWS: Final = 8_192  # Rows compared at once, which keeps a batch's simila
 
 
 class Nearest(NamedTuple):
-    """The most similar entry of a window; ``is_duplicate`` if it has the same digest."""
+    """The most similar entry of a window; ``is_duplicate`` if it is a copy: both have the digest that copies share."""
 
     trace_id: str
     similarity: float
@@ -72,8 +72,8 @@ class Mirror:
     def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
         """For each place find the most similar entry of its window that counts for it; None where there is none.
 
-        Entries of the place's own trace never count. An entry with the same digest is always nearest, with a similarity of
-        exactly 1, because two embeddings of one text may differ in the last bit.
+        Entries of the place's own trace never count. A copy is always nearest, with a similarity of exactly 1, because two
+        embeddings of one text may differ in the last bit.
 
         Raises KeyError if there is no entry at a place, because the log was emptied meanwhile.
         """
@@ -99,7 +99,7 @@ class Mirror:
         row = len(self)
         self._times[row], self._numbers[row] = entry.place
         # Enough of it to tell a window's entries apart, and comparable in one vector operation.
-        self._digests[row] = int.from_bytes(entry.digest[:8], "little")
+        self._digests[row] = int.from_bytes((entry.visible or entry.digest)[:8], "little")
         self._bounds[:, row] = np.inf, np.inf if entry.counts else -np.inf
         self._trace_ids.append(entry.trace_id)
         if entry.trace_id and entry.vector.shape == self._vectors[row].shape:

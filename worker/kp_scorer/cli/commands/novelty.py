@@ -126,7 +126,7 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
             # submissions.
             store.ledger.submit(())
             embedded = zip(traces, meter.embed(traces), strict=True)
-            candidates = [meter.candidate(trace, trace.digest(), vector) for trace, (_, vector, _) in embedded]
+            candidates = [meter.candidate(trace, trace.digests(), vector) for trace, (_, vector, _) in embedded]
             for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
                 if place is None:
                     conflicts += 1

@@ -5,7 +5,7 @@
 --
 -- KEYS   log, head, erasures, directory, records...
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
---        candidates... (trace_id, digest, vector, counts)
+--        candidates... (trace_id, digest, vector, counts, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
 -- new_epoch is for a log that is new. last_entry and last_erasure are the newest that the mirror has read, or empty. No more than
@@ -45,8 +45,12 @@ local function admit(record, candidate)
     if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
     place = place + 1
     local new_entry = string.format('%.0f-%.0f', time, place)
-    local mark = candidate.counts and {} or {'c', '0'}
-    redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(mark))
+    local more = candidate.counts and {} or {'c', '0'}
+    if candidate.visible ~= '' and candidate.visible ~= digest then
+        more[#more + 1] = 'vd'
+        more[#more + 1] = candidate.visible
+    end
+    redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(more))
     -- What has ended keeps the place that its end rests on. This one is for the worker's comparison only, which comes too late.
     if state == 'decided' or state == 'dead' then return new_entry end
     -- No state: if Redis came back without the record, the ledger must make and count it when it meets it next.
