@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Final
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 
 from kp_scorer.settings import Settings
@@ -67,6 +68,10 @@ def values_of(url: str, query: str) -> list[str]:
 def _answers(url: str) -> bool:
     try:
         exposition(url)
+    except HTTPError as error:
+        # It holds the connection.
+        error.close()
+        return False
     except OSError:
         return False
     return True
