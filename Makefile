@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test suite quick check fix lock image install clean
+.PHONY: demo test suite quick check fix lock matrix image install clean
 
 install: $(VENV)/.installed
 
@@ -53,6 +53,11 @@ test: install
 
 suite: install
 	$(PYTEST)
+
+# Debian 13 and unstable, each made anew, with their own servers; as root, on a Debian.
+matrix:
+	.ci/debian trixie
+	.ci/debian sid
 
 # Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
 # changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.
