@@ -2,7 +2,6 @@
 
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -18,12 +17,14 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
 
+from tests.support import forking, suite
 from tests.support.arena import Arena, BrokerName
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REFERENCE_TRACES
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtual_host, rabbitmq_in_use
 from tests.support.servers import embedded_default
-from tests.support.suite import RUN
+
+LEFT = pytest.StashKey[list[str]]()
 
 # A busy machine is no failure. Each run draws other examples. CI draws few, so that a rare failure is a rare red run.
 hypothesis.settings.register_profile(
@@ -38,11 +39,24 @@ hypothesis.settings.load_profile("suite")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Number this run; all its processes have the number in their environment, and Hypothesis draws by it."""
     if not hasattr(config, "workerinput"):
-        os.environ[RUN] = str(secrets.randbelow(2**32))
+        suite.begin()
     # Before Hypothesis' own hook reads it.
-    config.option.hypothesis_seed = config.option.hypothesis_seed or os.environ[RUN]
+    config.option.hypothesis_seed = config.option.hypothesis_seed or os.environ[suite.RUN]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a process outlives the suite. Fixtures and the processes of pytest have ended by then."""
+    forking.stop()
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[LEFT] = left = suite.end_processes()
+        session.exitstatus = session.exitstatus or int(bool(left))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in suite.skipped_lines(terminalreporter.stats.get("skipped", [])) + config.stash.get(LEFT, []):
+        terminalreporter.write_line(line)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -135,7 +149,7 @@ def rabbitmq_url() -> Iterator[str]:
     except OSError as error:
         if os.environ.get("CI"):
             pytest.fail(f"no RabbitMQ at TEST_RABBITMQ_URL, or on its default port: {error}")
-        pytest.skip("no RabbitMQ runs here; name one with TEST_RABBITMQ_URL")
+        pytest.skip("no RabbitMQ runs here: install Debian's package rabbitmq-server, or name one with TEST_RABBITMQ_URL")
     with own_virtual_host(RABBITMQ_URL) as url:
         yield url
 

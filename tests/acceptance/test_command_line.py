@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, run, run_in_shell
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, opened, start_worker, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -55,8 +55,8 @@ def test_submit_stops_waiting_at_its_timeout(settings: Settings) -> None:
 def test_decisions_follow_prints_new_decisions_until_ctrl_c(at_worker: dict[str, str]) -> None:
     run("decisions", **at_worker)
     (trace,) = fresh_samples(1)
-    arguments = [*COMMAND, "decisions", "--follow"]
-    with subprocess.Popen(arguments, env=os.environ | at_worker, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as follow:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with opened(*COMMAND, "decisions", "--follow", env=os.environ | at_worker, **streams) as follow:
         assert follow.stdout
         run("submit", "-", stdin=jsonl(trace), **at_worker)
         assert json.loads(follow.stdout.readline())["trace_id"] == trace["id"]
@@ -129,7 +129,7 @@ def test_cache_is_shown_and_cleared_and_fills_again(at_worker: dict[str, str]) -
 def test_up_serves_other_commands_and_leaves_no_process_behind_even_if_it_is_killed(tmp_path: Path) -> None:
     without_embedder = os.environ | {"KP_EMBEDDING_EMBEDDER": "none"}
     stderr_file = tmp_path / "stderr"
-    with stderr_file.open("wb") as stderr, subprocess.Popen([*COMMAND, "up"], env=without_embedder, stderr=stderr) as up:
+    with stderr_file.open("wb") as stderr, opened(*COMMAND, "up", env=without_embedder, stderr=stderr) as up:
         try:
             wait_until(running)
             done = run("submit", "-", "--wait", "--timeout", "60", stdin=jsonl(*fresh_samples(3)))

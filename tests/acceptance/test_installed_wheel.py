@@ -14,7 +14,7 @@ from kp_scorer import Decision
 
 from tests.support.environments import build_wheel, install_wheel
 from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_until
+from tests.support.processes import opened, wait_until
 
 SOURCE: Final = REPOSITORY / "worker" / "kp_scorer"
 STRANGERS: Final = ("worker.py", "worker/__init__.py", "redis.py", "celery.py", "numpy.py")
@@ -78,7 +78,7 @@ def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder
     log = tmp_path / "up.log"
     command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1"]
     json_lines = os.environ | {"KP_LOG_FORMAT": "json"}
-    with log.open("wb") as output, subprocess.Popen(command, cwd=folder, env=json_lines, stdout=output, stderr=output) as up:
+    with log.open("wb") as output, opened(*command, cwd=folder, env=json_lines, stdout=output, stderr=output) as up:
         try:
             wait_until(lambda: "worker_ready" in log.read_text("utf-8") or up.poll() is not None)
             assert up.poll() is None, log.read_text("utf-8")

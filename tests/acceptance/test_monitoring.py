@@ -41,7 +41,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
-from tests.support.processes import FAST_WORKER, at_work, free_port, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, at_work, free_port, opened, start_worker, wait_until
 from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.servers import RedisServer
@@ -219,10 +219,7 @@ def test_top_and_doctor_show_when_a_queue_of_decisions_will_be_full(settings: Se
 def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
     ours, terminal = pty.openpty()
     variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
-    # What runs in the background of a script has it ignored, and what it starts has, too.
-    obey = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    streams = {"stdin": terminal, "stdout": subprocess.DEVNULL, "stderr": terminal}
-    with subprocess.Popen([*COMMAND, "top"], env=variables, preexec_fn=obey, **streams) as process:  # type: ignore[call-overload]
+    with opened(*COMMAND, "top", env=variables, stdin=terminal, stdout=subprocess.DEVNULL, stderr=terminal) as process:
         os.close(terminal)
         try:
             # Rates are there from the second look on.
@@ -236,7 +233,6 @@ def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
                     pass
             assert process.wait(20) == 0
         finally:
-            process.kill()
             os.close(ours)
 
 

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def folder() -> Path:
     """The examples, installed."""
-    for program in ("node", "npm"):
-        required(program)
+    required("node", "nodejs")
+    required("npm")
     return node.installed()
 
 

@@ -19,7 +19,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_at_terminal, run_in_shell
 from tests.support.paths import REPOSITORY
-from tests.support.processes import wait_until
+from tests.support.processes import opened, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
 
 SCORE: Final = ("score", "--set", "embedding.embedder=none", "-")
@@ -33,15 +33,11 @@ def ids(output: str) -> list[str]:
 def running(*arguments: str, **variables: str) -> Iterator[tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes]]]:
     """A command, its stdin and its stdout."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [*COMMAND, *arguments], env=os.environ | variables, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
-    ) as process:
+    streams = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "bufsize": 0}
+    with opened(*COMMAND, *arguments, env=os.environ | variables, **streams) as process:
         assert process.stdin
         assert process.stdout
-        try:
-            yield process, process.stdin, process.stdout
-        finally:
-            process.kill()
+        yield process, process.stdin, process.stdout
 
 
 def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:

@@ -1,7 +1,6 @@
 """`up` and what other commands show beside it: to a person at a terminal, and to a pipe."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.local import running
 
 from tests.support.commands import COMMAND, invoked, jsonl_file, run, run_at_terminal
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import free_port, opened, wait_until
 from tests.support.traces import fresh_samples, rows_in, short_traces
 
 
@@ -22,14 +21,11 @@ def up(folder: Path, *options: str) -> Iterator[Path]:
     log = folder / "up.log"
     ports = f"metrics.port={free_port()}"
     command = [*COMMAND, "up", "--set", "embedding.embedder=none", "--set", ports, *options]
-    with log.open("wb") as stderr, subprocess.Popen(command, stderr=stderr) as process:
-        try:
-            wait_until(lambda: running() or process.poll() is not None)
-            yield log
-            assert run("down").returncode == 0
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+    with log.open("wb") as stderr, opened(*command, stderr=stderr) as process:
+        wait_until(lambda: running() or process.poll() is not None)
+        yield log
+        assert run("down").returncode == 0
+        assert process.wait(30) == 0
 
 
 @pytest.fixture

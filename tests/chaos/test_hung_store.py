@@ -37,7 +37,7 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
     request.getfixturevalue("rabbitmq_url")
     before = {name: evaluated(f"application:get_env(rabbit, {name}).") for name in _NAMES}
     if not all(before.values()):
-        pytest.skip("nobody here may change RabbitMQ's consumer_timeout")
+        pytest.skip("nobody here may change RabbitMQ's consumer_timeout: run the tests as root")
     with rabbitmq_in_use(alone=True):
         try:
             for name, value in _NAMES.items():

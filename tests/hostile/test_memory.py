@@ -8,7 +8,6 @@ import subprocess
 import sys
 import termios
 import threading
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from tests.support.builders import decision_on, minimal_payload, step
 from tests.support.calls import traced_memory
 from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND
-from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.processes import SMALL_WORKER, opened, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import LARGEST_BYTES
 from tests.support.servers import redis_servers
@@ -131,8 +130,7 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
             with_producer(app, "test", lambda producer, message=message: producer.publish(exchange="", **message))  # type: ignore[misc]
     command = [*COMMAND, "decisions", "--follow"]
     environment = os.environ | as_environment(shipped_arena.settings_of("operator"))
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as follow, ExitStack() as leaving:
-        leaving.callback(follow.kill)
+    with opened(*command, env=environment, stdout=subprocess.PIPE) as follow:
         assert follow.stdout
         process = psutil.Process(follow.pid)
         # Until it waits for its reader.

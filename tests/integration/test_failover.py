@@ -113,7 +113,7 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     executable = shutil.which("redis-server")
     if executable is None or shutil.which("redis-cli") is None or b"tls-port" not in Path(executable).read_bytes():
-        pytest.skip("there is no redis-server with TLS on the PATH")
+        pytest.skip("there is no redis-server with TLS on the PATH: install Debian's package redis-server")
     with ExitStack() as leaving:
         yield Guarded(tmp_path_factory.mktemp("guarded"), executable, leaving)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 import sys
 import threading
 import zlib
@@ -31,7 +30,7 @@ from tests.support.builders import Payload, decided, make_trace, minimal_payload
 from tests.support.calls import traced_memory
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import at_work, opened, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import short_traces
 
@@ -237,7 +236,7 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
     # What a crash left: a decision that is delivered again, and half of one.
     left = accepted[0].model_dump_json()
     (tmp_path / "journal.jsonl").write_text(f"{left}\n{left}\n{left[:100]}", "utf-8")
-    with subprocess.Popen([sys.executable, str(example), str(tmp_path)], env=variables) as process:
+    with opened(sys.executable, example, tmp_path, env=variables) as process:
         # Two files are full, after that of what was left, and the last decision waits for another.
         journal = tmp_path / "journal.jsonl"
         wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)

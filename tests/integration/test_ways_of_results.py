@@ -31,7 +31,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, at_work, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, at_work, opened, start_worker, wait_until
 from tests.support.rabbitmq import declare_as_worker, default_queues
 from tests.support.traces import fresh_samples, short_traces
 
@@ -302,9 +302,8 @@ def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Stor
         for batch in ([first, second, first], [second, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
             stream.publish(publications(batch), 0)
-            with subprocess.Popen(reader, env=variables, cwd=tmp_path, stdout=output) as consumer:
+            with opened(*reader, env=variables, cwd=tmp_path, stdout=output):
                 wait_until(lambda: client.xinfo_groups(stream.name) and not stream.count_unread())  # noqa: B023
-                consumer.kill()
     acted = [line.split()[0] for line in printed.read_text("utf-8").splitlines()]
     assert acted == [decision.trace_id for decision in (first, second, anew, last)]
 

@@ -24,7 +24,7 @@ from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel
 
 from tests.support.forking import start
-from tests.support.processes import wait_until
+from tests.support.processes import opened, wait_until
 from tests.support.traces import jsonl
 
 COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
@@ -112,8 +112,7 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
 @contextmanager
 def up(*options: str, **variables: str) -> Iterator[None]:
     """Have `kp-scorer up` run, until Ctrl-C; what it serves may still be starting."""
-    command = [*COMMAND, "up", *options]
-    with subprocess.Popen(command, env=os.environ | variables, stderr=subprocess.DEVNULL) as process:
+    with opened(*COMMAND, "up", *options, env=os.environ | variables, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(running)
             yield

@@ -91,7 +91,7 @@ def start(module: Sequence[str], variables: Mapping[str, str], *streams: int) ->
         return subprocess.Popen([sys.executable, "-m", *module], env=variables, stdin=stdin, stdout=stdout, stderr=stderr)
     read, write = os.pipe()
     request = {"module": list(module), "variables": dict(variables), "directory": str(Path.cwd())}
-    socket.send_fds(_forker(), [json.dumps(request).encode()], [*streams, write])
+    socket.send_fds(_forker()[0], [json.dumps(request).encode()], [*streams, write])
     os.close(write)
     return Forked(read)
 
@@ -102,8 +102,8 @@ def _of_python(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def _forker() -> socket.socket:
-    """The connection to this process's forker; when it is closed, the forker ends."""
+def _forker() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """This process's forker, and the connection to it; when that is closed, the forker ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
@@ -115,13 +115,17 @@ def _forker() -> socket.socket:
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )
+    atexit.register(stop)
+    return ours, process
 
-    def end() -> None:
+
+def stop() -> None:
+    """End this process's forker, if it has one."""
+    if _forker.cache_info().currsize:
+        ours, process = _forker()
         ours.close()
         process.wait()
-
-    atexit.register(end)
-    return ours
+        _forker.cache_clear()
 
 
 def main() -> None:

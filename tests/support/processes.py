@@ -50,6 +50,16 @@ def output_of(*command: str | Path, **options: Any) -> str:
     return str(done.stdout)
 
 
+@contextmanager
+def opened(*command: str | Path, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a program, and kill it if it outlives the block: a ``Popen`` would wait for it, however long it runs."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

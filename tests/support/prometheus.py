@@ -33,7 +33,7 @@ def scraped(settings: Settings) -> Samples:
 
 def program(name: str) -> str:
     """Where a program of Prometheus is."""
-    return required(name, "install Debian's package prometheus")
+    return required(name, "prometheus")
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
     """Settings with the queues' default names, in a virtual host where nobody else has any; skips where none can be made."""
     with own_virtual_host(RABBITMQ_URL) as own_url:
         if "kp-test-" not in own_url or own_url == url:
-            pytest.skip("nobody here may make a virtual host")
+            pytest.skip("nobody here may make a virtual host: run the tests as root")
         yield load_settings({"broker.url": own_url, "redis.url": redis_url})
 
 
@@ -108,7 +108,7 @@ def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[Non
     names = _texts(vhost, "limited")
     policy = f'{names}, <<"^{queue}$">>, [{{<<"max-length">>, {most}}}], 0, <<"queues">>, <<"{_ACTOR}">>'
     if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
-        pytest.skip("nobody here may set a policy")
+        pytest.skip("nobody here may set a policy: run the tests as root")
     try:
         yield
     finally:
@@ -247,7 +247,7 @@ def documented_users(url: str, redis_url: str) -> Iterator[Users]:
     """Make the users of the documents with their permissions; skip the test where that may not be done."""
     virtual_host = url.rpartition("/")[2]
     if not virtual_host.startswith("kp-test-"):
-        pytest.skip("nobody here may make users of RabbitMQ")
+        pytest.skip("nobody here may make users of RabbitMQ: run the tests as root")
     users = Users(url, redis_url)
     rules = [shlex.split(line)[4:] for line in code_with("rabbitmqctl set_permissions").splitlines()]
     named = [(f"{user}-{users.suffix}", permissions) for user, *permissions in rules]

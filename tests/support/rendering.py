@@ -41,7 +41,7 @@ def compose_secrets(folder: Path) -> Path:
 @cache
 def kubernetes(overlay: str) -> Sequence[dict[str, Any]]:
     """The objects of an overlay, rendered once; nobody may change them."""
-    kubectl = required("kubectl", "it takes one with kustomize 5; Debian's is too old")
+    kubectl = required("kubectl", hint="it takes one with kustomize 5; Debian's is too old")
     return list(yaml.safe_load_all(output_of(kubectl, "kustomize", DEPLOY / "kubernetes" / overlay)))
 
 

@@ -38,7 +38,8 @@ def redis_servers() -> list[Any]:
     on_path = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
     servers = {"default": default_server(), "embedded": redis_executable(), **on_path}
     names = {path: name for name, path in reversed(servers.items()) if path}
-    missing = (pytest.param(None, id=name, marks=pytest.mark.skip(f"there is no {name} on the PATH")) for name in on_path)
+    lacking = {name: pytest.mark.skip(f"there is no {name} on the PATH: install Debian's package {name}") for name in on_path}
+    missing = (pytest.param(None, id=name, marks=mark) for name, mark in lacking.items())
     present = (pytest.param(path, id=name) for path, name in reversed(names.items()))
     return [*present, *(each for each in missing if not servers[str(each.id)])]
 

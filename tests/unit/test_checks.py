@@ -32,7 +32,7 @@ from tests.support.builders import LIMITS, changed, decided, make_trace, maximal
 from tests.support.own_checks import MARKER, install
 from tests.support.paths import REPOSITORY
 from tests.support.planted import HOSTILE, PLACES, SECRETS
-from tests.support.processes import wait_until
+from tests.support.processes import opened, wait_until
 from tests.support.traces import sample_traces
 
 WITHOUT_EMBEDDER: Final = {"embedding.embedder": "none", "scoring.threshold": 0.0}
@@ -194,7 +194,7 @@ time.sleep(60)
 
 
 def test_an_idle_process_ends_with_a_parent_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", ORPHANING], stdout=subprocess.PIPE) as parent:
+    with opened(sys.executable, "-c", ORPHANING, stdout=subprocess.PIPE) as parent:
         assert parent.stdout
         child = psutil.Process(int(parent.stdout.readline()))
         os.kill(parent.pid, signal.SIGKILL)

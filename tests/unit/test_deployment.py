@@ -217,7 +217,7 @@ def value_of(name: str) -> str:
 
 def verified(directory: Path) -> "subprocess.CompletedProcess[str]":
     """Have systemd verify the units, copied to a directory."""
-    analyze = required("systemd-analyze", "install Debian's package systemd")
+    analyze = required("systemd-analyze", "systemd")
     # It also asks whether the program is there.
     for unit in UNITS.iterdir():
         (directory / unit.name).write_text(unit.read_text("utf-8").replace(INSTALLED, "/bin/true"), "utf-8")
