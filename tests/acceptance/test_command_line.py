@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, run, run_in_shell
-from tests.support.processes import FAST_WORKER, opened, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, PATIENCE_S, opened, start_worker, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -61,7 +61,7 @@ def test_decisions_follow_prints_new_decisions_until_ctrl_c(at_worker: dict[str,
         run("submit", "-", stdin=jsonl(trace), **at_worker)
         assert json.loads(follow.stdout.readline())["trace_id"] == trace["id"]
         follow.send_signal(signal.SIGINT)
-        assert follow.wait(10) == 0
+        assert follow.wait(PATIENCE_S) == 0
     assert rows_in(run("decisions", **at_worker).stdout) == []
 
 
@@ -143,7 +143,7 @@ def test_up_serves_other_commands_and_leaves_no_process_behind_even_if_it_is_kil
             children = started.children(recursive=True)
         finally:
             up.kill()
-    wait_until(lambda: not any(child.is_running() for child in children), timeout_s=20)
+    wait_until(lambda: not any(child.is_running() for child in children))
     assert run("decisions").returncode == 2
 
 
@@ -160,5 +160,5 @@ def test_an_embedder_that_cannot_be_loaded_is_needed_only_where_it_is_required(s
 def test_worker_without_redis_exits_3(settings: Settings, tmp_path: Path) -> None:
     nowhere = with_changed(settings, redis__url=NOWHERE, worker__patience_s=0.5)
     with start_worker(nowhere, tmp_path / "log", ready=False) as worker:
-        assert worker.process.wait(30) == 3
+        assert worker.process.wait(PATIENCE_S) == 3
         assert worker.events("worker_cannot_start")

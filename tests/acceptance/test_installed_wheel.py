@@ -14,7 +14,7 @@ from kp_scorer import Decision
 
 from tests.support.environments import build_wheel, install_wheel
 from tests.support.paths import REPOSITORY
-from tests.support.processes import opened, wait_until
+from tests.support.processes import PATIENCE_S, opened, wait_until
 
 SOURCE: Final = REPOSITORY / "worker" / "kp_scorer"
 STRANGERS: Final = ("worker.py", "worker/__init__.py", "redis.py", "celery.py", "numpy.py")
@@ -89,6 +89,6 @@ def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder
             started = psutil.Process(up.pid).children(recursive=True)
         finally:
             up.send_signal(signal.SIGINT)
-            assert up.wait(60) == 0
+            assert up.wait(PATIENCE_S) == 0
     assert "stranger" not in log.read_text("utf-8")
     assert [each for each in started if each.is_running()] == []

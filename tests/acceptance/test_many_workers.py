@@ -136,4 +136,4 @@ def test_idle_workers_read_the_log_on(kept: redis.Redis) -> None:
         now: Any = kept.info("commandstats")
         return bool(now["cmdstat_xrange"]["calls"] >= before + 4 * WORKERS)
 
-    wait_until(has_read_on, timeout_s=3)
+    wait_until(has_read_on)

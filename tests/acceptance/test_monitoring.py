@@ -41,7 +41,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
-from tests.support.processes import FAST_WORKER, at_work, free_port, opened, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, PATIENCE_S, at_work, free_port, opened, start_worker, wait_until
 from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.servers import RedisServer
@@ -65,14 +65,14 @@ def test_a_worker_that_waits_for_its_redis_is_live_and_not_ready_until_that_is_b
     with RedisServer(tmp_path) as server:
         settings = settings_at(server.url, metrics__port=port)
         with start_worker(settings, tmp_path / "worker.log", ready=False, command=FAST_WORKER) as worker:
-            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=20)
+            wait_until(lambda: probe("--ready")[0] == 0)
             assert probe() == (0, [])
             server.kill()
-            reasons = wait_until(lambda: probe("--ready")[1], timeout_s=20)
+            reasons = wait_until(lambda: probe("--ready")[1])
             assert {reason.partition(":")[0] for reason in reasons} <= {"redis", "broker"}
             assert probe() == (0, [])
             server.start()
-            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=30)
+            wait_until(lambda: probe("--ready")[0] == 0)
         assert worker.process.returncode == 0
         assert probe("--ready")[0] == 1
 
@@ -102,7 +102,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
             (reason,) = wait_until(lambda: [each for each in probe("--ready")[1] if "LOADING" in each])
             assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")
             assert probe() == (0, [])
-            wait_until(lambda: probe("--ready")[0] == 0, timeout_s=60)
+            wait_until(lambda: probe("--ready")[0] == 0)
             details = [line["detail"] for line in worker.events("service_unavailable")]
             assert {re.sub(" (Redis|Valkey) is .*", "", detail) for detail in details} == {"redis.url: Redis refuses: LOADING"}
             assert systemd.recv(4_096) == b"EXTEND_TIMEOUT_USEC=60000000"
@@ -155,12 +155,12 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert samples['kp_scorer_dead_letters_total{reason="invalid"}'] == total(samples, "kp_scorer_dead_letters_total") == 1
         assert (samples["kp_scorer_ready"], samples["kp_scorer_degraded"]) == (1, 0)
         assert samples["kp_scorer_mirror_lag_seconds"] < 10
-        samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20), timeout_s=30)
+        samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20))
         assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
         assert 1e-4 < samples["kp_scorer_redis_memory_used_ratio"] < 0.1
     assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
-    wait_until(lambda: not reports(settings), timeout_s=10)
+    wait_until(lambda: not reports(settings))
 
 
 @pytest.mark.slow
@@ -231,7 +231,7 @@ def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
             with suppress(OSError):
                 while os.read(ours, 65_536):
                     pass
-            assert process.wait(20) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             os.close(ours)
 
@@ -571,6 +571,6 @@ def test_prometheus_reads_two_workers(settings: Settings, tmp_path: Path) -> Non
         start_worker(second, tmp_path / "two.log", command=FAST_WORKER),
         running_prometheus(tmp_path, [first.metrics.port, second.metrics.port]) as url,
     ):
-        wait_until(lambda: values_of(url, "sum(kp_scorer_ready)") == ["2"], timeout_s=30)
+        wait_until(lambda: values_of(url, "sum(kp_scorer_ready)") == ["2"])
         assert values_of(url, "count(kp_scorer_info{engine='python'})") == ["2"]
         assert values_of(url, "scrape_samples_scraped < 100") == []

@@ -19,7 +19,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_at_terminal, run_in_shell
 from tests.support.paths import REPOSITORY
-from tests.support.processes import opened, wait_until
+from tests.support.processes import PATIENCE_S, opened, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
 
 SCORE: Final = ("score", "--set", "embedding.embedder=none", "-")
@@ -43,7 +43,7 @@ def running(*arguments: str, **variables: str) -> Iterator[tuple["subprocess.Pop
 def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     """Exit code and stderr."""
     assert process.stderr
-    code = process.wait(30)
+    code = process.wait(PATIENCE_S)
     return code, process.stderr.read().decode()
 
 

@@ -1,6 +1,7 @@
 """`up` and what other commands show beside it: to a person at a terminal, and to a pipe."""
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.local import running
 
 from tests.support.commands import COMMAND, invoked, jsonl_file, run, run_at_terminal
-from tests.support.processes import free_port, opened, wait_until
+from tests.support.processes import PATIENCE_S, free_port, opened, wait_until
 from tests.support.traces import fresh_samples, rows_in, short_traces
 
 
@@ -25,7 +26,7 @@ def up(folder: Path, *options: str) -> Iterator[Path]:
         wait_until(lambda: running() or process.poll() is not None)
         yield log
         assert run("down").returncode == 0
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture
@@ -98,11 +99,8 @@ main()
 def test_up_stops_by_a_signal_that_comes_while_it_forks() -> None:
     ports = f"metrics.port={free_port()}"
     command = [sys.executable, "-c", STOPPED_WHILE_IT_FORKS, "up", "--set", "embedding.embedder=none", "--set", ports]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        try:
-            _, output = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with opened(*command, stderr=subprocess.PIPE) as process:
+        _, output = process.communicate(timeout=PATIENCE_S)
     assert b"stopping: workers finish" in output
     assert process.returncode == 0
     assert running() is None

@@ -12,7 +12,7 @@ from kp_scorer.ledger import Store
 
 from tests.support.arena import Arena, BrokerName, endure, put, submit, supervised, traces
 from tests.support.fleet import Fleet
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.rabbitmq import evaluated, rabbitmq_in_use
 from tests.support.traces import short_traces
 
@@ -67,7 +67,7 @@ def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliver
             endure(OUTAGE_S)
             assert not result.ready()
             arena.store_proxy.deliver()
-            assert result.get(timeout=30)["trace_id"] == asked["id"]
+            assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
         arena.finish(fleet, [*submitted, str(asked["id"])])
         assert fleet.ends == []
         assert fleet.logged("connection_lost") == 0

@@ -87,7 +87,7 @@ def test_every_acknowledged_run_is_decided_once(
         decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=60) if status.decision}
         assert decided == set(acknowledged)
         # A claim of a server that was killed ends by itself.
-        wait_until(lambda: redis_client.zcard(keys.runs) == 0, timeout_s=90)
+        wait_until(lambda: redis_client.zcard(keys.runs) == 0)
     assert list(store.dead_letters.read()) == []
     times = {(decision["trace_id"], decision["decided_at"]) for decision in published(settings)}
     assert max(Counter(trace_id for trace_id, _ in times).values()) == 1

@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings, load_settings
 
 from tests.support.arena import IMPATIENT, decided_of, is_drained, submit, supervised, traces, wait_until_ended
 from tests.support.outcomes import check
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import PATIENCE_S, free_port, slowness, wait_until
 from tests.support.servers import RedisServer, default_server
 
 TRACES: Final = 400
@@ -35,7 +35,7 @@ QUORUM: Final = 2
 
 def slowly(place: int, life: int) -> dict[str, str]:
     """Variables of workers that still have most of the load when the primary is killed, also where the machine is slow."""
-    return {"EMBED_S": "0.4"}
+    return {"EMBED_S": f"{0.4 * slowness():.1f}"}
 
 
 class Watched(NamedTuple):
@@ -56,7 +56,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
             process = start_sentinel(sentinels, port, primary)
             stack.callback(process.wait)
             stack.callback(process.kill)
-        wait_until(lambda: all(map(knows_all, ports)), timeout_s=30)
+        wait_until(lambda: all(map(knows_all, ports)))
         yield Watched(primary, replica, load_settings({"broker.url": url, "redis.url": url, **IMPATIENT}))
 
 
@@ -113,7 +113,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         asked = traces(TRACES + 1)[-1]
         with make_celery(settings) as app:
             result = app.send_task(TASK_NAME, args=[asked], ignore_result=False)
-            assert result.get(timeout=10)["trace_id"] == asked["id"]
+            assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
         with watched.replica.connect() as on_new_primary:
             wait_until(lambda: is_drained(on_new_primary, settings.queues.traces))
         assert set(fleet.stop()) == {0}

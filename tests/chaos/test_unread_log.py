@@ -17,7 +17,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import Arena, submit, traces, wait_until_ended
 from tests.support.crashing_worker import STALLS
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, free_port, launch_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, PATIENCE_S, free_port, launch_worker, wait_until
 from tests.support.prometheus import scraped
 
 _PIPE_BYTES: Final = 4_096
@@ -45,7 +45,7 @@ def test_a_worker_decides_and_ends_while_nobody_reads_its_log(arena: Arena) -> N
             wait_until_ended(settings, submit(client, traces(100)))
             assert scraped(settings)["kp_scorer_log_lines_dropped_total"] == 0.0, "they do not fit"
             worker.process.terminate()
-            assert worker.process.wait(15) == 0
+            assert worker.process.wait(PATIENCE_S) == 0
         finally:
             worker.process.kill()
 
@@ -58,7 +58,7 @@ def test_a_stalled_worker_ends_while_nobody_reads_its_log(arena: Arena) -> None:
         worker = launch_worker(settings, arena.directory / "log", CRASHING_WORKER, {"STALL_S": "300"})
         try:
             submit(client, traces(1, STALLS))
-            assert worker.process.wait(30) == _STALLED
+            assert worker.process.wait(PATIENCE_S) == _STALLED
         finally:
             worker.process.kill()
 
@@ -103,6 +103,6 @@ def test_lines_without_room_are_dropped_and_counted_once_others_are_read(tmp_pat
             assert 800 < len(counted) < 1_000
             os.read(pipe, _PIPE_BYTES)
             handler.flush()
-            wait_until(lambda: b"log_lines_dropped" in os.read(pipe, _PIPE_BYTES), timeout_s=10)
+            wait_until(lambda: b"log_lines_dropped" in os.read(pipe, _PIPE_BYTES))
         finally:
             root.removeHandler(handler)

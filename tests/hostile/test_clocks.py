@@ -37,7 +37,7 @@ def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client:
                 living.default_channel.reclaim(queue.queue)
                 return bool(redis_client.llen(queue.queue))
 
-            wait_until(is_back, timeout_s=10)
+            wait_until(is_back)
 
 
 def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
@@ -47,7 +47,7 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
     def claimed() -> list[str]:
         return [claim.trace_id for claim in store.ledger.claim_lost(1, queue_is_empty=True)]
 
-    assert wait_until(claimed, timeout_s=5) == ["kp:trace:lost"]
+    assert wait_until(claimed) == ["kp:trace:lost"]
 
 
 def test_runs_that_came_while_the_clock_was_ahead_are_claimed(
@@ -58,7 +58,7 @@ def test_runs_that_came_while_the_clock_was_ahead_are_claimed(
         for run_id, is_root in (("whole", True), ("rootless", False)):
             collecting.runs.store(run_id, [ReceivedSpan("f" * 16, is_root, b"{}")])
             redis_client.zincrby(keys.runs, A_DAY_MS, run_id)
-        claimed = [wait_until(collecting.runs.claim, timeout_s=5) for _ in range(2)]
+        claimed = [wait_until(collecting.runs.claim) for _ in range(2)]
         assert {run.run_id for run in claimed if run} == {"whole", "rootless"}
 
 

@@ -31,7 +31,7 @@ from tests.support.builders import decision_on, minimal_payload, step
 from tests.support.calls import traced_memory
 from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND
-from tests.support.processes import SMALL_WORKER, opened, start_worker, wait_until
+from tests.support.processes import PATIENCE_S, SMALL_WORKER, opened, start_worker, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import LARGEST_BYTES
 from tests.support.servers import redis_servers
@@ -134,13 +134,13 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
         assert follow.stdout
         process = psutil.Process(follow.pid)
         # Until it waits for its reader.
-        wait_until(lambda: unread_bytes(follow.stdout) >= PIPE_BYTES, timeout_s=60)
+        wait_until(lambda: unread_bytes(follow.stdout) >= PIPE_BYTES)
         assert process.memory_info().rss < READER_BYTES
         lines = iter(follow.stdout.readline, b"")
         assert "kp:trace:last" in (json.loads(line)["trace_id"] for line in lines)
         assert process.memory_info().rss < READER_BYTES
         follow.send_signal(signal.SIGINT)
-        assert follow.wait(20) == 0
+        assert follow.wait(PATIENCE_S) == 0
 
 
 def test_explain_holds_only_the_traces_that_it_quotes(tmp_path: Path) -> None:

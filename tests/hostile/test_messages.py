@@ -16,6 +16,7 @@ from tests.hostile.conftest import ShippedArena
 from tests.support.arena import Arena
 from tests.support.attacks import ELSEWHERE, MARKER, Attack, attacks, broker_attacks, open_queue, plain, squatting
 from tests.support.fleet import Fleet
+from tests.support.processes import PATIENCE_S, ending_within
 from tests.support.traces import short_traces
 
 AT_ONCE: Final = 50
@@ -29,7 +30,6 @@ RESIDENT_BYTES: Final = 300 * 2**20
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_a_producer_harms_nothing_but_its_own_message(shipped_arena: ShippedArena, fleet: Fleet) -> None:
     (worker,), arena = fleet, shipped_arena
     messages = list(chain(list(attacks())[arena.share], broker_attacks(arena, plain())))
@@ -59,8 +59,9 @@ def _attack(arena: ShippedArena, messages: Sequence[Attack]) -> list[dict[str, A
             for attack in messages[number * AT_ONCE : (number + 1) * AT_ONCE]:
                 put(attack)
             # A busy RabbitMQ may answer no one for seconds.
-            client.submit(trace, timeout_s=30)
-            client.wait(str(trace["id"]), timeout_s=HONEST_WAITS_S)
+            client.submit(trace, timeout_s=PATIENCE_S)
+            with ending_within(HONEST_WAITS_S):
+                client.wait(str(trace["id"]), timeout_s=PATIENCE_S)
             put(squatting(trace))
     return honest
 

@@ -111,7 +111,7 @@ def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
     # All of them are one batch, received by the worker as it starts.
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         wait_until(lambda: len(worker.events("trace_decided")) == 4 and worker.events("result_not_stored"))
-        wait_until(lambda: all(redis_client.exists(f"celery-task-meta-{task_id}") for task_id in others), timeout_s=5)
+        wait_until(lambda: all(redis_client.exists(f"celery-task-meta-{task_id}") for task_id in others))
 
 
 def test_damaged_records_end_no_round_of_the_reconciler(

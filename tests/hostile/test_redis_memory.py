@@ -57,7 +57,7 @@ def test_unfinished_commands_are_bounded_by_redis_7_alone(server: Shipped) -> No
 
         if major_version(str(server.process.args[0])) < 7:  # type: ignore[index]
             send()
-            wait_until(lambda: _resident_mb(server) > RESIDENT_MB, timeout_s=10)
+            wait_until(lambda: _resident_mb(server) > RESIDENT_MB)
         else:
             assert _is_closed(send)
             assert _resident_mb(server) < RESIDENT_MB
@@ -75,7 +75,7 @@ def test_what_waits_behind_a_blocked_command_is_bounded(server: Shipped) -> None
     with server.connect("administrator") as admin:
         assert int(admin.info("memory")["used_memory_peak"]) < RESIDENT_MB * MB
     # With jemalloc 5.3.1 Redis keeps what it has freed for ten seconds.
-    wait_until(lambda: _resident_mb(server) < RESIDENT_MB, timeout_s=30)
+    wait_until(lambda: _resident_mb(server) < RESIDENT_MB)
 
 
 def test_replies_that_nobody_reads_are_bounded(server: Shipped) -> None:
@@ -83,5 +83,5 @@ def test_replies_that_nobody_reads_are_bounded(server: Shipped) -> None:
         client.hset("kp:trace:large", "decision", b"x" * 10 * MB)
     with _connect(server, "client") as connection:
         connection.sendall(_command(b"HGET", b"kp:trace:large", b"decision") * 100)
-        wait_until(lambda: _is_closed(lambda: connection.sendall(b"PING\r\n")), timeout_s=20)
+        wait_until(lambda: _is_closed(lambda: connection.sendall(b"PING\r\n")))
     assert _resident_mb(server) < RESIDENT_MB

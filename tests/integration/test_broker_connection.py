@@ -15,7 +15,7 @@ from kp_scorer.process.consumer import server_of
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
@@ -41,7 +41,7 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_n
                 wait_until(lambda before=before: len(worker.events("connection_lost")) > before)  # type: ignore[misc]
                 client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
             counted_before = len(worker.events("transports"))
-            counts = wait_until(lambda: worker.events("transports")[counted_before:], timeout_s=15)
+            counts = wait_until(lambda: worker.events("transports")[counted_before:])
     server = urlsplit(proxy.url)
     assert lost["server"] == unreached["server"] == f"127.0.0.1:{server.port}"
     assert "Error" in lost["detail"]
@@ -80,7 +80,7 @@ def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Pat
         assert [queue["name"] for queues in answer.values() for queue in queues] == [settings.queues.traces]
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
         asked(settings, "shutdown", timeout_s=1.0)
-        assert worker.process.wait(30) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.outcomes import audited
 from tests.support.own_checks import MARKER, install
 from tests.support.planted import SECRETS
-from tests.support.processes import FAST_WORKER, Worker, at_work, free_port, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, PATIENCE_S, Worker, at_work, free_port, start_worker, wait_until
 from tests.support.prometheus import scraped
 
 TOKENS: Final = [SECRETS["GitHub token"](random.Random(seed)) for seed in range(5)]
@@ -78,7 +78,7 @@ def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings
 def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path: Path) -> None:
     checked = with_changed(settings, checks__own={"nobody": "note"})
     with start_worker(checked, tmp_path / "worker.log", ready=False, command=FAST_WORKER) as worker:
-        assert worker.process.wait(60) == 2
+        assert worker.process.wait(PATIENCE_S) == 2
         (event,) = worker.events("worker_cannot_start")
         assert event["detail"].startswith("checks: ")
         assert "nobody" in event["detail"]

@@ -120,21 +120,21 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.mark.slow
 def test_a_worker_follows_to_a_replica_by_tls_with_the_users_for_that(guarded: Guarded, tmp_path: Path) -> None:
-    wait_until(lambda: "num-slaves\n1\n" in guarded.ask("sentinel", "master", "scorer"), timeout_s=30)
-    wait_until(lambda: "master-link-status\nok\n" in guarded.ask("sentinel", "replicas", "scorer"), timeout_s=30)
+    wait_until(lambda: "num-slaves\n1\n" in guarded.ask("sentinel", "master", "scorer"))
+    wait_until(lambda: "master-link-status\nok\n" in guarded.ask("sentinel", "replicas", "scorer"))
     before, after = fresh_samples(2)
     with at_work(guarded.settings("worker"), tmp_path) as (worker, _), Client(guarded.settings("client")) as client:
         assert client.wait(client.submit(before), timeout_s=30).trace_id == before["id"]
-        wait_until(lambda: guarded.ask("sentinel", "failover", "scorer").startswith("OK"), timeout_s=30)
+        wait_until(lambda: guarded.ask("sentinel", "failover", "scorer").startswith("OK"))
         with guarded.replica.connect("administrator") as admin:
-            wait_until(lambda: admin.info("replication")["role"] == "master", timeout_s=30)
+            wait_until(lambda: admin.info("replication")["role"] == "master")
         assert client.wait(client.submit(after), timeout_s=30).trace_id == after["id"]
     assert worker.process.returncode == 0
     assert guarded.primary.refused() == guarded.replica.refused() == []
 
 
 def test_an_error_names_the_sentinel_that_refuses(guarded: Guarded) -> None:
-    wait_until(lambda: "num-slaves" in guarded.ask("sentinel", "master", "scorer"), timeout_s=30)
+    wait_until(lambda: "num-slaves" in guarded.ask("sentinel", "master", "scorer"))
     with Store.open(guarded.settings("worker", "wrong")) as store, pytest.raises(ServiceUnavailable) as refused:
         store.ping()
     assert "none of 1 sentinels says where the primary 'scorer' is: AuthenticationError" in str(refused.value)

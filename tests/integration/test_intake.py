@@ -24,7 +24,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.attacks import GZIP
 from tests.support.changed_settings import with_changed
-from tests.support.processes import CRASHING_WORKER, at_work, free_port, launch_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, free_port, launch_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming, limited_by_policy
 from tests.support.traces import short_traces
 
@@ -83,7 +83,7 @@ def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decide
     traces = short_traces(120, seed=2)
     put(settings_here, [json.dumps(trace).encode() for trace in traces])
     worker = launch_worker(settings_here, tmp_path / "dying.log", CRASHING_WORKER, {"CRASH_AT": "moved", "CRASH_AFTER": "2"})
-    assert worker.process.wait(60) == -signal.SIGKILL
+    assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
     with at_work(settings_here, tmp_path) as (next_worker, client):

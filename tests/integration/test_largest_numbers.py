@@ -10,7 +10,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import FAST_WORKER, at_work, launch_worker
+from tests.support.processes import FAST_WORKER, PATIENCE_S, at_work, launch_worker
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
 
@@ -28,7 +28,7 @@ def largest() -> Iterator[tuple[str, Any]]:
 
 def test_a_window_beyond_all_memory_is_refused_by_name(settings: Settings, tmp_path: Path) -> None:
     worker = launch_worker(with_changed(settings, novelty__max_elements=10**15), tmp_path / "worker.log", FAST_WORKER)
-    assert worker.process.wait(60) == SettingsError.exit_code
+    assert worker.process.wait(PATIENCE_S) == SettingsError.exit_code
     (event,) = worker.events("worker_cannot_start")
     assert event["detail"].startswith("novelty.max_elements: there is no memory")
 

@@ -14,7 +14,7 @@ from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import KP_SCORER_WORKER, at_work, wait_until
+from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, wait_until
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -109,7 +109,7 @@ def test_a_worker_and_its_clients_connect_where_our_settings_say(
         assert client.wait(client.submit(submitted), timeout_s=30).trace_id == submitted["id"]
         # A producer that asks for the result gets it from where the worker keeps it.
         result = app.send_task("score_trace", args=[asked], ignore_result=False)
-        assert result.get(timeout=30)["trace_id"] == asked["id"]
+        assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
     (warning,) = worker.events("celery_variables_ignored")
     assert set(warning["variables"]) == STRAY.keys()
     assert "not-ours" not in worker.text()

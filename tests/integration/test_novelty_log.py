@@ -17,7 +17,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.builders import MINUTE_MS, candidate
 from tests.support.changed_settings import with_changed
-from tests.support.processes import FAST_WORKER, launch_worker
+from tests.support.processes import FAST_WORKER, PATIENCE_S, launch_worker
 
 WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
 DIMENSIONS = 8
@@ -188,6 +188,6 @@ def test_an_empty_log_accepts_any_window(redis_client: redis.Redis, emptied: str
 def test_a_worker_with_another_window_does_not_start(settings: Settings, store: Store, tmp_path: Path) -> None:
     store.novelty_log("word-hash-1").append([candidate("a", 1, dimensions=128)], None)
     worker = launch_worker(with_changed(settings, novelty__max_elements=7), tmp_path / "worker.log", FAST_WORKER)
-    assert worker.process.wait(60) == SettingsError.exit_code
+    assert worker.process.wait(PATIENCE_S) == SettingsError.exit_code
     (line,) = worker.events("worker_cannot_start")
     assert line["detail"].startswith("novelty.max_elements is 1000 there and 7 here: the log word-hash-1 ")

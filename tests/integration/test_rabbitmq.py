@@ -23,7 +23,7 @@ from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision
 from tests.support.calls import traced_memory
 from tests.support.crashing_worker import KILLS
-from tests.support.processes import CRASHING_WORKER, SMALL_WORKER, at_work, launch_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, SMALL_WORKER, at_work, launch_worker, wait_until
 from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy
 from tests.support.traces import fresh_samples, short_traces
 
@@ -66,10 +66,10 @@ def test_a_queue_with_room_that_refuses_is_full_once_it_has_done_so_for_a_second
             return list(map(str, filter(None, publisher.publish_all([publisher.publication(published, {}, None, set())]))))
 
         # As a queue refuses that is being deleted, or elects its leader.
-        (refusal,) = wait_until(refusals, timeout_s=10)
+        (refusal,) = wait_until(refusals)
         assert refusal.endswith("is not full")
         assert (publisher.full(), sum(counts)) == (set(), 0)
-        wait_until(lambda: refusals() == [why.format(queue)] * bool(why), timeout_s=10)
+        wait_until(lambda: refusals() == [why.format(queue)] * bool(why))
         assert (publisher.full(), sum(counts)) == ({queue} if why else set(), left_out)
 
 
@@ -120,7 +120,7 @@ def test_of_decisions_that_a_queue_takes_in_part_those_it_refuses_are_published_
     ):
         publisher = Publisher(app, settings, store)
         accepted = partial(decision, score=1.0)
-        wait_until(lambda: publisher.publish_all([publisher.publication(accepted(), {}, None, set())]) != [None], timeout_s=10)
+        wait_until(lambda: publisher.publish_all([publisher.publication(accepted(), {}, None, set())]) != [None])
         connection.default_channel.queue_purge(settings.queues.accepted)
         publications = [publisher.publication(accepted(f"kp:trace:{number}"), {}, None, set()) for number in range(1_000)]
         errors = publisher.publish_all(publications)
@@ -150,7 +150,7 @@ def test_a_trace_that_kills_its_workers_becomes_a_dead_letter(rabbitmq: RabbitMQ
         trace_id = client.submit(deadly)
         for life in range(2):
             worker = launch_worker(settings, tmp_path / f"worker-{life}.log", CRASHING_WORKER)
-            assert worker.process.wait(60) == -signal.SIGKILL
+            assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
         wait_until(lambda: rabbitmq.waiting("dead") == 1)
         with at_work(settings, tmp_path, command=CRASHING_WORKER):
             with pytest.raises(TraceDead, match="delivered 2 times"):

@@ -30,7 +30,7 @@ from tests.support.builders import Payload, decided, make_trace, minimal_payload
 from tests.support.calls import traced_memory
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.paths import REPOSITORY
-from tests.support.processes import at_work, opened, wait_until
+from tests.support.processes import PATIENCE_S, at_work, opened, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import short_traces
 
@@ -241,7 +241,7 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
         journal = tmp_path / "journal.jsonl"
         wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE_S) == 0
     import polars  # which takes a second, in every process that collects this file
 
     table = polars.concat(map(polars.read_parquet, sorted(tmp_path.glob("*.parquet"))), how="vertical_relaxed")

@@ -38,7 +38,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.servers import default_server, redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
@@ -80,10 +80,10 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
             plain = Queue("traces", no_declare=True)
             producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
             asked = asking.send_task("score_trace", args=[second], queue=plain, ignore_result=False)
-            assert asked.get(timeout=30)["trace_id"] == second["id"]
+            assert asked.get(timeout=PATIENCE_S)["trace_id"] == second["id"]
             assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
             producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
-            wait_until(lambda: worker.events("trace_dead"), timeout_s=30)
+            wait_until(lambda: worker.events("trace_dead"))
             _operate(settings, tmp_path, str(third["id"]), rejected)
             _read_all(server, {trace["id"] for trace in (first, second, third, rejected)})
             assert server.refused() == []
@@ -96,7 +96,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
                 except ServiceUnavailable:
                     return ""
 
-            client.wait(wait_until(submits_again, timeout_s=10), timeout_s=30)
+            client.wait(wait_until(submits_again), timeout_s=30)
     for app in (producer, asking):
         app.close()
     assert worker.process.returncode == 0

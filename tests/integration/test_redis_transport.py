@@ -18,7 +18,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys, Sizes
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 QUEUE = "traces"
 VISIBILITY_S = 3
@@ -114,7 +114,7 @@ def test_what_a_dead_consumer_had_is_redelivered_after_the_visibility_timeout_wh
     assert receive(channel) is None
     channel.reclaim(QUEUE)
     assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 2)
-    again = {message.body: message for message in (wait_until(lambda: receive(channel), 10) for _ in range(2))}
+    again = {message.body: message for message in (wait_until(lambda: receive(channel)) for _ in range(2))}
     assert again[noted.body].headers["x-delivery-count"] == 1
     assert sorted(message.decode().popitem() for message in again.values()) == [("a", 1), ("b", 2)]
 
@@ -145,14 +145,14 @@ def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
     publish(connection, {"a": 1})
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
-        connection.drain_events(timeout=5)
+        connection.drain_events(timeout=PATIENCE_S)
         # The next receive messages nothing, so a blocking one is under way; its message is swept before it is read.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         publish(connection, {"b": 2})
-        wait_until(lambda: redis_client.llen("traces.taking") == 1, 5)
+        wait_until(lambda: redis_client.llen("traces.taking") == 1)
         channel.reclaim(QUEUE)
-        connection.drain_events(timeout=5)
+        connection.drain_events(timeout=PATIENCE_S)
     assert [message.decode() for message in messages] == [{"a": 1}, {"b": 2}]
     assert messages[1].headers["x-delivery-count"] == 0
     for message in messages:
@@ -180,12 +180,12 @@ def full(connection: Connection, limit_memory: Callable[[int], object]) -> None:
 def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connection) -> None:
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
-        wait_until(lambda: drained(connection, 0.1) and len(messages) == 3, 10)
+        wait_until(lambda: drained(connection, 0.1) and len(messages) == 3)
         # No one can wait at it now.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
         messages[0].reject(requeue=True)
-        wait_until(lambda: drained(connection, 0.1) and len(messages) == 4, 10)
+        wait_until(lambda: drained(connection, 0.1) and len(messages) == 4)
 
 
 @pytest.mark.usefixtures("full")
@@ -219,7 +219,7 @@ def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[
             publish(connection, number)
         with consuming(channel, prefetch=7) as (draining, received):
             calls = int(server.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
-            draining.drain_events(timeout=5)
+            draining.drain_events(timeout=PATIENCE_S)
             assert [message.payload for message in received] == list(range(7))
             assert server.llen(QUEUE) == 3
             after = server.info("commandstats")["cmdstat_evalsha"]["calls"]
@@ -227,7 +227,7 @@ def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[
             assert int(after) - calls <= 3
             channel.qos.ack_all([message.delivery_tag for message in received])
             assert server.hlen("traces.in_hand") == 0
-            draining.drain_events(timeout=5)
+            draining.drain_events(timeout=PATIENCE_S)
             assert [message.payload for message in received[7:]] == [7, 8, 9]
 
 
@@ -238,11 +238,11 @@ def test_copies_of_the_same_bytes_each_count_against_the_prefetch(
     (item,) = redis_client.lrange(QUEUE, 0, -1)
     redis_client.lpush(QUEUE, *[item] * 19)
     with consuming(channel, prefetch=7) as (draining, received):
-        draining.drain_events(timeout=5)
+        draining.drain_events(timeout=PATIENCE_S)
         drained(draining, 0.3)
         assert (len(received), redis_client.llen(QUEUE)) == (7, 13)
         received[0].ack()
-        draining.drain_events(timeout=5)
+        draining.drain_events(timeout=PATIENCE_S)
         assert (len(received), redis_client.llen(QUEUE)) == (8, 12)
         for message in received[1:]:
             message.ack()
@@ -255,7 +255,7 @@ def test_no_more_than_a_mebibyte_is_received_at_once(
     for _ in range(4):
         publish(connection, "x" * 600_000)
     with consuming(channel, prefetch=10) as (draining, received):
-        draining.drain_events(timeout=5)
+        draining.drain_events(timeout=PATIENCE_S)
         assert len(received) == 2
         assert redis_client.llen(QUEUE) == 2
 
@@ -269,7 +269,7 @@ def test_a_channel_that_closes_with_messages_in_flight_leaves_no_connection_behi
         assert receive(channel)
         channel.close()
         assert server.llen(QUEUE) == 1
-        wait_until(lambda: [client["id"] for client in server.client_list()] == before, 5)
+        wait_until(lambda: [client["id"] for client in server.client_list()] == before)
 
 
 def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_order(
@@ -293,11 +293,11 @@ def test_no_more_is_received_than_the_bytes_in_flight_allow(connection: Connecti
         publish(connection, f"{number}" * 400_000)
     channel.in_flight_bytes = 700_000
     with consuming(channel, prefetch=10) as (draining, received):
-        draining.drain_events(timeout=5)
+        draining.drain_events(timeout=PATIENCE_S)
         drained(draining, 0.3)
         assert len(received) == 2
         received[0].ack()
-        draining.drain_events(timeout=5)
+        draining.drain_events(timeout=PATIENCE_S)
         assert len(received) == 4
         for message in received[1:]:
             message.ack()

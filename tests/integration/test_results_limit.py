@@ -16,7 +16,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import command
 from tests.support.outcomes import published, read_until
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.traces import short_traces
 
 LIMIT = 20
@@ -47,7 +47,7 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
         assert decided() <= LIMIT + 2 * IN_FLIGHT
         assert worker.events("message_requeued") == []
         worker.process.terminate()
-        assert worker.process.wait(20) == 0
+        assert worker.process.wait(PATIENCE_S) == 0
         assert "Traceback" not in worker.text()
     with at_work(limited, tmp_path) as (worker, _):
         wait_until(lambda: worker.events("results_full"))
@@ -126,7 +126,7 @@ def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Set
         wait_until(refused)
         assert publisher.full() == {limited.queues.rejected}
         monkeypatch.setattr("kp_scorer.broker.results._ROOM_ASKED_WITHIN_S", 0.1)
-        wait_until(lambda: not publisher.full(), timeout_s=5)
+        wait_until(lambda: not publisher.full())
 
 
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:

@@ -45,7 +45,7 @@ def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Syst
         assert set(notifications) <= {"WATCHDOG=1", "READY=1"}
         assert [systemd.receive() for _ in range(2)] == ["WATCHDOG=1"] * 2
         worker.process.terminate()
-        wait_until(lambda: systemd.receive() == "STOPPING=1", timeout_s=30)
+        wait_until(lambda: systemd.receive() == "STOPPING=1")
     assert worker.process.returncode == 0
     assert worker.events("supervisor_not_told") == []
 

@@ -31,7 +31,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, at_work, opened, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, opened, start_worker, wait_until
 from tests.support.rabbitmq import declare_as_worker, default_queues
 from tests.support.traces import fresh_samples, short_traces
 
@@ -80,7 +80,7 @@ def celery_worker(app: str, directory: Path, **variables: str) -> Iterator[Path]
         yield log
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
     with Client(scene.settings) as client:
         before = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]
     with start_worker(scene.settings, tmp_path / "dying.log", command=CRASHING_WORKER, variables=dying, ready=False) as worker:
-        assert worker.process.wait(60) == -9
+        assert worker.process.wait(PATIENCE_S) == -9
     with at_work(scene.settings, tmp_path) as (_, client):
         first = scene.read_until(lambda received: traces_in(received) == TRACES < len(received))
         assert_each_once(before, first)

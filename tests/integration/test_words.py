@@ -20,7 +20,7 @@ from tests.support.arena import submit
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command, run
-from tests.support.processes import KP_SCORER_WORKER, at_work
+from tests.support.processes import KP_SCORER_WORKER, at_work, slowness
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 SPACE: Final = "words-2.asked_and_did.1"
@@ -68,7 +68,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
         assert arenas_of(worker.process.pid) == 1, "shared by all threads but the main one"
         (loaded,) = worker.events("embedder_loaded")
     assert (loaded["embedder"], loaded["space"]) == ("words", SPACE)
-    assert loaded["duration_ms"] < 1_000
+    assert loaded["duration_ms"] < 1_000 or loaded["duration_ms"] < 1_000 * slowness()
     assert [decision.novelty.source for decision in decisions] == ["empty_cache", *["embedding"] * 20]
     assert {decision.novelty.space for decision in decisions} == {SPACE}
     assert decisions[-1].novelty.duplicate_of == samples[3]["id"]

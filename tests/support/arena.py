@@ -18,7 +18,7 @@ from kp_scorer.settings import Settings, load_settings
 
 from tests.support.fleet import Fleet, Variables
 from tests.support.outcomes import check
-from tests.support.processes import CRASHING_WORKER, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import confirming, unacknowledged
 from tests.support.servers import RedisServer
@@ -31,7 +31,7 @@ TRACES: Final = int(os.environ.get("CHAOS_TRACES", "300"))
 """How many traces a case has; a longer form of all cases takes as many more."""
 
 _LOOKED_UP_AT_ONCE: Final = 1_000
-ENDED_WITHIN_S: Final = 60.0 + TRACES / 20
+ENDED_WITHIN_S: Final = PATIENCE_S + TRACES / 20
 
 IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.visibility_timeout_s": 3,

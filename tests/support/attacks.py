@@ -23,6 +23,7 @@ import redis
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME
 
 from tests.support.arena import Arena
+from tests.support.processes import PATIENCE_S
 from tests.support.rabbitmq import confirming
 from tests.support.traces import short_traces
 
@@ -232,7 +233,7 @@ def open_queue(arena: Arena) -> Iterator[Put]:
     """Yield a function that puts an attack on the queue of traces."""
     queue = arena.settings().queues.traces
     if arena.broker == "redis":
-        with redis.Redis.from_url(arena.producer_url) as client:
+        with redis.Redis.from_url(arena.producer_url, socket_timeout=PATIENCE_S) as client:
             yield lambda attack: client.lpush(queue, _item(attack)) and None
         return
     with confirming(arena.producer_url) as connection, connection.channel() as channel:

@@ -24,7 +24,7 @@ from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel
 
 from tests.support.forking import start
-from tests.support.processes import opened, wait_until
+from tests.support.processes import PATIENCE_S, opened, wait_until
 from tests.support.traces import jsonl
 
 COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
@@ -39,7 +39,7 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
         # A command that does not read all of it may close the pipe.
         with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:
             pipe.write(stdin.encode())
-        code = process.wait(120)
+        code = process.wait(PATIENCE_S)
         for stream in (stdout, stderr):
             stream.seek(0)
         return subprocess.CompletedProcess(arguments, code, stdout.read().decode(), stderr.read().decode())
@@ -106,7 +106,7 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
         while chunk := os.read(ours, 65_536):
             output += chunk
     os.close(ours)
-    return process.wait(30), output.decode().replace("\r\n", "\n")
+    return process.wait(PATIENCE_S), output.decode().replace("\r\n", "\n")
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def up(*options: str, **variables: str) -> Iterator[None]:
             yield
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 0
+            assert process.wait(PATIENCE_S) == 0
 
 
 def run_in_shell(commands: str, directory: str | Path = ".", **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -4,13 +4,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Self
 
 from kp_scorer.settings import Settings
 
-from tests.support.processes import Worker, launch_worker, wait_until
-
-_STOP_S: Final = 40.0
+from tests.support.processes import PATIENCE_S, Worker, launch_worker, wait_until
 
 Variables = Callable[[int, int], Mapping[str, str]]
 """A worker's variables beside its settings, by its place in the fleet and the number of workers before it in that place."""
@@ -71,7 +69,7 @@ class Fleet:
             worker.process.terminate()
         try:
             # Only once: a second signal would kill a process on its last steps.
-            return [worker.process.wait(_STOP_S) for worker in self._workers]
+            return [worker.process.wait(PATIENCE_S) for worker in self._workers]
         finally:
             for worker in self._workers:
                 worker.process.kill()

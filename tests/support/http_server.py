@@ -60,7 +60,7 @@ class HttpServer:
     def status(self, run_id: str) -> dict[str, Any]:
         """The status of a run, once it has ended."""
         path = f"/traces/kp:trace:otel:{run_id}"
-        wait_until(lambda: self.ask("GET", path).json.get("state") in ("decided", "dead"), timeout_s=30)
+        wait_until(lambda: self.ask("GET", path).json.get("state") in ("decided", "dead"))
         return dict(self.ask("GET", path).json)
 
 

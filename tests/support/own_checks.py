@@ -49,7 +49,7 @@ _CHECKS: Final = f"""
 
     versioned.version = "1.0 beta"
 """
-_NAMES: Final = ("count_steps", "misbehave", "look_around", "versioned")
+NAMES: Final = ("count_steps", "misbehave", "look_around", "versioned")
 
 
 def install(directory: Path) -> str:
@@ -59,6 +59,6 @@ def install(directory: Path) -> str:
     metadata = directory / "clinic_checks-3.1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: clinic-checks\nVersion: 3.1\n", "utf-8")
-    entries = [f"{name} = clinic_checks:{name}" for name in _NAMES] + ["broken = broken_checks:check"]
+    entries = [f"{name} = clinic_checks:{name}" for name in NAMES] + ["broken = broken_checks:check"]
     (metadata / "entry_points.txt").write_text("\n".join(["[kp_scorer.checks]", *entries, ""]), "utf-8")
     return str(directory)

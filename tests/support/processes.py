@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
@@ -34,13 +34,36 @@ SMALL_WORKER = ("tests.support.limited", str(2**30), *FAST_WORKER)
 """The fast worker in 1 GB of memory."""
 
 
-def wait_until(condition: Callable[[], Value], timeout_s: float = 60.0) -> Value:
+PATIENCE_S: Final = 120.0
+"""How long a test waits for what will come. It bounds a failure: no machine, whatever else it does, takes as long."""
+
+_BURST_S: Final = 0.1
+
+
+def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) -> Value:
     """Wait until a condition returns something true, and return that; fail after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"nothing within {timeout_s:g} s"
         time.sleep(0.02)
     return value
+
+
+def slowness() -> float:
+    """How many times as long as alone a thread of this process takes for its work now."""
+    started_s, end_s = time.monotonic(), time.thread_time() + _BURST_S
+    while time.thread_time() < end_s:
+        pass
+    return max(1.0, (time.monotonic() - started_s) / _BURST_S)
+
+
+@contextmanager
+def ending_within(limit_s: float) -> Iterator[None]:
+    """Assert that the block takes no longer than this, or than as many times that as the machine is slower now."""
+    started_s = time.monotonic()
+    yield
+    elapsed_s = time.monotonic() - started_s
+    assert elapsed_s < limit_s or elapsed_s < limit_s * slowness(), f"it took {elapsed_s:.1f} s"
 
 
 def output_of(*command: str | Path, **options: Any) -> str:
@@ -92,7 +115,7 @@ class Worker:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(30)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.paths import REPOSITORY
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.required import required
 
 RULES: Final = REPOSITORY / "deploy" / "prometheus"
@@ -53,11 +53,11 @@ def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) 
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen([program("prometheus"), *paths, f"--web.listen-address={listens}"], stdout=log, stderr=log)
     try:
-        wait_until(lambda: _answers(f"http://{listens}/-/ready"), timeout_s=30)
+        wait_until(lambda: _answers(f"http://{listens}/-/ready"))
         yield f"http://{listens}"
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def values_of(url: str, query: str) -> list[str]:

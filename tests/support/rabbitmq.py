@@ -168,7 +168,7 @@ def unacknowledged(url: str, queue: str) -> int:
     expression = f"case rabbit_amqqueue:lookup({name}) of {{ok, Queue}} -> {count}; _ -> 0 end."
     if "CI" not in os.environ:
         return int(evaluated(expression) or 0)
-    return int(wait_until(lambda: evaluated(expression), timeout_s=30))
+    return int(wait_until(lambda: evaluated(expression)))
 
 
 def own_queues() -> dict[str, str]:

@@ -74,7 +74,7 @@ class RedisServer:
         """Start it, or start it again with the data it has and with more configuration, and wait until that is loaded."""
         self.launch(*more)
         with self.connect() as client:
-            wait_until(lambda: answers(client), timeout_s=120)
+            wait_until(lambda: answers(client))
 
     def launch(self, *more: str) -> None:
         """Start it, with more configuration, and do not wait until it answers."""
@@ -118,13 +118,13 @@ class RedisServer:
     def follow(self, primary: "RedisServer") -> None:
         with self.connect() as client:
             client.replicaof("127.0.0.1", str(primary.port))
-            wait_until(lambda: client.info("replication").get("master_link_status") == "up", timeout_s=30)
+            wait_until(lambda: client.info("replication").get("master_link_status") == "up")
 
     def replicated(self, replica: "RedisServer") -> None:
         """Wait until a replica has all that has been written here until now."""
         with self.connect() as client, replica.connect() as follower:
             written = int(client.info("replication")["master_repl_offset"])
-            wait_until(lambda: int(follower.info("replication")["slave_repl_offset"]) >= written, timeout_s=10)
+            wait_until(lambda: int(follower.info("replication")["slave_repl_offset"]) >= written)
 
     def hand_over(self, replica: "RedisServer") -> None:
         """Make a replica the primary, and this server its replica, without the loss of a write."""

@@ -90,7 +90,7 @@ class Shipped:
         with (self._directory / "redis.log").open("wb") as log:
             process = subprocess.Popen([executable, *arguments], cwd=self._directory, stdout=log)
         with self.connect("administrator") as client:
-            wait_until(lambda: process.poll() is not None or answers(client), timeout_s=20)
+            wait_until(lambda: process.poll() is not None or answers(client))
         assert process.poll() is None, (self._directory / "redis.log").read_text("utf-8")
         return process
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +21,9 @@ from kp_scorer.scoring import Policy
 from prometheus_client import generate_latest
 
 from tests.support.builders import make_trace
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.prometheus import samples_of
 from tests.support.word_embedder import WINDOW
-
-PATIENCE_S: Final = 10.0
 
 Ends = dict[str, Resolved | Exception]
 
@@ -86,10 +84,10 @@ class Stages:
 
     def wait_for_texts(self, count: int) -> None:
         """Wait until so many texts are in flight."""
-        wait_until(lambda: self.texts_in_flight() == count, PATIENCE_S)
+        wait_until(lambda: self.texts_in_flight() == count)
 
     def wait_for_ends(self, count: int) -> Ends:
-        wait_until(lambda: len(self.ends) == count, PATIENCE_S)
+        wait_until(lambda: len(self.ends) == count)
         return self.ends
 
     def stop(self) -> None:
@@ -117,7 +115,7 @@ def busy(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
     """Stages in whose engine a first text is, with all cores, until the gate opens."""
     with running(embedder, group_size) as stages:
         stages.submit("first")
-        wait_until(lambda: embedder.passes == [(["first"], True)], PATIENCE_S)
+        wait_until(lambda: embedder.passes == [(["first"], True)])
         yield stages
 
 
@@ -127,10 +125,10 @@ def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_
         stages.wait_for_texts(4)
         assert len(embedder.passes) == 1, "its pass has all cores"
         embedder.gate.release()
-        wait_until(lambda: len(embedder.passes) == 3, PATIENCE_S)
+        wait_until(lambda: len(embedder.passes) == 3)
         assert sorted(embedder.passes[1:]) == [(["a b c d e"], False), (["f g h i j k"], False)]
         embedder.gate.release()
-        wait_until(lambda: len(embedder.passes) == 4, PATIENCE_S)
+        wait_until(lambda: len(embedder.passes) == 4)
         assert embedder.passes[3] == (["l"], False), "as soon as one stream is free"
         assert len(stages.wait_for_ends(2)) == 2, "and what is embedded is decided"
 
@@ -152,7 +150,7 @@ def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() 
         stages.submit(*(f"t{n} {long}" for n in range(7)))
         stages.wait_for_texts(8)
         embedder.gate.release()
-        wait_until(lambda: len(embedder.passes) == 5, PATIENCE_S)
+        wait_until(lambda: len(embedder.passes) == 5)
         assert stages.texts_in_flight() == 7, "three of them wait for no pass yet"
         embedder.gate.release()
         stages.wait_for_texts(6)
@@ -170,7 +168,7 @@ def test_vectors_go_on_in_groups_only_while_a_backlog_waits() -> None:
         assert {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)} == {16}
         stages.ends.clear()
         embedder.gate.release(8)
-        wait_until(lambda: len(embedder.passes) == 26, PATIENCE_S)
+        wait_until(lambda: len(embedder.passes) == 26)
         embedder.gate.release()
         ends = stages.wait_for_ends(9)
         batches = {end.timings.batch_size for end in ends.values() if isinstance(end, Decision)}
@@ -212,7 +210,7 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
     with running(embedder := GatedEmbedder(), group_size=4) as stages:
         stages.submit(*(f"text{n}" for n in range(30)))
         stages.wait_for_texts(8)
-        wait_until(lambda: stages.look_up.thread.stall.elapsed_s() == 0, PATIENCE_S)
+        wait_until(lambda: stages.look_up.thread.stall.elapsed_s() == 0)
         assert stages.texts_in_flight() == 8
         embedder.gate.release(1_000)
         assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
@@ -265,8 +263,8 @@ def test_a_trace_that_is_decided_already_is_not_counted_again() -> None:
     with running(GatedEmbedder(is_open=True)) as stages:
         stages.submit("first", "second")
         stages.wait_for_ends(2)
-        wait_until(lambda: counted() == 2 * 6, PATIENCE_S)
+        wait_until(lambda: counted() == 2 * 6)
         stages.ends.clear()
         stages.submit("first", "third")
         stages.wait_for_ends(2)
-        wait_until(lambda: counted() == 3 * 6, PATIENCE_S)
+        wait_until(lambda: counted() == 3 * 6)

@@ -17,6 +17,7 @@ from kp_scorer.files import check_writer, is_only_ours
 
 from tests.support.commands import ended
 from tests.support.paths import REPOSITORY
+from tests.support.processes import PATIENCE_S
 
 SAMPLES: Final = str(REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl")
 OFFLINE: Final = ("--set", "embedding.embedder=none")
@@ -43,7 +44,7 @@ def patience() -> Iterator[None]:
         pytest.fail("it waits, or reads without end")
 
     before = signal.signal(signal.SIGALRM, refuse)
-    signal.alarm(20)
+    signal.alarm(int(PATIENCE_S))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -24,10 +24,9 @@ from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.scoring import Policy
 
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.traces import fresh_samples
 
-PATIENCE_S: Final = 10.0
 AWAY: Final = ServiceUnavailable("results: away")
 
 
@@ -132,15 +131,15 @@ def test_what_failed_and_was_completed_later_is_kept_by_nothing(scene: Scene) ->
     scene.receive()
     wait_until(lambda: scene.acknowledger.acknowledged)
     gc.collect()
-    wait_until(lambda: failed() is None, PATIENCE_S)
+    wait_until(lambda: failed() is None)
 
 
 def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -> None:
     scene.is_away.set()
     deliveries = [scene.receive() for _ in range(5)]
-    wait_until(lambda: all(delivery.waits_for for delivery in deliveries), PATIENCE_S)
+    wait_until(lambda: all(delivery.waits_for for delivery in deliveries))
     scene.is_away.clear()
-    wait_until(lambda: len(scene.acknowledger.completed) == 5, PATIENCE_S)
+    wait_until(lambda: len(scene.acknowledger.completed) == 5)
     assert set(scene.acknowledger.completed) == set(deliveries)
     # Some may have been retried just then, while others had only begun to wait.
     assert len(scene.acknowledger.acknowledged) <= 2
@@ -159,10 +158,10 @@ def test_an_outage_of_the_store_is_met_by_one_message_per_retry(scene: Scene) ->
 
     invalid = [scene.receive_invalid(dead_letter(number)) for number in range(20)]
     decided = scene.receive()
-    wait_until(lambda: scene.acknowledger.completed == [decided], PATIENCE_S)
+    wait_until(lambda: scene.acknowledger.completed == [decided])
     assert len(tries) < len(invalid)
     scene.pipeline.drain()
-    wait_until(lambda: set(scene.acknowledger.requeued) == set(invalid), PATIENCE_S)
+    wait_until(lambda: set(scene.acknowledger.requeued) == set(invalid))
 
 
 # What a native library raises when it panics is no Exception, either.
@@ -177,22 +176,22 @@ def test_an_unexpected_error_requeues_after_a_backoff_and_the_pipeline_goes_on(
         failed = scene.receive()
     else:
         failed = scene.receive_invalid(raising(error))
-    wait_until(lambda: scene.acknowledger.requeued == [failed], PATIENCE_S)
+    wait_until(lambda: scene.acknowledger.requeued == [failed])
     assert time.monotonic() - started > 0.5, "it would be redelivered at once, again and again"
     scene.breaks_by = None
     another = scene.receive()
-    wait_until(lambda: scene.acknowledger.completed == [another], PATIENCE_S)
+    wait_until(lambda: scene.acknowledger.completed == [another])
 
 
 def test_a_message_in_flight_is_stalled_until_it_is_retried(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.is_away.set()
     scene.receive()
-    wait_until(lambda: scene.tries, PATIENCE_S)
+    wait_until(lambda: scene.tries)
     now = [time.monotonic() + 500]
     monkeypatch.setattr("kp_scorer.process.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
     tries = scene.tries
-    wait_until(lambda: scene.tries > tries, PATIENCE_S)
-    wait_until(lambda: scene.pipeline.delivery_stalled_s() == 0, PATIENCE_S)
+    wait_until(lambda: scene.tries > tries)
+    wait_until(lambda: scene.pipeline.delivery_stalled_s() == 0)
     now[0] += 400
     assert scene.pipeline.delivery_stalled_s() == pytest.approx(400)
     monkeypatch.undo()
@@ -210,9 +209,9 @@ def test_results_that_cannot_be_stored_keep_nothing_waiting(scene: Scene) -> Non
     deliveries = [scene.receive() for _ in range(5)]
     for delivery in deliveries:
         delivery.message.headers = {"id": str(uuid.uuid4()), "ignore_result": False}
-    wait_until(lambda: all(delivery.waits_for for delivery in deliveries), PATIENCE_S)
+    wait_until(lambda: all(delivery.waits_for for delivery in deliveries))
     scene.is_away.clear()
-    wait_until(lambda: len(scene.acknowledger.completed) == 5, PATIENCE_S)
+    wait_until(lambda: len(scene.acknowledger.completed) == 5)
     # One for each time that some were published.
     assert len(tries) == len(scene.acknowledger.acknowledged) < 5
 
@@ -233,5 +232,5 @@ def test_waiting_to_be_decided_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -
     assert scene.pipeline.deciding_stalled_s() >= 400
     monkeypatch.undo()
     gate.set()
-    wait_until(lambda: len(scene.acknowledger.completed) == len(deliveries), PATIENCE_S)
+    wait_until(lambda: len(scene.acknowledger.completed) == len(deliveries))
     scene.pipeline.stop()

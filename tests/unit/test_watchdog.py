@@ -1,6 +1,7 @@
 """What runs beside the consumer: the times that the watchdog looks at, and periodic tasks."""
 
 import threading
+import time
 
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer
 
@@ -11,9 +12,10 @@ def test_a_stall_timer_runs_from_its_last_start_and_is_at_0_when_it_does_not_run
     timer = StallTimer()
     assert timer.elapsed_s() == 0.0
     timer.start()
-    wait_until(lambda: timer.elapsed_s() > 0.5, timeout_s=5)
+    wait_until(lambda: timer.elapsed_s() > 0.5)
+    before_s = time.monotonic()
     timer.start()
-    assert timer.elapsed_s() < 0.5
+    assert timer.elapsed_s() <= time.monotonic() - before_s
     timer.stop()
     assert timer.elapsed_s() == 0.0
 
