@@ -29,7 +29,7 @@ def anew(message: Any) -> amqp.Message:
     """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
     headers = headers_as_sent(message.headers)
     named = ((name, headers[name]) for name in _HEADERS if name in headers)
-    texts: dict[str, Any] = {name: value if isinstance(value, str | bool) else _NO_TEXT for name, value in named}
+    texts: dict[str, Any] = {name: value if isinstance(value, str | bool | None) else _NO_TEXT for name, value in named}
     if (sent_ms := sent_ms_in(headers)) is not None:
         texts[SENT_MS] = sent_ms
     return amqp.Message(

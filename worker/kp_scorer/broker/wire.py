@@ -270,7 +270,9 @@ def result_id(message: Any) -> str:
     Only for a UUID, as Celery's own ids are: with any other id, a producer could forge results of other calls.
     """
     task_id = message.headers.get("id")
-    is_wanted = message.headers.get("ignore_result") is False and isinstance(task_id, str)
+    # Where its caller does not say, Celery 5.7 sends null, and 5.1 to 5.6 false; older ones never send this header.
+    ignored = message.headers.get("ignore_result", True)
+    is_wanted = (ignored is False or ignored is None) and isinstance(task_id, str)
     return task_id if is_wanted and _UUID.fullmatch(task_id) else ""
 
 
