@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import redis
 import yaml
+from celery import Celery
 from kp_scorer.analysis.drift import Drift, drift, time_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
@@ -295,6 +296,25 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
         code, findings = diagnosed(elsewhere)
         assert (code, [row["state"] for row in findings["redis"]]) == (1, ["wrong"])
         assert "set maxmemory-policy noeviction" in findings["redis"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("options", "priority", "name", "state"),
+    [
+        ({"priority_steps": list(range(10)), "sep": ":"}, 4, "traces:4", "wrong"),
+        ({"priority_steps": list(range(10))}, 4, "traces\x06\x164", "wrong"),
+        ({"global_keyprefix": "app:"}, 0, "app:traces", "advice"),
+    ],
+)
+def test_lists_where_celery_puts_calls_beside_the_queue_are_named(
+    options: dict[str, Any], priority: int, name: str, state: str, settings: Settings
+) -> None:
+    with Celery("producer", broker=settings.broker.url) as producer:
+        producer.conf.broker_transport_options = options
+        producer.send_task("score_trace", args=[{}], queue="traces", priority=priority, ignore_result=True)
+    finding = diagnosed(with_changed(settings, queues__traces="traces"))[1]["queues"][0]
+    assert finding["state"] == state
+    assert finding["detail"].startswith(f"{name!r} has 1 messages that none of these workers receives")
 
 
 def test_a_server_on_a_network_without_a_password_is_wrong_and_without_encryption_worth_a_word(tmp_path: Path) -> None:

@@ -4,14 +4,16 @@ What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and S
 """
 
 import math
+import re
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from celery import Celery
-from kombu import Exchange, Queue
+from kombu import Exchange, Producer, Queue
+from redis.exceptions import NoPermissionError
 
 from kp_scorer.broker.publishing import broker_condition, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
@@ -21,6 +23,8 @@ from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.decision_stream import bytes_in
 from kp_scorer.settings import Settings
+
+_SCANNED_AT_ONCE: Final = 1_000
 
 
 class Backlog(NamedTuple):
@@ -62,6 +66,26 @@ def waiting(app: Celery, queue: Queue) -> int:
 def count_oversized(app: Celery, queue: Queue) -> int:
     """How many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
     return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(QueueKeys(queue.name).oversized)))
+
+
+def lists_beside(app: Celery, queue: Queue) -> dict[str, int]:
+    """Count the messages of lists on Redis that no worker consumes, though options of Celery put calls for this queue there.
+
+    Those are ``priority_steps``, or ``sep``, of other priorities than a worker joins to the queue, and ``global_keyprefix``.
+    It reads the names of all keys; a user that may not do so sees none.
+    """
+
+    def count(producer: Producer) -> dict[str, int]:
+        client, channel = producer.channel.client, producer.channel
+        joined = {channel._q_for_pri(queue.name, priority) for priority in channel.priority_steps}  # noqa: SLF001 - kombu's own
+        is_beside = re.compile(rf"(.*:)?{re.escape(queue.name)}(\W+\d{{1,3}})?").fullmatch
+        # Redis' pattern would take some characters of a name for wildcards.
+        names: set[str] = set()
+        with suppress(NoPermissionError):
+            names = {name.decode(errors="replace") for name in client.scan_iter(count=_SCANNED_AT_ONCE, _type="list")}
+        return {name: int(client.llen(name)) for name in sorted(names - joined) if is_beside(name)}
+
+    return with_producer(app, queue.name, count)
 
 
 def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:

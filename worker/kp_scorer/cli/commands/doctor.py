@@ -11,7 +11,7 @@ import click
 from celery import Celery
 from kombu import Exchange, Queue
 
-from kp_scorer.broker.backlog import look_at_backlog, waiting
+from kp_scorer.broker.backlog import lists_beside, look_at_backlog, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.publishing import broker_condition
 from kp_scorer.broker.queues import results_queues, submission_queues
@@ -131,6 +131,12 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
         except ScorerError as error:
             all_exist = False
             yield "wrong", str(error)
+    if all_exist and settings.broker.is_redis:
+        for name, count in lists_beside(app, queues.traces).items():
+            # What only ends so may be the queue of another fleet.
+            state: Literal["wrong", "advice"] = "wrong" if name.startswith(queues.traces.name) else "advice"
+            remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
+            yield state, f"{name!r} has {count} messages that none of these workers receives: {remedy}"
     if all_exist:
         # Counting what waits declares the queues that are missing.
         yield from _backlog(settings, store, app)
