@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys
@@ -17,7 +18,8 @@ from kp_scorer.settings import Settings
 
 from tests.support.builders import MINUTE_MS, candidate
 from tests.support.changed_settings import with_changed
-from tests.support.processes import FAST_WORKER, PATIENCE_S, launch_worker
+from tests.support.processes import FAST_WORKER, PATIENCE_S, at_work, launch_worker, start_worker
+from tests.support.traces import fresh_samples
 
 WINDOW = Window(max_elements=4, ttl_ms=10 * MINUTE_MS, slack_elements=6, slack_ms=MINUTE_MS)
 DIMENSIONS = 8
@@ -191,3 +193,17 @@ def test_a_worker_with_another_window_does_not_start(settings: Settings, store: 
     assert worker.process.wait(PATIENCE_S) == SettingsError.exit_code
     (line,) = worker.events("worker_cannot_start")
     assert line["detail"].startswith("novelty.max_elements is 1000 there and 7 here: the log word-hash-1 ")
+
+
+def test_a_worker_whose_window_turns_out_to_be_another_requeues_and_ends(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    differing = with_changed(settings, novelty__max_elements=7)
+    with start_worker(differing, tmp_path / "differing.log", command=FAST_WORKER) as worker, Client(settings) as client:
+        store.novelty_log("word-hash-1").append([candidate("a", 1, dimensions=128)], None)
+        ids = [client.submit(trace) for trace in fresh_samples(5)]
+        assert worker.process.wait(PATIENCE_S) == SettingsError.exit_code
+        (line,) = worker.events("worker_cannot_go_on")
+        assert line["detail"].startswith("novelty.max_elements is 1000 there and 7 here: the log word-hash-1 ")
+        with at_work(settings, tmp_path):
+            assert {status.state for status in client.as_completed(ids, timeout_s=PATIENCE_S)} == {"decided"}

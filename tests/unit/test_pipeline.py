@@ -74,7 +74,7 @@ class Scene:
             group_size=8,
             hold_s=3_600.0,
             resend=lambda _: None,
-            on_unhealthy=lambda _: None,
+            on_fatal=lambda _: None,
         )
 
     def receive(self) -> Delivery:

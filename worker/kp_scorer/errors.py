@@ -2,6 +2,7 @@
 
     ScorerError
     ├── SettingsError            correct the setting, start again
+    │   └── WindowDiffers        requeue all that is in flight and exit; other workers can decide
     ├── InvalidTrace             correct the trace; a worker dead-letters it
     │   └── UnknownFormat        see that it is a trace, or convert it to one
     ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
@@ -39,6 +40,10 @@ class SettingsError(ScorerError):
     """A setting has a value that cannot be used, or something it asks for is not installed."""
 
     exit_code = 2
+
+
+class WindowDiffers(SettingsError):
+    """The window of this process is not that of the novelty log, which other workers share."""
 
 
 class Problem(NamedTuple):

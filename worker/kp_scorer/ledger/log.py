@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import redis
 
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import WindowDiffers
 from kp_scorer.ledger.connection import reports_outages
 from kp_scorer.ledger.keys import Keys, LogKeys
 from kp_scorer.ledger.records import number_in, text_in
@@ -114,7 +114,7 @@ class RedisLog:
             candidates=candidates,
         )
         if other_window:
-            raise SettingsError(_disagreement(self.space, _window_in(other_window), self._window))
+            raise WindowDiffers(_disagreement(self.space, _window_in(other_window), self._window))
         entries = [_entry(entry_id, fields) for entry_id, fields in new]
         erasures = [Erasure(erasure_id.decode(), _place_in(fields[1])) for erasure_id, fields in erased]
         tail = Tail(text_in(epoch), entries, erasures, restart=False, more=READ_CHUNK in (len(entries), len(erasures)))

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 import structlog
 
 from kp_scorer.decider import Decider, Resolved
-from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError
+from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError, WindowDiffers
 from kp_scorer.logs import raised_at
 from kp_scorer.process.admission import Admission, Delivery
 from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
@@ -58,18 +58,18 @@ class Pipeline:
         group_size: int,
         hold_s: float = math.inf,
         resend: Callable[[Delivery], None],
-        on_unhealthy: Callable[[EmbedderUnhealthy], None],
+        on_fatal: Callable[[ScorerError], None],
     ) -> None:
         """Start the threads.
 
         A message that cannot be completed stays in flight for ``hold_s`` seconds; then ``resend`` puts it at the end of its
-        queue. ``on_unhealthy`` is called when the embedder fails whatever it is given.
+        queue. ``on_fatal`` is called with an error that every trace would meet in this process.
         """
         self._publish_stage = publish_stage
         self._acknowledger = acknowledger
         self._hold_s = hold_s
         self._resend = resend
-        self._on_unhealthy = on_unhealthy
+        self._on_fatal = on_fatal
         self._in_flight: set[Delivery] = set()
         metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._released = threading.Condition()
@@ -214,8 +214,8 @@ class Pipeline:
 
     def _retry_later(self, delivery: Delivery, error: BaseException) -> None:
         """Have a delivery that failed with this error wait for the next retry, or requeue it if there will be none."""
-        if isinstance(error, EmbedderUnhealthy):
-            self._on_unhealthy(error)
+        if isinstance(error, EmbedderUnhealthy | WindowDiffers):
+            self._on_fatal(error)
             self._requeue(delivery)
             return
         if not isinstance(error, ScorerError):

@@ -173,7 +173,7 @@ class Runtime:
             # Only RabbitMQ requeues a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
             resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
-            on_unhealthy=self._shut_down,
+            on_fatal=self._shut_down,
         )
         self._opened.callback(pipeline.stop)
         limit_s = settings.worker.decision_timeout_s
@@ -239,12 +239,13 @@ class Runtime:
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
 
-    def _shut_down(self, error: EmbedderUnhealthy) -> None:
+    def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""
         with self._ending:
             if self._is_stopping:
                 return
-            log.critical("embedder_unhealthy", detail=str(error))
+            event = "embedder_unhealthy" if isinstance(error, EmbedderUnhealthy) else "worker_cannot_go_on"
+            log.critical(event, detail=str(error))
             self._start_shutdown()
         # Celery's handler of SIGTERM sets this, and its consumer checks it in each turn of its loop.
         state.should_stop = error.exit_code
