@@ -1,7 +1,10 @@
 """A worker's connection to the broker: what it logs of one that is lost, and leaves of it; and who can ask the worker by it."""
 
 import json
+import os
+import signal
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -11,13 +14,16 @@ import redis
 from celery import Celery
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
+from kp_scorer.errors import QueueFull
+from kp_scorer.ledger import Store
 from kp_scorer.process.consumer import server_of
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.processes import PATIENCE_S, at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, free_port, start_worker, wait_until
+from tests.support.prometheus import scraped
 from tests.support.proxy import Proxy
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RabbitMQ, declare_as_worker, limited_by_policy
 from tests.support.traces import fresh_samples
 
 COUNTING_WORKER: Final = ("tests.support.counting_worker",)
@@ -95,3 +101,72 @@ def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Pat
 def test_a_server_is_named_by_host_and_port_alone(url: str, server: str) -> None:
     with make_celery(load_settings({"broker.url": url, "redis.url": "redis://store/0"})) as app:
         assert server_of(app.connection_for_read()) == server
+
+
+MONITORS: Final = ("stats", "active", "scheduled", "reserved", "revoked", "registered", "active_queues", "conf")
+"""What Flower asks of each worker."""
+
+
+def test_monitors_get_an_answer_to_whatever_they_ask(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__remote_control=True)
+    with at_work(settings, tmp_path):
+        for command in MONITORS:
+            (answer,) = wait_until(partial(asked, settings, command))
+            assert not any("error" in reply for reply in answer.values()), answer
+
+
+def test_a_worker_that_ceases_to_consume_its_queue_is_not_ready(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
+    with at_work(settings, tmp_path):
+        wait_until(lambda: scraped(settings)["kp_scorer_ready"] == 1.0)
+        for command, is_ready in (("cancel_consumer", 0.0), ("add_consumer", 1.0)):
+            asked(settings, command, queue=settings.queues.traces)
+            wait_until(lambda is_ready=is_ready: scraped(settings)["kp_scorer_ready"] == is_ready)  # type: ignore[misc]
+            wait_until(lambda is_ready=is_ready: _reasons(store) == [settings.queues.traces] * (not is_ready))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("options", [("-Q", "other"), ("-X", "traces")])
+def test_a_worker_that_is_started_for_another_queue_is_not_ready(
+    options: tuple[str, str], settings: Settings, store: Store, tmp_path: Path
+) -> None:
+    settings = with_changed(settings, embedding__embedder="none", queues__traces="traces")
+    with start_worker(settings, tmp_path / "log", command=("celery", "-A", "kp_scorer.app", "worker", *options)):
+        wait_until(lambda: _reasons(store) == ["traces"])
+
+
+def _reasons(store: Store) -> list[str]:
+    """The queues that workers report they do not consume; all other reasons are none."""
+    reasons = [reason for report in store.worker_reports() for reason in report.not_ready]
+    return [reason.split("the queue ")[1].split(",")[0] for reason in reasons if "does not consume" in reason]
+
+
+def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Settings, tmp_path: Path) -> None:
+    with at_work(settings, tmp_path) as (worker, _):
+        os.kill(worker.process.pid, signal.SIGUSR1)
+        (line,) = wait_until(lambda: worker.events("stacks"))
+        assert "MainThread" in line["exception"]
+        assert all(line.startswith("{") for line in worker.text().splitlines())
+
+
+def test_a_caller_that_says_nothing_of_the_result_gets_it(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker()
+    with at_work(settings, tmp_path), make_celery(settings) as caller:
+        exchange = {} if settings.broker.is_redis else {"exchange": settings.queues.traces, "declare": []}
+        (trace,) = fresh_samples(1)
+        result = caller.send_task("score_trace", args=[trace], routing_key=settings.queues.traces, **exchange)
+        assert result.get(timeout=PATIENCE_S)["trace_id"] == trace["id"]
+
+
+def test_a_policy_that_limits_the_queue_of_traces_is_named_as_why(rabbitmq: RabbitMQ) -> None:
+    settings = rabbitmq.settings()
+    declare_as_worker(settings)
+    with limited_by_policy(settings, settings.queues.traces, 1), Client(settings) as client:
+
+        def refusals() -> list[str]:
+            try:
+                client.submit(fresh_samples(1)[0])
+            except QueueFull as error:
+                return [str(error)]
+            return []
+
+        assert "a policy limits its length" in wait_until(refusals)[0]

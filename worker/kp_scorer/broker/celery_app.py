@@ -43,6 +43,13 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
         return backend
 
 
+class _FunctionOption(partial[Any]):
+    """A function among the transport's options. They are part of what ``celery inspect stats`` answers, which is JSON."""
+
+    def __json__(self) -> str:
+        return self.func.__name__
+
+
 class _Loader(AppLoader):  # type: ignore[misc]
     """Reads no module of settings."""
 
@@ -134,7 +141,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         return {
             **retries,
             "confirm_publish": True,
-            "frame_handler": partial(frame_handler, largest_bytes=largest_body_bytes(settings.limits)),
+            "frame_handler": _FunctionOption(frame_handler, largest_bytes=largest_body_bytes(settings.limits)),
             # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,

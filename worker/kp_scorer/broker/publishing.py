@@ -29,6 +29,7 @@ _NO_ROUTE: Final = 312
 _RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.
 _NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
 _NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that consumes it, which declares it"
+_TAKES_NO_MORE: Final = "RabbitMQ's queue {!r} takes no more for now, as when a policy limits its length"
 
 T = TypeVar("T")
 
@@ -157,7 +158,7 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
     headers = {**current_context(), "task": TASK_NAME, SENT_MS: int(time.time() * 1_000)}
     messages = [Outgoing(task_body(trace), trace_id, {**headers, "id": trace_id}) for trace_id, trace in submissions]
     if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):
-        raise QueueFull("submit: the broker refuses")
+        raise QueueFull(f"submit: {_TAKES_NO_MORE.format(queues.traces.name)}")
 
 
 def send_again(app: Celery, queue: Queue, message: Any) -> None:
@@ -167,7 +168,7 @@ def send_again(app: Celery, queue: Queue, message: Any) -> None:
     """
     # Not by the default exchange, by which a message also goes to every queue that its producer named in a header CC.
     if not all(with_producer(app, "traces", lambda producer: publish_confirmed(producer, [anew(message)], queue))):
-        raise ServiceUnavailable("traces: the broker refuses")
+        raise ServiceUnavailable(f"traces: {_TAKES_NO_MORE.format(queue.name)}")
 
 
 def acknowledge_all(messages: Sequence[Any]) -> None:

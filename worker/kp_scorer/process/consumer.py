@@ -51,7 +51,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         # The heartbeat of events is sent by the thread that consumes, which would wait for ever on a dead connection.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         super().__init__(*args, worker_options=options, **{**kwargs, "task_events": False})
-        self._pipeline = runtime.start_pipeline(self)
+        self._queue = settings.queues.traces
+        self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's steps but one."""
@@ -63,6 +64,10 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         super().register_with_event_loop(hub)
         self._runtime.heartbeat.start()
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
+
+    def is_consuming(self) -> bool:
+        """Return whether it consumes the queue of traces. Remote control can end that, and Celery's options -Q and -X."""
+        return bool(self.task_consumer and self.task_consumer.consuming_from(self._queue))
 
     def on_close(self) -> None:
         """Close a connection."""

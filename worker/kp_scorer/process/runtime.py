@@ -3,15 +3,17 @@
 import gc
 import math
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
 import structlog
 from celery import Celery, signals
+from celery.utils.debug import cry
 from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
@@ -161,8 +163,9 @@ class Runtime:
             metrics.window_entries.set_function(lambda: len(mirror))
             metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
 
-    def start_pipeline(self, acknowledger: Acknowledger) -> Pipeline:
+    def start_pipeline(self, acknowledger: Acknowledger, is_consuming: Callable[[], bool]) -> Pipeline:
         """Start the pipeline, and watch it; ``acknowledger`` acknowledges and requeues its messages."""
+        self._is_consuming = is_consuming
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._decider,
@@ -189,6 +192,8 @@ class Runtime:
         gc.collect()
         gc.freeze()
         self._is_ready = True
+        # Celery's own writes a text of many lines between those of the log.
+        signal.signal(signal.SIGUSR1, lambda *_: log.warning("stacks", exception=cry()))
         log.info(
             "worker_ready",
             queue=self._settings.queues.traces,
@@ -238,6 +243,8 @@ class Runtime:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
+        elif not self._is_consuming():
+            yield f"broker: it does not consume the queue {self._settings.queues.traces}, as Celery's options or control say"
 
     def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""
