@@ -16,8 +16,10 @@ from kp_scorer.novelty.log import Entry, Place
 from tests.support.builders import candidate
 
 KEYS: Final = Keys("kp")
+# Longer than a scene takes on a busy machine: nothing expires in one.
+LIFE_MS: Final = 600_000
 # The slack is twice the largest batch, as settings have it at least: a batch does not push its own places out.
-WINDOW: Final = Window(max_elements=8, ttl_ms=40, slack_elements=8, slack_ms=60_000)
+WINDOW: Final = Window(max_elements=8, ttl_ms=40, slack_elements=8, slack_ms=LIFE_MS)
 CACHES: Final = 3
 
 
@@ -44,7 +46,7 @@ class Scene:
     def __init__(self, redis_client: redis.Redis, random: Random) -> None:
         redis_client.flushdb()
         self.redis_client, self.random = redis_client, random
-        self.log = RedisLog(redis_client, KEYS, "space", WINDOW, record_ttl_ms=60_000)
+        self.log = RedisLog(redis_client, KEYS, "space", WINDOW, record_ttl_ms=LIFE_MS)
         self.caches = [NoveltyCache(self.log, WINDOW, 8) for _ in range(CACHES)]
         self.saved: dict[bytes, bytes] = {}
 
@@ -105,7 +107,7 @@ class Scene:
         lost_ms = self.time_ms()
         self.redis_client.flushdb()
         for key, dump in self.saved.items():
-            self.redis_client.restore(key, 60_000, dump)
+            self.redis_client.restore(key, LIFE_MS, dump)
         # A server comes back later than it went, so what is appended then never has the entry ids of what was lost.
         if self.time_ms():
             self.redis_client.hset(KEYS.of_log("space").head, "time_ms", max(lost_ms, self.time_ms()) + 1)
@@ -152,8 +154,8 @@ def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_clie
 
 
 def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Redis) -> None:
-    window = Window(max_elements=40, ttl_ms=60_000, slack_elements=10, slack_ms=60_000)
-    log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=60_000)
+    window = Window(max_elements=40, ttl_ms=LIFE_MS, slack_elements=10, slack_ms=LIFE_MS)
+    log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=LIFE_MS)
     cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
     placed_before: list[Candidate] = []
     # The arrays have room for 1,024 entries more than are kept.
