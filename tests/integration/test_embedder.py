@@ -1,6 +1,7 @@
 """The real model: promise by promise, for each engine, on texts of every length; README's test scores the real traces."""
 
 from itertools import chain
+from typing import Final
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
+from kp_scorer.report.explained import decided_words
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings, UnreadableAction
 
-from tests.support.builders import load_embedder
+from tests.support.builders import load_embedder, make_trace, step
 from tests.support.traces import fresh_samples, sample_traces
 
 
@@ -94,5 +96,53 @@ def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(op
     by_model = decider.decide([decode_trace(trace, Limits()) for trace in (short, long)])
     by_others = [score_traces([short, long], load_settings({"embedding.embedder": name})) for name in ("none", "words")]
     decided = [each for each in chain(by_model, *by_others) if isinstance(each, Decision)]
-    counts = [(each.novelty.embedded_tokens, each.novelty.text_tokens) for each in decided]
-    assert counts == [(3, 3), (512, None), *[(None, None)] * 4]
+    counts = [(each.novelty.embedded_tokens, each.novelty.unknown_tokens, each.novelty.text_tokens) for each in decided]
+    assert counts == [(3, 0, 3), (512, 0, None), *[(None, None, None)] * 4]
+
+
+UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่สุด", "รดน้ำต้นไม้ทุกวัน")
+"""Unrelated tasks in Thai, of which the default model knows no word."""
+
+
+def decided_by(embedder: Embedder, unreadable: UnreadableAction, *objectives: str) -> list[Decision]:
+    window = NoveltySettings().window()
+    meter = NoveltyMeter(embedder, MemoryLog(window), window, unreadable=unreadable)
+    traces = [
+        make_trace(objective=each, trace_id=f"kp:trace:{number}", steps=[step("observation")])
+        for number, each in enumerate(objectives)
+    ]
+    decided = Decider(MemoryLedger(), Policy(min_novelty=0.1, threshold=0), meter, max_attempts=5).decide(traces)
+    return [each for each in decided if isinstance(each, Decision)]
+
+
+def test_a_script_that_the_model_does_not_know_is_said_and_scored_as_the_reference_does(
+    openvino: Embedder, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, second, third = decided_by(openvino, "score", *UNKNOWN_SCRIPT, "ตรวจสอบใบแจ้งหนี้")
+    assert (second.novelty.source, second.outcome) == ("embedding", "rejected")
+    assert second.dimensions.novelty == pytest.approx(0, abs=1e-4)
+    assert (second.novelty.embedded_tokens, second.novelty.unknown_tokens, third.novelty.is_unreadable) == (3, 1, True)
+    assert [record.message for record in caplog.records].count("text_unreadable") == 1
+    assert "1 of its 3 tokens are words that the model does not know" in " ".join("\n".join(decided_words(second, {})).split())
+
+
+def test_what_the_model_cannot_read_may_have_unknown_novelty_unless_it_is_a_copy(openvino: Embedder) -> None:
+    _, second, copy, english = decided_by(openvino, "unknown", *UNKNOWN_SCRIPT, UNKNOWN_SCRIPT[1], "book a flight")
+    assert (second.novelty.source, second.dimensions.novelty, second.outcome) == ("unreadable", 0.5, "accepted")
+    assert (second.novelty.nearest, "embedding.embedder = words" in "".join(decided_words(second, {}))) == (None, True)
+    assert (copy.novelty.duplicate_of, copy.dimensions.novelty) == ("kp:trace:1", 0)
+    assert (english.novelty.source, english.novelty.unknown_tokens) == ("embedding", 0)
+
+
+@pytest.mark.parametrize("text", [" ", "\u200b", "🙂 👍", "[REDACTED]", "<redacted> ({NAME_1}) ***"])
+def test_a_text_without_words_repeats_no_other_but_its_copy(openvino: Embedder, text: str) -> None:
+    for embedder in (openvino, load_embedder(embedder="words")):
+        *_, wordless, copy = decided_by(embedder, "score", "book a flight", "…", text, text)
+        assert (wordless.novelty.source, wordless.dimensions.novelty, wordless.outcome) == ("unreadable", 0.5, "accepted")
+        assert (copy.novelty.duplicate_of, copy.dimensions.novelty) == ("kp:trace:2", 0)
+
+
+def test_traces_that_share_what_is_read_are_explained(openvino: Embedder) -> None:
+    _, second = decided_by(openvino, "score", "tree " * 600, "tree " * 600 + "forest")
+    explained = " ".join("\n".join(decided_words(second, {})).split())
+    assert "both have the same 512 tokens, and what else they say is not read" in explained

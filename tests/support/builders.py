@@ -33,7 +33,7 @@ COMPLETE_DECISION: Final = """
 "weights":{"complexity":0.21,"novelty":0.22,"tool_diversity":0.23,"outcome_confidence":0.34},"composite":0.62,
 "overrides":[{"name":"recovered_from_errors","score":0.61},{"name":"single_tool","score":0.61}],
 "novelty":{"source":"embedding","nearest":{"trace_id":"kp:trace:near","similarity":0.88},"duplicate_of":"kp:trace:first",
-"embedder":"MiniLM","embedded_tokens":77,"text_tokens":77,"space":"0123456789abcdef","entry":"1767225600000-7"},
+"embedder":"MiniLM","embedded_tokens":77,"unknown_tokens":7,"text_tokens":77,"space":"0123456789abcdef","entry":"1767225600000-7"},
 "received":{"worker":"scorer-1@host","queued_ms":1234,"deliveries":2},
 "timings":{"held_ms":0.5,"look_up_ms":1.5,"wait_ms":4.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
 """

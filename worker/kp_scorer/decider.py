@@ -11,21 +11,29 @@ from typing import Final
 
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
-from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, TokenizedText, Vector
+from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import Identity, Record, Verdict
 from kp_scorer.ledger.redis_ledger import Ledger
+from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import UnreadableAction
 from kp_scorer.trace import Digests, ReasoningTrace
 
 _NAME_CHARS: Final = 200
 
+log = library_logger(__name__)
+
 Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # Held: another worker is deciding it.
 
+UNREADABLE: Final = (
+    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
+    "or novelty.unreadable to unknown"
+)
 Comparison = tuple[Novelty, tuple[Pinned, ...]]  # With earlier traces, and with the entries of pinned sets.
 
 
@@ -41,8 +49,17 @@ def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None
 class NoveltyMeter:
     """The embedder and the cache its vectors go to, by the log of its space; there is never one without the other."""
 
-    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window, pins: Pins | None = None) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        log: NoveltyLog,
+        window: Window,
+        pins: Pins | None = None,
+        unreadable: UnreadableAction = "score",
+    ) -> None:
         self.embedder = embedder
+        self._unreadable = unreadable
+        self._has_logged_unreadable = False
         self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
         self.checked = CheckedEmbedder(embedder)
@@ -95,6 +112,18 @@ class NoveltyMeter:
             pinned = iter(self._pins.compare(self.cache.mirror.vectors(admitted), compared))
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
+    def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
+        """The novelty, with how much of its text was embedded; of unknown value where what was says nothing of the trace."""
+        *tokens, has_words = counts
+        novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
+        if novelty.is_unreadable and not self._has_logged_unreadable:
+            self._has_logged_unreadable = True
+            log.warning("text_unreadable", unknown_tokens=novelty.unknown_tokens, detail=UNREADABLE)
+        is_unknown = not has_words or (novelty.is_unreadable and self._unreadable == "unknown")
+        if is_unknown and novelty.nearest and not novelty.duplicate_of:
+            return novelty.model_copy(update={"source": "unreadable", "nearest": None})
+        return novelty
+
     def _novelty(self, placement: Placement) -> Novelty:
         nearest = placement.nearest
         return Novelty(
@@ -116,7 +145,7 @@ class Case:
     is_claimed: bool = False  # Whether this worker decides it.
     vector: Vector | None = None
     asked: Vector | None = None  # Of its objective alone, where texts are pinned.
-    tokens: tuple[int | None, int | None] = (None, None)  # How many are embedded, and how many its text has.
+    tokens: Counts = field(default_factory=Counts)
     checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None  # None until it is resolved, and for a trace that is to be decided again, alone.
     received: Received | None = None
@@ -253,9 +282,10 @@ class Decider:
                 case.resolved = TraceConflict(case.trace.id)
             else:
                 timings = Timings(**case.times_ms, place_ms=place_ms, batch_size=len(claimed))
-                counts = dict(zip(("embedded_tokens", "text_tokens"), case.tokens, strict=True))
                 novelty, pinned = comparison
-                judged.append((case, self._judge(case, novelty.model_copy(update=counts), pinned, timings)))
+                if self.novelty:
+                    novelty = self.novelty.with_counts(novelty, case.tokens)
+                judged.append((case, self._judge(case, novelty, pinned, timings)))
         self._commit(judged)
 
     def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:

@@ -10,7 +10,7 @@ from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 Outcome = Literal["accepted", "review", "rejected"]
 """From the mildest to the strictest."""
 ThresholdSource = Literal["default", "domain", "submission"]
-NoveltySource = Literal["embedding", "empty_cache", "no_embedder"]
+NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
 Demand = Literal["review", "rejected"]
@@ -20,6 +20,9 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 """Too plain for text of a trace."""
 
 MOST_FINDINGS: Final = 32
+_UNREADABLE: Final = 0.3
+"""The share of unknown tokens from which on texts look alike. Each stands for a whole word, so by characters it is far more."""
+
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # Of the message, where there is none.
 
 
@@ -103,12 +106,19 @@ class Novelty(_Part):
     """Name of the model that embedded the trace."""
     embedded_tokens: int | None = None
     """How many tokens of its text were embedded; None where the embedder counts none."""
+    unknown_tokens: int | None = None
+    """How many of these stand for words that the model does not know, all by the same token."""
     text_tokens: int | None = None
     """How many tokens its text has; None where those are more than were embedded, as the rest is not tokenised."""
     space: str | None = None
     """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
     """Place in the novelty log: ``<Redis time in ms>-<number, from 1>``."""
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether the model knows so few words of the text that it looks like any other of that kind."""
+        return (self.unknown_tokens or 0) > _UNREADABLE * (self.embedded_tokens or 0)
 
 
 class Pinned(_Part):

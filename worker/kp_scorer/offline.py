@@ -132,7 +132,7 @@ def offline_decider(settings: Settings) -> Decider:
         raise SettingsError(f"novelty.pinned: the sets are in Redis; {error}") from None
     if pins := open_pins(settings, store, embedder):
         pins.load()
-    novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins) if embedder else None
+    novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins, settings.novelty.unreadable) if embedder else None
     ledger, policy = MemoryLedger(window.kept_elements), settings.scoring
     checks = Checks(settings.checks) if settings.checks.names else None
     return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)

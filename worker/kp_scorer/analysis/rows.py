@@ -47,7 +47,7 @@ class _Fields(NamedTuple):
     sampled: float | None
     """The share of all traces that goes to review for ``kp-scorer quality``, where this one does; each weighs 1 over it."""
     novelty_source: str
-    """``embedding``, ``empty_cache`` or ``no_embedder``."""
+    """``embedding``, ``empty_cache``, ``no_embedder`` or ``unreadable``."""
     nearest_id: str | None
     """The most similar earlier trace; None where there was nothing to compare with."""
     similarity: float | None
@@ -56,6 +56,7 @@ class _Fields(NamedTuple):
     """The earliest trace with the same content; None if there is none."""
     embedder: str | None
     embedded_tokens: int | None
+    unknown_tokens: int | None
     text_tokens: int | None
     """None where the text has more than were embedded."""
     space: str | None

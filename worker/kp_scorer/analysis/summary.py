@@ -186,7 +186,7 @@ def is_near_duplicate(decision: Decision) -> bool:
 
 def novelty_course(decisions: Sequence[Decision]) -> Course:
     """The course of novelty through decisions in the order of their traces; empty if no trace was compared."""
-    measured = [each.dimensions.novelty for each in decisions if each.novelty.source != "no_embedder"]
+    measured = [each.dimensions.novelty for each in decisions if each.novelty.source in ("embedding", "empty_cache")]
     if not measured:
         return Course((), ())
     parts = np.array_split(np.array(measured), min(_MOST_STRETCHES, max(1, len(measured) // _FEWEST_IN_STRETCH)))

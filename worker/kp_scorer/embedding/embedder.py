@@ -1,5 +1,6 @@
 """What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
@@ -21,6 +22,9 @@ MAX_TOKENS: Final = 512  # Of the default model's texts only so many leading tok
 _SEPARATOR: Final = "\x1e"  # Between the passages of a text: ASCII's record separator, which BERT's normalizer drops.
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
 """Longer than most models read, so that it takes all that the longest trace would take."""
+
+_WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|redacted)[\]>})]{1,2}|([^\W_])")
+"""What stands in the place of a text, such as ``[REDACTED]``; or the first character of a word."""
 
 _LENGTH_TOLERANCE: Final = 0.01
 _HOPELESS_TEXTS: Final = 8  # So many in a row that fail alone, and nothing that is embedded between them.
@@ -56,12 +60,22 @@ ASKED_AND_DID: Final = Recipe(
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
 
+class Counts(NamedTuple):
+    """How much of a text is embedded, as the fields of a decision are named."""
+
+    embedded_tokens: int | None = None
+    text_tokens: int | None = None  # None also where there are more than are embedded: no more of it is read.
+    unknown_tokens: int | None = None
+    has_words: bool = True
+
+
 class TokenizedText(NamedTuple):
     """A text, ready for a pass through the engine."""
 
     text: str
     rows: Sequence[Ids]  # The token ids of each of the recipe's parts; none where the embedder has no tokenizer.
     is_whole: bool = True  # Whether that is all of the text.
+    unknown: int = 0  # How many of the tokens stand for a word that the model does not know.
 
     @property
     def tokens(self) -> int:
@@ -69,10 +83,11 @@ class TokenizedText(NamedTuple):
         return sum(map(len, self.rows))
 
     @property
-    def counts(self) -> tuple[int | None, int | None]:
-        """How many tokens are embedded, and how many the text has, if that is known: no more of it is read."""
+    def counts(self) -> Counts:
+        """How much of the text is embedded."""
         embedded = self.tokens or None
-        return embedded, embedded if self.is_whole else None
+        has_words = any(found[1] for found in _WORD.finditer(self.text))
+        return Counts(embedded, embedded if self.is_whole else None, self.unknown if embedded else None, has_words)
 
 
 class Embedder:

@@ -187,6 +187,9 @@ class Tokens:
         self._opening: Ids = letter.ids[:start]
         self._closing: Ids = letter.ids[end:]
         description = json.loads(text)
+        model = description["model"]
+        unknown = model.get("unk_id", self._tokenizer.token_to_id(model.get("unk_token") or ""))
+        self.unknown_id = -1 if unknown is None else int(unknown)
         self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
     def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> tuple[Ids, bool]:
@@ -253,7 +256,8 @@ class TextEmbedder(Embedder):
         recipe = TRACE if plain else self.recipe
         passages = zip(recipe.parts, recipe.passages(text), strict=True)
         rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
-        return TokenizedText(text, [ids for ids, _ in rows], all(is_whole for _, is_whole in rows))
+        unknown = sum(ids.count(self._tokens.unknown_id) for ids, _ in rows)
+        return TokenizedText(text, [ids for ids, _ in rows], all(is_whole for _, is_whole in rows), unknown)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one forward pass for each part; see the base class."""

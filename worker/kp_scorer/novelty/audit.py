@@ -86,7 +86,7 @@ def audit(
             continue
         report.last = entry.place
         similarity, decided = replay.similarity(index), trace.decision.dimensions.novelty
-        recomputed = novelty_of(similarity)
+        recomputed = novelty_of(similarity if trace.decision.novelty.source != "unreadable" else None)
         is_of_other_content = trace.digest != entry.digest
         # Without the entries that are gone, novelty can only seem higher than it was, or unknown.
         may_seem_higher = not is_of_other_content and not replay.is_complete(index)
@@ -140,7 +140,7 @@ class _Replay:
         self._times = np.array([entry.place.time_ms for entry in entries])
         # Numbers in their place, which compare faster.
         self._ids = np.unique([entry.trace_id for entry in entries], return_inverse=True)[1]
-        self._digests = np.unique([entry.digest.hex() for entry in entries], return_inverse=True)[1]
+        self._digests = np.unique([(entry.visible or entry.digest).hex() for entry in entries], return_inverse=True)[1]
         self._counts = np.array([entry.counts for entry in entries])
 
     def similarity(self, index: int) -> float | None:

@@ -168,7 +168,7 @@ class Metrics:
         for override in decision.overrides:
             self._overrides.labels(override.name).inc()
         self._score.observe(decision.score)
-        if decision.novelty.source != "no_embedder":
+        if decision.novelty.source in ("embedding", "empty_cache"):
             self._novelty.observe(decision.dimensions.novelty)
         self._processing_s.observe(in_flight_s)
         if queued_s is not None:

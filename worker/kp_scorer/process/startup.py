@@ -94,7 +94,8 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     if pins:
         # An operator has to pin a set that is missing, which `up` brings the Redis for.
         patience.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
-    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window(), pins)
+    own_log, window = store.novelty_log(embedder.space), settings.novelty.window()
+    novelty = NoveltyMeter(embedder, own_log, window, pins, settings.novelty.unreadable)
     # Redis answered a moment ago; it may still be loading its file, or have gone away since.
     log.info("novelty_log_read", entries=patience.wait_for("redis", novelty.cache.catch_up))
     return novelty

@@ -18,6 +18,7 @@ from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 _COLUMNS: Final = 80
 _PAGE: Final = Console(width=_COLUMNS)
 _TOOLS_NAMED: Final = 6
+_SAME: Final = 0.99995  # Similarity above which two traces have the same tokens, but for the engine's last bits.
 _EXCERPT_CHARS: Final = 240
 _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "default": "the threshold of all domains",
@@ -136,10 +137,20 @@ def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, cei
 
 def _novelty_words(decision: Decision) -> str:
     novelty = decision.novelty
+    unread = ""
+    if novelty.is_unreadable:
+        unread = (
+            f"; {novelty.unknown_tokens} of its {novelty.embedded_tokens} tokens are words that the model does not know, as it "
+            "does not know the script: embedding.embedder = words reads it"
+        )
+    if novelty.source == "unreadable":
+        return "unknown, as its text has no words" + (unread and " that can be compared") + unread
     if novelty.nearest:
         similarity = novelty.nearest.similarity
         subtrahend = f"{similarity:.4f}" if similarity >= 0 else f"({similarity:.4f})"
-        return _at_most_1(f"1 - {subtrahend}, the similarity to the nearest earlier trace", 1 - similarity)
+        if similarity > _SAME and novelty.embedded_tokens and novelty.text_tokens is None:
+            unread += f"; both have the same {novelty.embedded_tokens} tokens, and what else they say is not read"
+        return _at_most_1(f"1 - {subtrahend}, the similarity to the nearest earlier trace{unread}", 1 - similarity)
     if novelty.source == "embedding":
         return "1 - the similarity to the nearest earlier trace, which the decision does not name"
     if novelty.source == "no_embedder":

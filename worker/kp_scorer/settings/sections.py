@@ -27,6 +27,7 @@ With fewer than a worker has in flight, the first traces of a batch could lose t
 PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
+UnreadableAction = Literal["score", "unknown"]
 Via = Literal["queue", "stream", "task", "none"]
 CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
@@ -189,6 +190,7 @@ class NoveltySettings(Section):
     recipe: RecipeName = "trace"
     against: Literal["all", "succeeded"] = "all"
     succeeded_confidence: Fraction = 0.5
+    unreadable: UnreadableAction = "score"
     pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
 
     @property

@@ -17,6 +17,7 @@ from kp_scorer.broker.publishing import broker_condition
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, print_row
+from kp_scorer.decider import UNREADABLE
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
@@ -199,7 +200,11 @@ def _embedder(settings: Settings, store: Store) -> Findings:
 
 def _window(store: Store) -> Findings:
     for log in store.novelty_logs():
-        namespaces = Counter(map(namespace_of, log.newest(_ENTRIES_LOOKED_AT)))
+        newest = log.newest(_ENTRIES_LOOKED_AT)
+        decided = [each.decision.novelty for each in store.ledger.decided(newest[:_FEWEST_ENTRIES]) if each]
+        if unreadable := sum(novelty.is_unreadable for novelty in decided):
+            yield "advice", f"{unreadable} of the newest {len(decided)} traces of the log {log.space}: {UNREADABLE}"
+        namespaces = Counter(map(namespace_of, newest))
         for name, count in namespaces.most_common(1):
             if len(namespaces) > 1 and namespaces.total() >= _FEWEST_ENTRIES and count > namespaces.total() / 2:
                 whose = f"the namespace {name}" if name else "traces without a namespace"
