@@ -3,10 +3,9 @@
 import hashlib
 import json
 import re
-from datetime import datetime
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from kp_scorer.characters import check_name, normalized, without_unseen
@@ -14,6 +13,15 @@ from kp_scorer.characters import check_name, normalized, without_unseen
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 DOMAIN_BYTES: Final = 200  # How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything.
+# A day that there is, so that the JSON Schema says all that is checked: 29 February only in leap years.
+_DAY: Final = (
+    "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
+    "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+    "|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+_HOUR: Final = "(?:[01][0-9]|2[0-3])"
+_TIME: Final = f"{_HOUR}:[0-5][0-9](?::(?:[0-5][0-9]|60)(?:[.,][0-9]+)?)?"
+_DATETIME: Final = f"^{_DAY}[Tt ]{_TIME}(?:[Zz]|[+-]{_HOUR}(?::?[0-5][0-9](?::?[0-5][0-9])?)?)?$"
 _DIGEST_VERSION: Final = b"kp-digest-1"
 """Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""
 
@@ -54,13 +62,14 @@ def namespace_of(trace_id: str) -> str:
 
 
 def _iso_datetime(text: str) -> str:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time") from None
-    if len(text) < len("2026-01-01T00:00"):
-        raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time, not a date alone")
+    if not re.fullmatch(_DATETIME, text):
+        raise PydanticCustomError("iso_datetime", "expected an ISO 8601 date and time, such as 2026-01-31T12:00:00Z")
     return text
+
+
+def _whole(value: object) -> object:
+    # In JSON 1.0 is an integer too: some languages have no other way to write it.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _domain(text: str) -> str:
@@ -79,7 +88,8 @@ class _Part(BaseModel):
     )
 
 
-IsoDatetime = Annotated[str, AfterValidator(_iso_datetime)]
+_DATETIME_SCHEMA: Final = {"type": "string", "pattern": _DATETIME, "description": "As RFC 3339; seconds and zone are optional."}
+IsoDatetime = Annotated[str, AfterValidator(_iso_datetime), WithJsonSchema(_DATETIME_SCHEMA)]
 _DOMAIN_SCHEMA: Final = {
     "type": "string",
     "minLength": 1,
@@ -127,13 +137,13 @@ class Tool(_Part):
 class Step(_Part):
     """One step of the reasoning."""
 
-    step_id: Annotated[int, Field(ge=0)]
+    step_id: Annotated[int, Field(ge=0), BeforeValidator(_whole)]
     type: StepType
     content: str | None = None
     tool: Tool | None = None
     input: dict[str, Any] | None = None
     output_summary: str | None = None
-    latency_ms: Annotated[float, Field(ge=0)] | None = None
+    latency_ms: Annotated[float, Field(ge=0, le=1e308)] | None = None
 
 
 class TraceOutcome(_Part):

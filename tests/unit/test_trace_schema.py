@@ -1,0 +1,155 @@
+"""The published JSON Schema of a trace and the reader are one: each takes what the other takes."""
+
+import re
+from calendar import monthrange
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator, ValidationError  # type: ignore[import-untyped]
+from jsonschema.validators import extend  # type: ignore[import-untyped]
+from kp_scorer.characters import check_name
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.trace import DOMAIN_BYTES, IsoDatetime, ReasoningTrace
+from pydantic import TypeAdapter
+from pydantic import ValidationError as PydanticError
+
+from tests.support.builders import maximal_payload
+
+SCHEMA: Final = ReasoningTrace.model_json_schema()
+LIMITS: Final = Limits(depth=200)
+
+
+def _pattern(_: object, pattern: str, instance: object, __: object) -> Iterator[ValidationError]:
+    """Match as ECMA-262 does, by which JSON Schema's patterns go: in Python $ also matches before a last line break."""
+    if isinstance(instance, str) and not re.search(pattern.replace("$", r"\Z"), instance):
+        yield ValidationError("no match")
+
+
+OurValidator: Final = extend(Draft202012Validator, {"pattern": _pattern})
+VALIDATOR: Final = OurValidator(SCHEMA)
+TIME: Final = TypeAdapter(IsoDatetime)
+TIME_VALIDATOR: Final = OurValidator(SCHEMA["$defs"]["Metadata"]["properties"]["created_at"])
+
+
+def is_taken(document: Any) -> bool:
+    try:
+        decode_trace(document, LIMITS)
+    except InvalidTrace:
+        return False
+    return True
+
+
+def has_a_domain_by_its_description(document: Any) -> bool:
+    """Whether the domain is, beyond its length, what the schema says of it in words alone."""
+    metadata = document.get("metadata")
+    domain = metadata.get("task_domain") if isinstance(metadata, dict) else None
+    try:
+        return not isinstance(domain, str) or len(check_name(domain).encode()) <= DOMAIN_BYTES
+    except ValueError:
+        return False
+
+
+JSON: Final = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=4,
+)
+
+
+def drawn_from(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """What a schema takes, as far as ours use JSON Schema."""
+    match schema:
+        case {"$ref": str(reference)}:
+            return st.deferred(lambda: drawn_from(SCHEMA["$defs"][reference.rpartition("/")[2]]))
+        case {"const": value}:
+            return st.just(value)
+        case {"enum": values}:
+            return st.sampled_from(values)
+        case {"anyOf": schemas}:
+            return st.one_of(*map(drawn_from, schemas))
+        case {"type": "object", "properties": properties}:
+            fields = {name: drawn_from(inner) for name, inner in properties.items()}
+            needed = {name: fields.pop(name) for name in schema["required"]} if "required" in schema else {}
+            own = st.fixed_dictionaries(needed, optional=fields)
+            return st.builds(lambda unknown, fields: unknown | fields, st.dictionaries(st.text(), JSON, max_size=1), own)
+        case {"type": "object"}:
+            return st.dictionaries(st.text(), JSON)
+        case {"type": "array", "items": items}:
+            return st.lists(drawn_from(items), min_size=schema.get("minItems", 0), max_size=3)
+        case {"pattern": pattern}:
+            return st.from_regex(pattern, fullmatch=True)
+        case {"type": "string"}:
+            return st.text(min_size=schema.get("minLength", 0), max_size=schema.get("maxLength"))
+        case {"type": "integer", "minimum": least}:
+            return st.integers(least) | st.integers(least, 2**53).map(float)
+        case {"type": "number", "minimum": least, "maximum": most}:
+            return st.floats(least, most) | st.integers(least, int(most))
+        case {"type": ("boolean" | "null") as kind}:
+            return st.booleans() if kind == "boolean" else st.none()
+        case _:
+            assert not schema.keys() - {"title", "default"}, f"draw what the schema says: {schema}"
+            return JSON
+
+
+@settings(max_examples=40)
+@given(drawn_from(SCHEMA))
+def test_what_the_schema_takes_is_a_trace(document: Any) -> None:
+    assume(VALIDATOR.is_valid(document) and has_a_domain_by_its_description(document))
+    decode_trace(document, LIMITS)
+
+
+def paths(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """The place of every value within another one."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (key,)
+        yield from ((key, *inside) for inside in paths(inner))
+
+
+def replaced(document: Any, path: tuple[str | int, ...], value: object) -> Any:
+    if not path:
+        return value
+    copy = document.copy()
+    copy[path[0]] = replaced(document[path[0]], path[1:], value)
+    return copy
+
+
+ODD: Final = st.sampled_from([0, 1, -1, 1.0, 1.5, -0.0, 1e300, 10**400, "", "x", "thought", "yesterday", [], {}, [1], {"": 1}])
+
+
+@given(st.sampled_from(sorted(paths(maximal_payload()), key=str)), JSON | ODD)
+@example(("steps", 0, "step_id"), 1.0)
+@example(("steps", 0, "latency_ms"), 10**400)
+@example(("metadata", "created_at"), "yesterday")
+def test_schema_and_reader_agree_on_every_value_of_every_field(path: tuple[str | int, ...], value: object) -> None:
+    document = replaced(maximal_payload(), path, value)
+    assume(has_a_domain_by_its_description(document))
+    assert VALIDATOR.is_valid(document) == is_taken(document)
+
+
+def is_time(written: str) -> tuple[bool, bool]:
+    """Whether it is a time by the schema, and by the reader."""
+    try:
+        TIME.validate_python(written)
+    except PydanticError:
+        return TIME_VALIDATOR.is_valid(written), False
+    return TIME_VALIDATOR.is_valid(written), True
+
+
+@given(st.datetimes(), st.sampled_from(["", "Z", "z", "+00:00", "-23:59", "+0530", "+05"]), st.sampled_from("Tt "))
+def test_every_time_is_taken(time: datetime, zone: str, separator: str) -> None:
+    assert is_time(time.isoformat(separator) + zone) == (True, True)
+
+
+@pytest.mark.parametrize("year", [0, 1, 4, 100, 400, 1900, 2000, 2023, 2024, 9999])
+def test_only_days_of_the_calendar_are_taken(year: int) -> None:
+    for month in range(14):
+        days = monthrange(year, month)[1] if year and 1 <= month <= 12 else 0
+        accepted = [day for day in range(33) if is_time(f"{year:04}-{month:02}-{day:02}T00:00:00Z") == (True, True)]
+        refused = [day for day in range(33) if is_time(f"{year:04}-{month:02}-{day:02}T00:00:00Z") == (False, False)]
+        assert (accepted, len(refused)) == ([*range(1, days + 1)], 33 - days)
