@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 from tests.support.changed_settings import settings_at
 from tests.support.fleet import Fleet, start_fleet
 from tests.support.outcomes import audited, only_log, place_in_log, published, read_until
-from tests.support.processes import KP_SCORER_WORKER, wait_until
+from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, wait_until
 from tests.support.traces import fresh_samples, new_id, short_traces
 
 WORKERS = 4
@@ -63,7 +63,9 @@ def decide_all(client: Client, traces: Sequence[dict[str, Any]]) -> dict[str, De
     for trace in traces:
         client.submit(trace)
     ids = [str(trace["id"]) for trace in traces]
-    decisions = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=60) if status.decision}
+    decisions = {
+        status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=PATIENCE_S) if status.decision
+    }
     assert decisions.keys() == set(ids)
     return decisions
 

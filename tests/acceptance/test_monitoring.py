@@ -133,7 +133,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
     with at_work(measured, tmp_path) as (worker, client):
         client.submit_many(traces)
         redis_client.lpush("traces", '{"@type": "nothing that is known"}')
-        assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=30))) == 20
+        assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=PATIENCE_S))) == 20
         wait_until(lambda: worker.events("trace_dead"))
         (report,) = wait_until(lambda: [each for each in reports(settings) if each.held.count == 20 and not each.not_ready])
         assert report.node.startswith(f"fast-{worker.process.pid}@")

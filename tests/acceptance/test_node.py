@@ -12,7 +12,7 @@ from tests.support import node
 from tests.support.arena import BrokerName
 from tests.support.commands import up
 from tests.support.http_server import open_server
-from tests.support.processes import at_work
+from tests.support.processes import PATIENCE_S, at_work
 from tests.support.rabbitmq import default_queues
 from tests.support.required import required
 from tests.support.traces import fresh_samples, jsonl
@@ -53,10 +53,10 @@ def test_queues_carry_traces_and_decisions(
         node.run(folder, f"submit-{broker}.mjs", stdin=sent, variables=variables)
         node.run(folder, "submit-celery.mjs", stdin=jsonl(*called), variables=variables)
         ids = [str(trace["id"]) for trace in [*plain, *called]]
-        decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=30)}
+        decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=PATIENCE_S)}
         printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
         # The record of an invalid trace has its error.
-        (status,) = client.as_completed([str(broken["id"])], timeout_s=30)
+        (status,) = client.as_completed([str(broken["id"])], timeout_s=PATIENCE_S)
     assert (status.state, status.reason) == ("dead", "invalid")
     received = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}
     assert received == decided

@@ -11,7 +11,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at
-from tests.support.processes import KP_SCORER_WORKER, Worker, at_work, wait_until
+from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, Worker, at_work, wait_until
 from tests.support.traces import fresh_samples
 
 
@@ -74,7 +74,7 @@ def test_a_result_is_stored_only_if_asked_for_and_under_an_id_that_nobody_guesse
     first, second = fresh_samples(2)
     unasked = foreign.send_task("score_trace", args=[first], queue="traces", ignore_result=True)
     foreign.send_task("score_trace", args=[second], queue="traces", ignore_result=False, task_id="order-17")
-    assert [client.wait(trace["id"], timeout_s=60).trace_id for trace in (first, second)]
+    assert [client.wait(trace["id"], timeout_s=PATIENCE_S).trace_id for trace in (first, second)]
     redis_client = foreign.backend.client
     wait_until(lambda: not (redis_client.llen("traces") or redis_client.hlen("traces.in_hand")))
     assert not redis_client.exists("celery-task-meta-order-17", f"celery-task-meta-{unasked.id}")

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.support.arena import SEED, TRACES
 from tests.support.http_server import HttpServer, open_server, text_message
 from tests.support.outcomes import published
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, PATIENCE_S, start_worker, wait_until
 
 AGENTS: Final = 3
 KILLS: Final = TRACES // 50
@@ -84,7 +84,7 @@ def test_every_acknowledged_run_is_decided_once(
                 is_over.set()
             for each in exporting:
                 each.result()
-        decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=60) if status.decision}
+        decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=PATIENCE_S) if status.decision}
         assert decided == set(acknowledged)
         # A claim of a server that was killed ends by itself.
         wait_until(lambda: redis_client.zcard(keys.runs) == 0)

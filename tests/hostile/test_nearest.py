@@ -15,7 +15,7 @@ from kp_scorer.client import Client
 from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
 
-from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.processes import PATIENCE_S, SMALL_WORKER, start_worker, wait_until
 from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.traces import new_id, short_traces
@@ -34,8 +34,8 @@ def test_only_operators_learn_which_trace_is_nearest(
     of_client = shipped_redis.url("client")
     asking = Celery("asking", broker=of_client, backend=of_client, set_as_current=False)
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER):
-        client.wait(client.submit(victim), timeout_s=30)
-        decision = client.wait(client.submit(probe), timeout_s=30)
+        client.wait(client.submit(victim), timeout_s=PATIENCE_S)
+        decision = client.wait(client.submit(probe), timeout_s=PATIENCE_S)
         task = asking.send_task(
             "score_trace", args=[asked], queue=Queue(settings.queues.traces, no_declare=True), ignore_result=False
         )

@@ -78,8 +78,8 @@ def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Clie
         with start_worker(recording, tmp_path / "worker.log", command=SMALL_WORKER, variables=variables) as worker:
             for traces in (short_traces(2, seed=1), short_traces(2, seed=2)):
                 client.submit_many(traces)
-                assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=20))) == 2
-                assert ended.wait(60)
+                assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=PATIENCE_S))) == 2
+                assert ended.wait(PATIENCE_S)
             assert worker.peak_bytes() < RESIDENT_BYTES
     assert worker.process.returncode == 0
 
@@ -94,7 +94,7 @@ class SlowCollector:
     def collect(self) -> Iterator[Any]:
         self.waiting += 1
         self.most_waiting = max(self.most_waiting, self.waiting)
-        self.is_open.wait(60)
+        self.is_open.wait(PATIENCE_S)
         self.waiting -= 1
         return iter(())
 

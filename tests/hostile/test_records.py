@@ -29,7 +29,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 
 from tests.support.builders import decision, decision_on, store_decisions
-from tests.support.processes import SMALL_WORKER, start_worker, wait_until
+from tests.support.processes import PATIENCE_S, SMALL_WORKER, start_worker, wait_until
 from tests.support.traces import short_traces
 
 SECRET: Final = "the patient's name"
@@ -86,7 +86,7 @@ def test_a_worker_decides_what_comes_with_damaged_records(
         redis_client.hset(keys.counts, counter, SECRET)
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         for trace in (*honest, *damaged[-MENDED:]):
-            assert client.wait(trace["id"], timeout_s=30)
+            assert client.wait(trace["id"], timeout_s=PATIENCE_S)
         wait_until(lambda: len(list(store.dead_letters.read())) == len(damaged) - MENDED + 1)
         wait_until(lambda: redis_client.llen(settings.queues.traces) == 0)
     assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
@@ -276,7 +276,7 @@ def test_a_damaged_entry_of_the_log_is_as_good_as_erased_and_a_place_that_is_not
     first, second = short_traces(2, seed=33)
     of_log = keys.of_log("word-hash-1")
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
-        client.wait(client.submit(first), timeout_s=30)
+        client.wait(client.submit(first), timeout_s=PATIENCE_S)
         entries: Any = redis_client.xrevrange(of_log.log, count=1)
         at_ms, _, number = entries[0][0].decode().partition("-")
         nan = np.full(512, np.nan, np.float32).tobytes()
@@ -293,7 +293,7 @@ def test_a_damaged_entry_of_the_log_is_as_good_as_erased_and_a_place_that_is_not
         redis_client.hset(of_log.head, "place", int(number) + len(damaged))
         epoch: Any = redis_client.hget(of_log.head, "epoch")
         redis_client.hset(keys.record(second["id"]), mapping={"epoch": epoch, "entry": f"{at_ms}-{int(number) + 77}"})
-        decision = client.wait(client.submit(second), timeout_s=30)
+        decision = client.wait(client.submit(second), timeout_s=PATIENCE_S)
         assert decision.novelty.nearest
         assert decision.novelty.nearest.trace_id == first["id"]
         assert worker.process.poll() is None

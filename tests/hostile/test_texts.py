@@ -12,7 +12,7 @@ from kp_scorer.settings import Settings
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
 from tests.support.costly import COSTLY_TEXTS
-from tests.support.processes import CONTAINER_BYTES, CONTAINER_WORKER, start_worker
+from tests.support.processes import CONTAINER_BYTES, CONTAINER_WORKER, PATIENCE_S, start_worker
 from tests.support.servers import redis_servers
 from tests.support.traces import new_id
 
@@ -38,7 +38,7 @@ def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
     ids = [client.submit(minimal_payload(trace_id=new_id(), steps=steps(text))) for text in texts]
     with start_worker(settings, tmp_path / "worker.log", command=CONTAINER_WORKER) as worker:
         for trace_id in ids:
-            assert client.wait(trace_id, timeout_s=60).novelty.source in ("embedding", "empty_cache")
+            assert client.wait(trace_id, timeout_s=PATIENCE_S).novelty.source in ("embedding", "empty_cache")
         assert worker.process.poll() is None
         assert worker.peak_bytes() < MEMORY_BYTES
 

@@ -14,7 +14,7 @@ from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import with_changed
-from tests.support.processes import at_work, slowness
+from tests.support.processes import PATIENCE_S, at_work, slowness
 from tests.support.proxy import Proxy
 from tests.support.traces import fresh_samples, new_id, short_traces
 
@@ -48,9 +48,9 @@ def test_each_method_returns_what_the_blocking_client_returns(settings: Settings
         assert await client.submit(first) == first["id"]
         *ids, refused, last = await client.submit_many([*more, {}, second])
         assert (ids, type(refused), last) == (wanted, InvalidTrace, second["id"])
-        statuses = [status async for status in client.as_completed([first["id"], *wanted], timeout_s=60)]
+        statuses = [status async for status in client.as_completed([first["id"], *wanted], timeout_s=PATIENCE_S)]
         assert {status.trace_id for status in statuses if status.decision} == {first["id"], *wanted}
-        decision = await client.wait(second["id"], timeout_s=30)
+        decision = await client.wait(second["id"], timeout_s=PATIENCE_S)
         status, unknown = await client.look_up([second["id"], new_id()])
         assert status
         assert (status.decision, unknown) == (decision, None)
@@ -93,7 +93,7 @@ def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(n
         proxy.hold()
         before, started = threading.active_count(), loop.time()
         calls = [asyncio.ensure_future(client.submit(trace)) for trace in traces]
-        calls.append(asyncio.ensure_future(client.wait(traces[0]["id"], timeout_s=30)))  # type: ignore[arg-type]
+        calls.append(asyncio.ensure_future(client.wait(traces[0]["id"], timeout_s=PATIENCE_S)))  # type: ignore[arg-type]
         turns, longest_s = 0, 0.0
         while not all(call.done() for call in calls):
             turn_s = loop.time()

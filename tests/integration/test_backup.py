@@ -15,7 +15,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.commands import command, run_in_shell
 from tests.support.documents import blocks, code_with
 from tests.support.paths import REPOSITORY
-from tests.support.processes import at_work, free_port
+from tests.support.processes import PATIENCE_S, at_work, free_port
 from tests.support.rabbitmq import own_queues, rabbitmq_in_use
 from tests.support.servers import RedisServer, default_server, redis_cli, redis_servers
 from tests.support.traces import fresh_samples
@@ -77,15 +77,15 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
         erased, decided, pending, twice, unknown = (str(trace["id"]) for trace in traces)
         with at_work(settings, tmp_path) as (worker, client):
             for trace in traces[:2]:
-                client.wait(client.submit(trace), timeout_s=30)
+                client.wait(client.submit(trace), timeout_s=PATIENCE_S)
             # For the moment of the copy nobody decides.
             worker.process.send_signal(signal.SIGSTOP)
             client.submit_many(traces[2:4])
             take_copy(server, tmp_path / "copy.rdb")
             worker.process.send_signal(signal.SIGCONT)
-            first = client.wait(twice, timeout_s=30)
-            client.wait(pending, timeout_s=30)
-            client.wait(client.submit(traces[4]), timeout_s=30)
+            first = client.wait(twice, timeout_s=PATIENCE_S)
+            client.wait(pending, timeout_s=PATIENCE_S)
+            client.wait(client.submit(traces[4]), timeout_s=PATIENCE_S)
             assert command(settings, "forget", erased).exit_code == 0
     restore(tmp_path / "copy.rdb", tmp_path / "new", default_server())
     with rabbitmq_in_use(), RedisServer(tmp_path / "new") as server:
@@ -100,9 +100,9 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
             assert states == [None, "decided", "pending", "pending"]
             with at_work(settings, tmp_path):
                 for trace_id in (pending, twice):
-                    client.wait(trace_id, timeout_s=30)
-                assert client.wait(twice, timeout_s=30).decided_at > first.decided_at
-                client.wait(client.submit(traces[4]), timeout_s=30)
+                    client.wait(trace_id, timeout_s=PATIENCE_S)
+                assert client.wait(twice, timeout_s=PATIENCE_S).decided_at > first.decided_at
+                client.wait(client.submit(traces[4]), timeout_s=PATIENCE_S)
             assert client.look_up([erased]) == [None]
         stats = json.loads(command(settings, "stats").stdout)
         # What was decided counts, also after it was erased.

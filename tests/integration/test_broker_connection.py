@@ -41,11 +41,11 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_n
             lost = wait_until(lambda: worker.events("connection_lost"))[0]
             unreached = wait_until(lambda: worker.events("consumer: Cannot connect to"))[0]
             proxy.accept()
-            client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+            client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
             for before in range(len(worker.events("connection_lost")), 9):
                 proxy.cut()
                 wait_until(lambda before=before: len(worker.events("connection_lost")) > before)  # type: ignore[misc]
-                client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+                client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
             counted_before = len(worker.events("transports"))
             counts = wait_until(lambda: worker.events("transports")[counted_before:])
     server = urlsplit(proxy.url)
@@ -75,7 +75,7 @@ def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
             assert redis_client.pubsub_numpat() == 0
             assert list(redis_client.scan_iter("*kombu*")) + list(redis_client.scan_iter("*pidbox*")) == []
         assert asked(settings, "shutdown", timeout_s=2.0) == []
-        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
         assert worker.process.poll() is None
 
 
@@ -84,7 +84,7 @@ def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Pat
     with at_work(settings, tmp_path) as (worker, client):
         (answer,) = wait_until(lambda: asked(settings, "active_queues"))
         assert [queue["name"] for queues in answer.values() for queue in queues] == [settings.queues.traces]
-        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=30)
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
         asked(settings, "shutdown", timeout_s=1.0)
         assert worker.process.wait(PATIENCE_S) == 0
 

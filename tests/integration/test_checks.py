@@ -25,7 +25,7 @@ def submitted(client: Client, *objectives: str, **content: Any) -> dict[str, Dec
     """Decisions by the first word of their objectives, in the order in which they were submitted."""
     ids = {f"kp:trace:{number}-{text.split()[0]}": text for number, text in enumerate(objectives)}
     client.submit_many([minimal_payload(trace_id=trace_id, objective=text, **content) for trace_id, text in ids.items()])
-    return {trace_id.partition("-")[2]: client.wait(trace_id, timeout_s=60) for trace_id in ids}
+    return {trace_id.partition("-")[2]: client.wait(trace_id, timeout_s=PATIENCE_S) for trace_id in ids}
 
 
 def process_of_checks(worker: Worker) -> psutil.Process:

@@ -164,7 +164,7 @@ def test_looking_up_waiting_and_closing_end_in_time_too(scene: Scene) -> None:
     scene.network.hold()
     in_time(lambda: client.look_up([trace_id]), TIMEOUT_S, "^look up: no answer within 1 s$")
     in_time(lambda: client.look_up([trace_id], 0.2), 0.2, "^look up: no answer within 0.2 s$")
-    in_time(lambda: client.wait(trace_id, timeout_s=30), TIMEOUT_S, "no answer")
+    in_time(lambda: client.wait(trace_id, timeout_s=PATIENCE_S), TIMEOUT_S, "no answer")
     in_time(lambda: client.wait(trace_id, timeout_s=0), TIMEOUT_S, "no answer")
     with ending_within(TIMEOUT_S + LATE_BY_S):
         client.close()

@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at
 from tests.support.outcomes import published
-from tests.support.processes import CRASHING_WORKER, at_work, free_port, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, free_port, wait_until
 from tests.support.proxy import Proxy
 from tests.support.servers import RedisServer
 from tests.support.shipped import Shipped
@@ -54,7 +54,7 @@ def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_
             # Now the worker is idle.
             wait_until(lambda: len(worker.events("trace_decided")) >= 300)
             hand_over(address, second, first)
-            client.wait(client.submit(last), timeout_s=30)
+            client.wait(client.submit(last), timeout_s=PATIENCE_S)
         assert worker.process.returncode == 0
         assert {decision["trace_id"] for decision in published(settings)} == {trace["id"] for trace in [*traces, last]}
 
@@ -124,11 +124,11 @@ def test_a_worker_follows_to_a_replica_by_tls_with_the_users_for_that(guarded: G
     wait_until(lambda: "master-link-status\nok\n" in guarded.ask("sentinel", "replicas", "scorer"))
     before, after = fresh_samples(2)
     with at_work(guarded.settings("worker"), tmp_path) as (worker, _), Client(guarded.settings("client")) as client:
-        assert client.wait(client.submit(before), timeout_s=30).trace_id == before["id"]
+        assert client.wait(client.submit(before), timeout_s=PATIENCE_S).trace_id == before["id"]
         wait_until(lambda: guarded.ask("sentinel", "failover", "scorer").startswith("OK"))
         with guarded.replica.connect("administrator") as admin:
             wait_until(lambda: admin.info("replication")["role"] == "master")
-        assert client.wait(client.submit(after), timeout_s=30).trace_id == after["id"]
+        assert client.wait(client.submit(after), timeout_s=PATIENCE_S).trace_id == after["id"]
     assert worker.process.returncode == 0
     assert guarded.primary.refused() == guarded.replica.refused() == []
 

@@ -29,7 +29,7 @@ from kp_scorer.settings import Settings, load_settings
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
 from tests.support.outcomes import published
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
 from tests.support.word_embedder import WordEmbedder
@@ -96,7 +96,7 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
         # There is room again, without anyone's doing.
         (trace,) = short_traces(1, seed=3)
         submitted.append(client.submit(trace))
-        client.wait(submitted[-1], timeout_s=30)
+        client.wait(submitted[-1], timeout_s=PATIENCE_S)
         assert store.ledger.counts() == (len(submitted), 0, len(submitted), 0)
     assert "Traceback" not in worker.text()
     assert worker.process.returncode == 0
@@ -168,7 +168,7 @@ def test_a_worker_that_the_broker_refuses_logs_it_once_a_second(
             client.execute_command("ACL", "SETUSER", "limited", "+evalsha")
         (trace,) = short_traces(1, seed=4)
         with Client(endpoints) as client:
-            client.wait(client.submit(trace), timeout_s=30)
+            client.wait(client.submit(trace), timeout_s=PATIENCE_S)
 
 
 def test_a_worker_names_each_unsuitable_setting_of_its_redis_and_the_remedy(

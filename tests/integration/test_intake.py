@@ -87,7 +87,7 @@ def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decide
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
     with at_work(settings_here, tmp_path) as (next_worker, client):
-        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=60))
+        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
         wait_until(lambda: len(worker.events("trace_decided")) + len(next_worker.events("trace_decided")) >= 140)
@@ -184,7 +184,7 @@ def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
         connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": "stream"})
     first, second = short_traces(2, seed=4)
     with at_work(ours, tmp_path) as (worker, client):
-        assert client.wait(client.submit(first), timeout_s=30).trace_id == first["id"]
+        assert client.wait(client.submit(first), timeout_s=PATIENCE_S).trace_id == first["id"]
         assert [event["queue"] for event in worker.events("intake_unusable")] == [name]
         with make_celery(ours) as app, Store.open(ours) as store:
             assert name in look_at_backlog(app, ours, store).submissions
@@ -192,7 +192,7 @@ def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
         rabbitmq.delete("intake")
         wait_until(lambda: _is_declared(settings_here))
         put(settings_here, [json.dumps(second).encode()])
-        assert client.wait(second["id"], timeout_s=30).trace_id == second["id"]
+        assert client.wait(second["id"], timeout_s=PATIENCE_S).trace_id == second["id"]
 
 
 def _is_declared(settings: Settings) -> bool:

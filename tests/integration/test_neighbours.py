@@ -43,7 +43,7 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
                 redis_client.restore(name, 0, dumped, replace=True)
             else:
                 redis_client.delete(name)
-            assert client.wait(trace["id"], timeout_s=30)
+            assert client.wait(trace["id"], timeout_s=PATIENCE_S)
             wait_until(lambda number=number: len(list(store.dead_letters.read())) == number + 1)  # type: ignore[misc]
             counts = store.ledger.counts()
             assert (counts.submitted, counts.pending) == (counts.decided + counts.dead, 0), name
@@ -62,7 +62,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
 
     with at_work(settings, tmp_path) as (worker, client):
         # Where the log is, so that a trace can be begun, and neither placed nor decided.
-        client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=30)
+        client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=PATIENCE_S)
         (log,) = redis_client.keys("*log:word-hash-1")
         with redis_client.pipeline(transaction=True) as transaction:
             transaction.rename(log, "kept")
@@ -75,7 +75,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
         wait_until(lambda: empty_since_ms() > due_ms)
         assert list(store.dead_letters.read()) == []
         redis_client.rename("kept", log)
-        assert client.wait(trace["id"], timeout_s=30)
+        assert client.wait(trace["id"], timeout_s=PATIENCE_S)
     assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=2, dead=0)
 
 
@@ -106,7 +106,7 @@ def test_a_worker_and_its_clients_connect_where_our_settings_say(
         make_celery(settings) as app,
     ):
         (asked, submitted) = fresh_samples(2)
-        assert client.wait(client.submit(submitted), timeout_s=30).trace_id == submitted["id"]
+        assert client.wait(client.submit(submitted), timeout_s=PATIENCE_S).trace_id == submitted["id"]
         # A producer that asks for the result gets it from where the worker keeps it.
         result = app.send_task("score_trace", args=[asked], ignore_result=False)
         assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
@@ -124,7 +124,7 @@ def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
     with Client(settings) as client:
         client.submit(trace)
         with at_work(unscored, tmp_path, command=CELERY, variables=variables) as (worker, _):
-            assert client.wait(trace["id"], timeout_s=30).novelty.source == "no_embedder"
+            assert client.wait(trace["id"], timeout_s=PATIENCE_S).novelty.source == "no_embedder"
             # Others on this machine have names of their own.
             (report,) = wait_until(store.worker_reports)
             assert report.node.partition("@")[0] == f"scorer-{worker.process.pid}"

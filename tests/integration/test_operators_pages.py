@@ -16,7 +16,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.commands import command, run_in_shell
 from tests.support.documents import Line, lines_of
-from tests.support.processes import at_work, free_port
+from tests.support.processes import PATIENCE_S, at_work, free_port
 from tests.support.servers import default_server, redis_cli
 from tests.support.shipped import Shipped
 from tests.support.traces import fresh_samples
@@ -53,7 +53,7 @@ class Fleet:
     def decided(self) -> str:
         """The id of a trace that was just decided."""
         with Client(self.settings["client"]) as client:
-            return client.wait(client.submit(next(self._traces)), timeout_s=30).trace_id
+            return client.wait(client.submit(next(self._traces)), timeout_s=PATIENCE_S).trace_id
 
     def dead_lettered(self) -> str:
         """The id of a dead letter that was just stored."""

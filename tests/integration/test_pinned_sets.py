@@ -20,7 +20,7 @@ from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.traces import new_id, rows_in
 
 REJECT: Final = {"tasks": {"similarity": 0.9, "beyond": "reject"}}
@@ -138,7 +138,7 @@ def word_hash_set(*texts: str) -> PinnedSet:
 
 
 def decide(client: Client, objective: str) -> Decision:
-    return client.wait(client.submit(minimal_payload(trace_id=new_id(), objective=objective)), timeout_s=60)
+    return client.wait(client.submit(minimal_payload(trace_id=new_id(), objective=objective)), timeout_s=PATIENCE_S)
 
 
 def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
@@ -159,7 +159,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
         wait_until(lambda: started.events("trace_waits"))
         wait_until(lambda: "novelty.pinned: tasks: not pinned in this space" in str(store.worker_reports()))
         keep(store, "tasks", of_tasks, "word-hash-1")
-        assert client.wait(waiting, timeout_s=60).outcome == "rejected"
+        assert client.wait(waiting, timeout_s=PATIENCE_S).outcome == "rejected"
     audited = command(settings, "audit")
     assert audited.exit_code == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr

@@ -11,7 +11,7 @@ from tests.support.arena import put
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import command
 from tests.support.outcomes import published
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.traces import fresh_samples, new_id
 
 
@@ -20,14 +20,14 @@ def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: Settin
     plain = [json.dumps(trace).encode() for trace in traces]
     with at_work(settings, tmp_path) as (worker, client):
         put(settings, plain[0])
-        first = client.as_completed([traces[0]["id"]], timeout_s=30)
+        first = client.as_completed([traces[0]["id"]], timeout_s=PATIENCE_S)
         assert [status.state for status in first] == ["decided"]
         for body, trace in zip(plain, traces, strict=True):
             # Written otherwise, it says the same.
             put(settings, json.dumps(json.loads(body), indent=1).encode())
             client.submit(trace)
             put(settings, body)
-        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=30))
+        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
         # The client sends nothing for a trace that it finds decided.
         wait_until(lambda: len(worker.events("trace_decided")) >= 7)
     assert {status.state for status in statuses} == {"decided"}
@@ -71,5 +71,5 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
     replayed = command(settings, "dead-letter", "replay", letters[long].letter_id)
     assert json.loads(replayed.stdout)["state"] == "pending"
     with at_work(settings, tmp_path) as (_, client):
-        assert client.wait(json.loads(long)["id"], timeout_s=30)
+        assert client.wait(json.loads(long)["id"], timeout_s=PATIENCE_S)
     assert letters[long].letter_id not in [letter.letter_id for letter in store.dead_letters.read()]

@@ -188,7 +188,7 @@ def test_a_worker_holds_only_the_beginning_of_a_message_that_is_too_large(
     as_large_as_may_be = b"[" + b"z" * (largest_bytes - 1)
     with at_work(settings, tmp_path, command=SMALL_WORKER) as (worker, client):
         rabbitmq.send("traces", *too_large, as_large_as_may_be, application_headers={"task": "score_trace"})
-        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
         wait_until(lambda: len(_dead_letters(store)) == 6)
         assert worker.peak_bytes() < 130 * 2**20
     assert _dead_letters(store) == {
@@ -207,7 +207,7 @@ def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: 
         rabbitmq.send("traces", json.dumps(trace).encode(), application_headers=headers, expiration="1")
     wait_until(lambda: rabbitmq.waiting("dead") == len(traces))
     with at_work(settings, tmp_path) as (_, client):
-        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=30))
+        statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
     assert [status.state for status in statuses] == ["decided"] * len(traces)
     assert list(store.dead_letters.read()) == []
     assert rabbitmq.waiting("dead") == 0

@@ -24,7 +24,7 @@ from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
 from tests.support.permissions import documented
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, Users, confirming, documented_users, own_virtual_host
 from tests.support.traces import fresh_samples
 
@@ -50,10 +50,10 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
             Celery("producer", broker=users.url("producer"), set_as_current=False) as producer,
         ):
             exec(code_with("declare=[]"), {"app": producer, "trace": first})
-            assert client.wait(client.submit(second), timeout_s=30).trace_id == second["id"]
+            assert client.wait(client.submit(second), timeout_s=PATIENCE_S).trace_id == second["id"]
             wait_until(lambda: len(worker.events("trace_decided")) == 2)
             _declare_and_send(users.url("declaring"), fourth)
-            assert client.wait(str(fourth["id"]), timeout_s=30)
+            assert client.wait(str(fourth["id"]), timeout_s=PATIENCE_S)
             _send_beyond(users.url("producer"))
             wait_until(lambda: worker.events("trace_dead"))
         with Connection(users.url("reader")) as reader:

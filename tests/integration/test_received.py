@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import SettingsWith
 from tests.support.commands import command
-from tests.support.processes import at_work, wait_until
+from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples, rows_in
 
@@ -32,7 +32,7 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
         delivered = wait_until(lambda: connection.default_channel.basic_get(settings.queues.traces))
         connection.default_channel.basic_reject(delivered.delivery_tag, requeue=True)
     with at_work(settings, tmp_path) as (worker, client):
-        decision = client.wait(trace["id"], timeout_s=30)
+        decision = client.wait(trace["id"], timeout_s=PATIENCE_S)
         (report,) = wait_until(store.worker_reports)
         (line,) = wait_until(lambda: worker.events("trace_decided"))
     received = decision.received
@@ -96,7 +96,7 @@ def test_rabbitmq_or_a_producer_may_have_stamped_a_message(rabbitmq: RabbitMQ, t
                 rabbitmq.send(kind, json.dumps(trace).encode(), **stamp)
                 is_known[trace["id"]] = is_time
         for trace_id, is_time in is_known.items():
-            received = client.wait(trace_id, timeout_s=30).received
+            received = client.wait(trace_id, timeout_s=PATIENCE_S).received
             assert received
             assert (received.queued_ms is not None) == is_time
             assert 100_000 <= (received.queued_ms or 100_000) < 160_000

@@ -81,7 +81,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
             producer.send_task("score_trace", args=[first], queue=plain, mandatory=True)
             asked = asking.send_task("score_trace", args=[second], queue=plain, ignore_result=False)
             assert asked.get(timeout=PATIENCE_S)["trace_id"] == second["id"]
-            assert client.wait(client.submit(third), timeout_s=30).trace_id == third["id"]
+            assert client.wait(client.submit(third), timeout_s=PATIENCE_S).trace_id == third["id"]
             producer.send_task("score_trace", args=[{"id": "kp:trace:invalid"}], queue=plain)
             wait_until(lambda: worker.events("trace_dead"))
             _operate(settings, tmp_path, str(third["id"]), rejected)
@@ -96,7 +96,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
                 except ServiceUnavailable:
                     return ""
 
-            client.wait(wait_until(submits_again), timeout_s=30)
+            client.wait(wait_until(submits_again), timeout_s=PATIENCE_S)
     for app in (producer, asking):
         app.close()
     assert worker.process.returncode == 0

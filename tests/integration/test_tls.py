@@ -160,11 +160,11 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
         secured = load_settings({**urls, **own_queues(), **PATIENT})
         with at_work(secured, tmp_path) as (worker, client):
             (trace, another, asked) = fresh_samples(3)
-            assert client.wait(client.submit(trace), timeout_s=30).trace_id == trace["id"]
+            assert client.wait(client.submit(trace), timeout_s=PATIENCE_S).trace_id == trace["id"]
             # A connection that breaks is made anew, by TLS too.
             front.cut()
             store.cut()
-            assert client.wait(client.submit(another), timeout_s=30).trace_id == another["id"]
+            assert client.wait(client.submit(another), timeout_s=PATIENCE_S).trace_id == another["id"]
             with make_celery(secured) as app:
                 options = {} if broker == "redis" else {"exchange": secured.queues.traces}
                 result = app.send_task(TASK_NAME, args=[asked], ignore_result=False, **options)

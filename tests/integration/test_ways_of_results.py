@@ -209,7 +209,7 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
         assert max(Counter(each.message_id for each in first).values()) == 2
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=21)]
         received = scene.read_until(lambda received: {each.message_id for each in received} >= set(submitted))
-        assert len(list(client.as_completed(submitted, timeout_s=10))) == TRACES
+        assert len(list(client.as_completed(submitted, timeout_s=PATIENCE_S))) == TRACES
     # More copies of the others may have come meanwhile.
     received = [each for each in [*received, *scene.read()] if each.message_id in submitted]
     assert len(received) == TRACES
@@ -281,14 +281,14 @@ def test_a_task_of_another_app_gets_decisions_by_the_documented_example(
     with default_queues(rabbitmq_url, settings.redis.url) as default_names:
         # As it is without these settings: this worker declares decisions.accepted.
         with at_work(default_names, tmp_path) as (_, client):
-            client.wait(client.submit(first), timeout_s=30)
+            client.wait(client.submit(first), timeout_s=PATIENCE_S)
         (tmp_path / "kept.py").write_text(code_with('Celery("kept"'))
         settings = with_changed(default_names, scoring__threshold=0.0, **changed)
         with (
             celery_worker("kept", tmp_path, KP_BROKER_URL=settings.broker.url) as log,
             at_work(settings, tmp_path) as (_, client),
         ):
-            trace_id = client.wait(client.submit(second), timeout_s=30).trace_id
+            trace_id = client.wait(client.submit(second), timeout_s=PATIENCE_S).trace_id
             wait_until(lambda: trace_id in log.read_text())
 
 

@@ -20,7 +20,7 @@ from tests.support.arena import submit
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command, run
-from tests.support.processes import KP_SCORER_WORKER, at_work, slowness
+from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, slowness
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
 SPACE: Final = "words-2.asked_and_did.1"
@@ -63,7 +63,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
     with at_work(settings, tmp_path, command=KP_SCORER_WORKER, variables=base_install) as (worker, client):
         for trace in traces:
             client.submit(trace)
-        decisions = [client.wait(trace["id"], timeout_s=60) for trace in traces]
+        decisions = [client.wait(trace["id"], timeout_s=PATIENCE_S) for trace in traces]
         assert psutil.Process(worker.process.pid).memory_info().rss < 150e6
         assert arenas_of(worker.process.pid) == 1, "shared by all threads but the main one"
         (loaded,) = worker.events("embedder_loaded")
@@ -91,8 +91,10 @@ def test_copies_in_other_normal_forms_are_rejected_and_under_one_id_conflict(set
     full_width = first | {"id": new_id(), "task": {"objective": "ＧＲÖẞＥ der Übergabe prüfen"}}
     with at_work(settings, tmp_path, command=KP_SCORER_WORKER) as (_, client):
         submit(client, [first])
-        client.wait(first["id"], timeout_s=60)
-        copy, wide = (client.wait(each, timeout_s=60) for each in submit(client, [look_alike | {"id": new_id()}, full_width]))
+        client.wait(first["id"], timeout_s=PATIENCE_S)
+        copy, wide = (
+            client.wait(each, timeout_s=PATIENCE_S) for each in submit(client, [look_alike | {"id": new_id()}, full_width])
+        )
         with pytest.raises(TraceConflict):
             client.submit(look_alike)
     assert (copy.outcome, copy.novelty.duplicate_of) == ("rejected", first["id"])
@@ -103,7 +105,7 @@ def test_copies_in_other_normal_forms_are_rejected_and_under_one_id_conflict(set
 
 def decide(client: Client, *traces: dict[str, Any]) -> list[Any]:
     """Submit traces; which earlier one each repeats."""
-    return [client.wait(trace_id, timeout_s=60).novelty.duplicate_of for trace_id in submit(client, traces)]
+    return [client.wait(trace_id, timeout_s=PATIENCE_S).novelty.duplicate_of for trace_id in submit(client, traces)]
 
 
 def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_before(

@@ -5,7 +5,7 @@ import time
 
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer
 
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE_S, wait_until
 
 
 def test_a_stall_timer_runs_from_its_last_start_and_is_at_0_when_it_does_not_run() -> None:
@@ -25,13 +25,13 @@ def test_a_task_that_waits_for_its_server_keeps_no_other_from_ending() -> None:
 
     def ask() -> None:
         asked.set()
-        answered.wait(60)
+        answered.wait(PATIENCE_S)
 
     tasks = PeriodicTasks()
     before = tasks.start("before", lambda: None, 0.001)
     waiting = tasks.start("waiting", ask, 0.001)
     after = tasks.start("after", lambda: None, 0.001)
-    assert asked.wait(60)
+    assert asked.wait(PATIENCE_S)
     ending = threading.Thread(target=tasks.__exit__)
     ending.start()
     try:
