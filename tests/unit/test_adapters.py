@@ -12,11 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kp_scorer import adapters
 from kp_scorer.adapters import FORMATS, MOST_DEPTH
+from kp_scorer.adapters.building import Run
+from kp_scorer.adapters.node import Node
 from kp_scorer.decoding import Limits
+from kp_scorer.errors import NotConverted
 from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
+from tests.support.slopes import replaced
 from tests.unit import (
     test_adapter_agents,
     test_adapter_langfuse,
@@ -310,3 +314,54 @@ def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch
     assert [str(error) for error in refused] == [
         "line 2: resourceSpans.0.scopeSpans.0.spans.0: expected a run of at most 10 records"
     ]
+
+
+ODD_VALUES: Final[tuple[object, ...]] = (
+    *([], ["x"], {}, {"x": {"y": []}}, 0, -1.5, 10**4_000, True, None, "", "x", "[0x" + "f" * 4_000 + ", '']"),
+)
+"""In the place of any other; the last is Python that stands for a number that is too long to be written."""
+
+
+def instead(value: object) -> Callable[[object], object]:
+    return lambda _: value
+
+
+def paths_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(each for key, item in inner for each in paths_in(item, (*path, key)))]
+
+
+@of_each_format
+def test_value_of_another_type_anywhere_in_a_record_ends_no_other_run(name: str) -> None:
+    for path in paths_in(EXAMPLES[name])[1:]:
+        for odd in ODD_VALUES:
+            converter = adapters.Converter(SUPPLIED, Limits(), name)
+            results = [*converter.feed(1, replaced(EXAMPLES[name], path, instead(odd))), *converter.end()]
+            refused = [str(result) for result in results if isinstance(result, NotConverted)]
+            assert not any("error of ours" in error for error in refused), (path, odd)
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("langfuse", test_adapter_langfuse.EXPORTED_TRACE | {"scores": [{"name": ["x"], "value": 1}]}),
+        ("", {"data": [{"data": []}]}),
+        ("openai", {"messages": chat("!a"), "schema_version": 10**4_000}),
+    ],
+)
+def test_records_that_once_ended_all_are_read_or_refused(name: str, record: object) -> None:
+    traces, refused = converted_and_refused(name, [record, EXAMPLES[name or "openai"]])
+    assert len(traces) + len(refused) == 2
+    assert traces
+    assert "error of ours" not in str(refused)
+
+
+def test_error_of_ours_is_that_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(own: str, nodes: Sequence[Node]) -> Run:
+        raise KeyError(SECRET)
+
+    monkeypatch.setitem(FORMATS, "atif", FORMATS["atif"]._replace(run=fails))
+    traces, refused = converted_and_refused("", [EXAMPLES["atif"], EXAMPLES["openai"]])
+    assert len(traces) == 1
+    assert "this is an error of ours: KeyError in fails:" in str(refused[0])
+    assert SECRET not in str(refused[0])

@@ -257,3 +257,33 @@ def test_score_asks_for_options_that_are_missing() -> None:
     done = scored(json_lines(CHAT))
     assert done.exit_code == 2
     assert "expected --confidence, --domain, --created-at, --success or --failed" in done.stderr
+
+
+def half(kind: str, day: str, number: int) -> dict[str, Any]:
+    answer = {"body": {"choices": [{"message": assistant(f"{day}, {number}.")}]}}
+    content = {"body": {"messages": [user(f"Which day, {day}?")]}} if kind == "request" else {"response": answer}
+    return {"custom_id": f"request-{number}"} | content
+
+
+@pytest.mark.parametrize(
+    ("order", "count"),
+    [
+        (["monday-request", "monday-response", "tuesday-request"], 1),
+        (["monday-request", "tuesday-request", "monday-response", "tuesday-response"], 0),
+        (["monday-response", "tuesday-response", "monday-request", "tuesday-request"], 0),
+        (["monday-request+response", "tuesday-request+response"], 2),
+        (["monday-request+response", "tuesday-request", "tuesday-response"], 2),
+    ],
+)
+def test_no_question_gets_the_answer_of_another_batch(order: list[str], count: int, tmp_path: Path) -> None:
+    for place, name in enumerate(order):
+        day, _, kinds = name.partition("-")
+        lines = [half(kind, day, number) for kind in kinds.split("+") for number in (1, 2)]
+        (tmp_path / f"{place}.jsonl").write_bytes(json_lines(*lines))
+    done = run(b"", "--success", file=str(tmp_path))
+    traces = [row for row in rows(done) if "task" in row]
+    assert len(traces) == 2 * count
+    for trace in traces:
+        day = trace["outcome"]["result_summary"].partition(",")[0]
+        assert trace["task"]["objective"] == f"Which day, {day}?"
+    assert ("custom_id" in done.stdout) == (count == 0)

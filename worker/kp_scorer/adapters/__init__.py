@@ -4,6 +4,7 @@ A format says which records a source holds, which run each belongs to, and what 
 """
 
 import heapq
+import traceback
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,14 @@ class _Format(NamedTuple):
     ends: Callable[[Sequence[Node]], int | None] = lambda _: None  # The start of a record after the run; None if not known.
     has_chats: bool = False  # Whether a record may hold what an earlier one holds, and what came after.
     is_of_one_file: bool = False  # Whether a run is complete at the end of its file.
+    has_ids_of_files: bool = False
+    """Whether an id may stand for another run in another file: records are joined with those of their own file first."""
+
+
+class _Key(NamedTuple):
+    format: str
+    own: str  # The id of the run.
+    file: int = 0  # The number of the file that the id is of; 0 for all files.
 
 
 FORMATS: Final = {  # In the order in which they are tried on a source.
@@ -47,7 +56,15 @@ FORMATS: Final = {  # In the order in which they are tried on a source.
         agents.is_claude, agents.run_of_claude, agents.lines_of_claude, agents.id_of_claude, is_of_one_file=True
     ),
     "codex": _Format(agents.is_codex, agents.run_of_codex, run_id=agents.id_of_codex, is_of_one_file=True),
-    "openai": _Format(openai.fits, openai.run, openai.records, openai.batch_id, ends=openai.ends, has_chats=True),
+    "openai": _Format(
+        openai.fits,
+        openai.run,
+        openai.records,
+        openai.batch_id,
+        ends=openai.ends,
+        has_chats=True,
+        has_ids_of_files=True,
+    ),
 }
 
 
@@ -70,11 +87,13 @@ class Converter:
         """How many ``traces`` they are, how many of these are ``toolless``, and how many ``steps``, ``calls`` of tools,
         ``errors`` and ``recoveries`` they have; how many chats are ``continued`` in another, and so no runs."""
         self._supplied, self._limits, self._name = supplied, limits, name
-        self._open: OrderedDict[tuple[str, str], list[Node]] = OrderedDict()  # By format and id, by their last records.
+        self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # In the order of their last records.
         self._records = 0  # How many records these are.
-        self._ends: list[tuple[int, tuple[str, str]]] = []  # A heap.
+        self._ends: list[tuple[int, _Key]] = []  # A heap.
+        self._file = 1  # The number of the present one.
+        self._of_file: dict[_Key, None] = {}  # The runs that need something at its end.
         self._latest: dict[str, str] = {}  # For each format the id of the run that had a record last.
-        self._ended: OrderedDict[tuple[str, str], bool] = OrderedDict()  # And whether one that came too late was refused.
+        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # And whether one that came too late was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
@@ -86,28 +105,38 @@ class Converter:
             if not name:
                 raise node.refusal(f"expected a trace, or the shape of {', '.join(FORMATS)}")
             records = FORMATS[name].records(node)
-        except NotConverted as error:
-            yield error
+        except Exception as error:
+            yield _refusal(Node(line, "", value), error)
             return
         for record in records:
             try:
                 own = FORMATS[name].run_id(record)
                 if own is None:
-                    yield from self._convert(name, "", [record])
+                    yield from self._convert(_Key(name, ""), [record])
                     continue
-                now = max(now, self._add(name, own, record))
-            except NotConverted as error:
-                yield error
+                own = self._latest[name] = own or self._latest.get(name, "")
+                now = max(now, self._add(_Key(name, own, self._file * FORMATS[name].has_ids_of_files), record))
+            except Exception as error:
+                yield _refusal(record, error)
             while self._records > _MOST_OPEN:
                 yield from self._close(next(iter(self._open)))
-        while self._ends and self._ends[0][0] <= now:
-            yield from self._close(heapq.heappop(self._ends)[1])
+        yield from self._close_ended(now)
 
     def end_file(self) -> Iterator[Converted]:
-        """Convert the runs that have no record in another file."""
-        for key in [key for key in self._open if FORMATS[key[0]].is_of_one_file]:
-            yield from self._close(key)
+        """Convert the runs that have no record in another file, and those whose records in others came before."""
+        for key in self._of_file:
+            if FORMATS[key.format].is_of_one_file:
+                yield from self._close(key)
+                continue
+            for record in self._pop(key):
+                try:
+                    self._add(key._replace(file=0), record)
+                except NotConverted as error:
+                    yield error
+        yield from self._close_ended(0)
+        self._of_file.clear()
         self._latest.clear()
+        self._file += 1
 
     def end(self) -> Iterator[Converted]:
         """Convert what is left."""
@@ -116,15 +145,17 @@ class Converter:
         while self._chats:
             yield self._trace(self._chats.popitem(last=False)[1])
 
-    def _add(self, name: str, own: str, record: Node) -> int:
+    def _add(self, key: _Key, record: Node) -> int:
         """Add a record to its run; return when it started, which runs that have ended by then are complete with."""
-        own = self._latest[name] = own or self._latest.get(name, "")
-        key = name, own
         if key in self._ended:
             if self._ended[key]:
                 return 0
             self._ended[key] = True
             raise record.refusal("expected no more of a run that was complete, and was converted, before this record came")
+        name = key.format
+        if key.file or FORMATS[name].is_of_one_file:
+            self._of_file.pop(key, None)
+            self._of_file[key] = None  # Last, as among the open ones.
         records = self._open.setdefault(key, [])
         self._open.move_to_end(key)
         if len(records) <= _MOST_RECORDS:
@@ -138,24 +169,32 @@ class Converter:
             # Refused with its run.
             return 0
 
-    def _close(self, key: tuple[str, str]) -> Iterator[Converted]:
-        if records := self._open.pop(key, None):
-            self._records -= len(records)
+    def _close_ended(self, now: int) -> Iterator[Converted]:
+        while self._ends and self._ends[0][0] <= now:
+            yield from self._close(heapq.heappop(self._ends)[1])
+
+    def _pop(self, key: _Key) -> list[Node]:
+        records = self._open.pop(key, [])
+        self._records -= len(records)
+        return records
+
+    def _close(self, key: _Key) -> Iterator[Converted]:
+        if records := self._pop(key):
             self._ended[key] = False
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
-            yield from self._convert(*key, records)
+            yield from self._convert(key, records)
 
-    def _convert(self, name: str, own: str, records: Sequence[Node]) -> Iterator[Converted]:
+    def _convert(self, key: _Key, records: Sequence[Node]) -> Iterator[Converted]:
+        read = FORMATS[key.format]
         try:
             if len(records) > _MOST_RECORDS:
                 raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
             reads: dict[str, Any] = {}
-            run = FORMATS[name].run(own, [record._replace(reads=reads) for record in records])
-        except NotConverted as error:
-            yield error
-            return
-        yield from self._longest(run) if FORMATS[name].has_chats and run.pieces else [self._trace(run)]
+            run = read.run(key.own, [record._replace(reads=reads) for record in records])
+            yield from self._longest(run) if read.has_chats and run.pieces else [self._trace(run)]
+        except Exception as error:
+            yield _refusal(records[0], error)
 
     def _longest(self, run: Run) -> Iterator[Converted]:
         """Hold a chat back, as a log has it once for each of its calls: one that a later one begins with is no run."""
@@ -171,8 +210,8 @@ class Converter:
     def _trace(self, run: Run) -> Converted:
         try:
             trace = trace_of(run, self._supplied, self._limits)
-        except NotConverted as error:
-            return error
+        except Exception as error:
+            return _refusal(run.node, error)
         paths = tuple(self._supplied.paths.values())
         unread = (name for name in sorted(unread_in(run.node)) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
         self.unread.update(name for name in unread if name in self.unread or len(self.unread) < _MOST_NAMES)
@@ -181,3 +220,12 @@ class Converter:
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return trace
+
+
+def _refusal(node: Node, error: Exception) -> NotConverted:
+    """The error of a run, whatever it was: one of ours must not end the others, and its message may quote the record."""
+    if isinstance(error, NotConverted):
+        return error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} in {frame.name}:{frame.lineno}"
+    return node.refusal(f"expected what can be converted; this is an error of ours: {where}")

@@ -17,7 +17,7 @@ from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of, pieces_of_message, utterance
 from kp_scorer.adapters.node import Node
 
-_COMMAND: Final = re.compile(r"```(?:bash|mswea_bash_command)\s*\n(.*?)\n```", re.DOTALL)
+_FENCE: Final = re.compile(r"```(?:bash|mswea_bash_command)\s++")  # Before a command, which ends at the next fence.
 _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}  # Of messages, by who speaks in a step of ATIF.
 _OF_CODEX: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
@@ -32,6 +32,10 @@ def is_claude(value: dict[str, Any]) -> bool:
 def is_codex(value: dict[str, Any]) -> bool:
     """Whether an object is a line of a session of Codex."""
     return value.get("type") in _OF_CODEX and isinstance(value.get("payload"), dict)
+
+
+def _begins(value: object, text: str) -> bool:
+    return isinstance(value, str) and value.startswith(text)
 
 
 def lines_of_claude(source: Node) -> list[Node]:
@@ -86,7 +90,7 @@ def _time(records: Sequence[Node]) -> str | None:
 
 def is_atif(value: dict[str, Any]) -> bool:
     """Whether an object is a trajectory."""
-    return str(value.get("schema_version")).startswith("ATIF")
+    return _begins(value.get("schema_version"), "ATIF")
 
 
 def run_of_atif(_own: str, trajectories: Sequence[Node]) -> Run:
@@ -112,7 +116,7 @@ def _step_of_atif(step: Node) -> Iterator[Piece]:
 def is_sweagent(value: dict[str, Any]) -> bool:
     """Whether an object is a trajectory of SWE-agent or of mini-swe-agent."""
     is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
-    is_mini = is_mini or str(value.get("trajectory_format")).startswith("mini-swe-agent")
+    is_mini = is_mini or _begins(value.get("trajectory_format"), "mini-swe-agent")
     return is_mini or isinstance(value.get("trajectory"), list)
 
 
@@ -150,13 +154,27 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
             continue
         pieces = pieces_in(message, "agent", Transcript(), is_model=True) or []
         for piece in pieces:
-            commands = list(_COMMAND.finditer(piece.text)) if piece.kind == "agent" else []
+            commands = list(_commands(piece.text)) if piece.kind == "agent" else []
             if len(pieces) == len(commands) == 1:
-                yield from utterance(message, "agent", piece.text[: commands[0].start()])
-                yield Piece(message, "call", name="bash", arguments={"command": commands[0][1]})
+                start, command = commands[0]
+                yield from utterance(message, "agent", piece.text[:start])
+                yield Piece(message, "call", name="bash", arguments={"command": command})
             else:
                 yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
             has_called = bool(commands)
+
+
+def _commands(text: str) -> Iterator[tuple[int, str]]:
+    """The commands among a text, each with where its fence begins."""
+    place = 0
+    while fence := _FENCE.search(text, place):
+        place = fence.end()
+        # The first line may be indented.
+        if start := text.rfind("\n", fence.start(), place) + 1:
+            if (end := text.find("\n```", start)) < 0:
+                return
+            yield fence.start(), text[start:end]
+            place = end + len("\n```")
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:

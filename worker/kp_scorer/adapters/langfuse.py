@@ -27,8 +27,11 @@ _OF_TRACE: Final = frozenset({"projectId", "project_id", "htmlPath", "sessionId"
 
 def fits(value: dict[str, Any]) -> bool:
     """Whether an object is a trace, an observation or a page of them."""
-    if isinstance(page := value.get("data"), list):
-        return any(map(fits, objects_in(page)))
+    page = value.get("data")
+    return any(map(_fits, objects_in(page) if isinstance(page, list) else [value]))
+
+
+def _fits(value: dict[str, Any]) -> bool:
     fields = set(value)
     is_observation = "type" in fields and {"traceId", "trace_id"} & fields and {"startTime", "start_time"} & fields
     is_trace = {"id", "timestamp"} <= fields and _OF_TRACE & fields
@@ -77,8 +80,8 @@ def run(own: str, items: Sequence[Node]) -> Run:
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
     own_id = trace_id("langfuse", own, [node.value for node in (*traces, *observations)])
     described = (traces or roots or observations)[0].object()
-    scores = objects_in(described.get("scores"))
-    named = {each.get("name"): each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
+    scores = (each for each in objects_in(described.get("scores")) if isinstance(each.get("name"), str))
+    named = {each["name"]: each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
     return run_of((traces or observations)[0], own_id, spans, min(times_us, default=None), described | {"scores": named})
 
 

@@ -1,21 +1,17 @@
 """Values of a source that know where they stand, so that every error can name the place, and which fields of them were read."""
 
-import ast
 import json
 import re
-import warnings
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from kp_scorer.adapters.shown import shown_by_python
 from kp_scorer.errors import NotConverted, Problem
 
 MOST_DEPTH: Final = 100  # Of a source: far more than any format nests, and little enough to be walked through and printed.
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
 """How a text begins that may hold an object or a list; pydantic shows a message as its fields, the role or content first."""
-_NO_PYTHON: Final = re.compile(  # No Python in what it shows: enumerations, addresses, fields without commas.
-    r"""('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")|<[\w.]+: ('[^'\n]*')>|<[^<>]*>|(?<=[^\s,(\[{])\s+(?=\w+=)""", re.DOTALL
-)
-
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that say what an object is; to most readers its other fields say the same."""
@@ -148,32 +144,11 @@ def parsed(value: object) -> Any:
 
 
 def _shown_by_python(text: str) -> Any:
-    """The object or list that a text is the ``repr`` of; None if it is none, or too long: a tree of it takes much memory."""
+    """The object or list that a text is the ``repr`` of; None if it is none, or too long."""
     if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
         return None
-    source = _NO_PYTHON.sub(lambda match: match[1] or match[2] or ("None" if match[0].startswith("<") else ", "), text)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            call = ast.parse(f"_({source.strip()})", mode="eval").body
-        if not isinstance(call, ast.Call) or len(call.args) + bool(call.keywords) != 1:
-            return None
-        return _plain(call if call.keywords else call.args[0])
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _plain(tree: ast.expr) -> Any:
-    """The JSON of an expression: an object's fields are those of its constructor."""
-    match tree:
-        case ast.Constant(value=str() | int() | float() as value):
-            return value
-        case ast.List(elts=items) | ast.Tuple(elts=items):
-            return [_plain(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
-            return {str(_plain(key)): _plain(value) for key, value in zip(keys, values, strict=True) if key}
-        case ast.Call(keywords=fields) if fields:
-            return {field.arg: _plain(field.value) for field in fields if field.arg}
+    with suppress(ValueError):
+        return shown_by_python(text, MOST_DEPTH)
     return None
 
 

@@ -32,8 +32,8 @@ def batch_id(conversation: Node) -> str | None:
 
 
 def ends(conversations: Sequence[Node]) -> int | None:
-    """0 once both halves of a conversation of a batch are here."""
-    return 0 if {"body", "response"} <= set().union(*(each.object() for each in conversations)) else None
+    """0 once both halves of a conversation of a batch are here, or two of one, of which nothing says which is the right one."""
+    return 0 if len(conversations) > 1 or {"body", "response"} <= set(conversations[0].object()) else None
 
 
 def records(source: Node) -> list[Node]:
@@ -46,6 +46,8 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
     """The run that a conversation is."""
     conversation = conversations[0]
     if len(conversations) > 1:
+        if any(sum(half in each.object() for each in conversations) > 1 for half in ("body", "response")):
+            raise conversation.refusal("expected one request and one response of its custom_id: give each batch by itself")
         conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
         pieces = list(pieces_of(conversation.items()))

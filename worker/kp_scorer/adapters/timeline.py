@@ -7,6 +7,7 @@ several calls; a call without an id is known by its name and arguments, which ma
 Everything here takes time in proportion to what the spans hold, whatever they hold.
 """
 
+import operator
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | N
     if asked:
         pieces = _with_question(pieces, asked[0])
     answers = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
-    if answers and not any(piece.kind == "agent" and _spaced(answers[-1]) in _spaced(piece) for piece in pieces):
+    if answers and not _places(answers[-1], pieces):
         pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
     questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
@@ -81,13 +82,18 @@ def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | N
 
 def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
     """The pieces of a run after what was asked, in place of the message that has it."""
-    places = (n for n, piece in enumerate(pieces) if piece.kind == "user" and _spaced(asked) in _spaced(piece))
-    place = next(places, None)
-    if place is None:
+    if not (places := _places(asked, pieces)):
         return [asked, *pieces]
+    place = places[0]
     # What comes before it, and before the agent did anything, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
+
+
+def _places(part: Piece, pieces: Sequence[Piece]) -> list[int]:
+    """The places of the pieces of the same kind whose texts have that of ``part`` in them, however they are spaced."""
+    text = _spaced(part)
+    return [place for place, piece in enumerate(pieces) if piece.kind == part.kind and text in _spaced(piece)]
 
 
 def _spaced(piece: Piece) -> str:
@@ -179,6 +185,7 @@ class _Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self._texts: Counter[tuple[str, str]] = Counter()  # How often each text is among the pieces.
+        self._said: dict[int, tuple[Piece, str]] = {}  # What calls say, by the ``id`` of their pieces, which are kept with it.
         self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by what they say, and by both.
         self._unanswered = _Queues(lambda call: call.result is None)
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
@@ -211,7 +218,7 @@ class _Conversation:
         for piece in new:
             if piece.kind == "call":
                 call = next(matched) or self._new(piece)
-                history.ids.add(_id(piece))
+                history.ids.add(self._id(piece))
                 history.open.add(call, ("id", piece.call_id), ("name", piece.name), ("any",))
             elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
                 history.answered.add(call_before)
@@ -230,10 +237,11 @@ class _Conversation:
     def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
         """The pieces that the list before lacks, and for each call among them the one that it is; else all pieces and calls."""
         before = len(self._history.pieces)
-        if not self._has_several and pieces[:before] == self._history.pieces:
+        # The same pieces, not equal ones: a piece holds its message, of which each piece would be compared with all.
+        if not self._has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
             new = pieces[before:]
             calls = [piece for piece in new if piece.kind == "call"]
-            ids = list(map(_id, calls))
+            ids = list(map(self._id, calls))
             if len(set(ids)) == len(ids) and self._history.ids.isdisjoint(ids):
                 return new, self._matches(calls)
         self._history = _History()
@@ -243,19 +251,19 @@ class _Conversation:
         # For each call in a list of messages the one that it is, if that came up already. A list may lack its beginning, so its
         # calls are the last ones. A call is the same if only its arguments differ, which may be recorded in other words, unless
         # its id comes up more often than it did before.
-        ids = Counter(map(_id, calls))
-        keys = Counter((_id(call), _words(call)) for call in calls)
+        ids = Counter(map(self._id, calls))
+        keys = Counter((self._id(call), self._words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not where it is repeated.
         last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
         matches = []
         for call in calls:
-            own = _id(call)
+            own = self._id(call)
             at_its_place = next(last[own], None)
             if at_its_place:
                 # A tool that was tried again has more calls than the model made.
                 at_its_place.by_tool_alone = False
-            same = next(alike[own, _words(call)], None)
+            same = next(alike[own, self._words(call)], None)
             matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
         return matches
 
@@ -278,12 +286,12 @@ class _Conversation:
         """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
         own = piece.call_id
         started = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
-        alike = [call for call in self._calls[own, _words(piece)][-1:] if call.result is None]
+        alike = [call for call in self._calls[own, self._words(piece)][-1:] if call.result is None]
         return next(iter(started + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
         """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""
-        for key in (("words", _words(piece)), ("name", piece.name)):
+        for key in (("words", self._words(piece)), ("name", piece.name)):
             call = self._of_tools.first(*key)
             if call and call.started_ns >= span.started_ns and not (piece.call_id and call.call_id):
                 self._add_keys(call, piece)
@@ -300,7 +308,7 @@ class _Conversation:
                 or self._waiting.first("name", piece.name, "")
             )
         else:
-            call = self._waiting.first("words", _words(piece)) or self._waiting.first("name", piece.name)
+            call = self._waiting.first("words", self._words(piece)) or self._waiting.first("name", piece.name)
         if not call:
             # Not called by a model, or not yet; or called once, and tried once more.
             call = self._new(piece)
@@ -318,11 +326,11 @@ class _Conversation:
         return call
 
     def _add_words(self, call: _Call, piece: Piece) -> None:
-        if call not in self._calls[_words(piece),][-1:]:
-            self._calls[_words(piece),].append(call)
+        if call not in self._calls[self._words(piece),][-1:]:
+            self._calls[self._words(piece),].append(call)
 
     def _add_keys(self, call: _Call, piece: Piece) -> None:
-        own, words = _id(piece), _words(piece)
+        own, words = self._id(piece), self._words(piece)
         self._add_words(call, piece)
         if piece.call_id:
             self._calls[own,].append(call)
@@ -345,17 +353,18 @@ class _Conversation:
         self._texts[piece.kind, piece.text.strip()] += 1
         self.pieces.append(piece)
 
+    def _id(self, call: Piece) -> str:
+        return call.call_id or self._words(call)
+
+    def _words(self, call: Piece) -> str:
+        """What a call says: its name and its arguments, which are read once, however often it is looked for."""
+        if id(call) not in self._said:
+            self._said[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
+        return self._said[id(call)][1]
+
 
 def _key(result: Piece) -> tuple[str, ...]:
     """By what the call of a result is found in a list of messages: by its id, otherwise by its name."""
     if result.call_id:
         return "id", result.call_id
     return ("name", result.name) if result.name else ("any",)
-
-
-def _id(call: Piece) -> str:
-    return call.call_id or _words(call)
-
-
-def _words(call: Piece) -> str:
-    return f"{call.name}({as_json(call_input(call))})"

@@ -24,7 +24,7 @@ from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 
-_OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*"?([,;\t]"?[\w .-]*"?)+', re.DOTALL)
+_OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
 """What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
 _AROUND_BYTES: Final = 4_096  # How much may stand around a trace on its line: spaces, the end of the line.
 _SPREAD: Final = 8  # How many times as long as on one line a trace of a document may be, by its indentation.
@@ -36,7 +36,7 @@ _FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
 _FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
-_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # Or cut off: from there on nothing is outside.
 _CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
     f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "

@@ -1,0 +1,68 @@
+"""Whether work takes time in proportion to its input: by the processor time for an input and for one four times as large."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+Path = tuple[str | int, ...]
+"""Into a record: keys and places in lists."""
+
+QUICK_S: Final = 0.15
+"""What takes less for the larger input is not steep: work in quadratic time takes seconds."""
+_STEEP: Final = 11.0  # Linear work takes four times as long, quadratic work sixteen times.
+
+
+def seconds_for(work: Callable[[], object], tries: int = 1) -> float:
+    times = []
+    for _ in range(tries):
+        started = time.process_time()
+        work()
+        times.append(time.process_time() - started)
+    return min(times)
+
+
+def is_steep(work: Callable[[Any], object], made: Callable[[int], Any], size: int) -> bool:
+    """Whether the time for what is made of a size grows faster than the size; measured again before it is believed."""
+    large, small = made(4 * size), made(size)
+    if seconds_for(lambda: work(large)) < QUICK_S:
+        return False
+    return seconds_for(lambda: work(large), 3) > _STEEP * max(0.005, seconds_for(lambda: work(small), 3))
+
+
+UNITS: Final = (
+    *("'", '"', "\\'", '\\"', "'''", '"' * 3, "\\", "\\\\", "`", "```bash\n", "```bash ", "``` \n"),
+    *(" ", "\n", "\t", "a", "a ", "a_", "7", "0x7", "-1 ", "\u4e00", "\U0001f600", "\\u0041", "\\x41"),
+    *("[", "]", "{", "}", "(", "<", "<a: '", "<a.b>", "{}", "[],", "{},", "'',", '"",', ',"', ",'", "a,", "a.", "a="),
+    *("a(b=1),", "{'a':", '{"a":', '{"a":{},', "role='", "content=", "user: ", "\nuser: a", "Error", "Error: ", "/", "%", ".0"),
+)
+"""What texts are repeated of."""
+
+BEFORE: Final = ("", "[", "['", '["a\\', "{'a': '", 'role="""', "Message(content=")
+"""What a text may begin with so that more of it is read."""
+
+
+def leaves_in(value: object, kind: type) -> Iterator[Path]:
+    """The paths of the values of a kind in a record; of all items of a list only that in the first item that has one."""
+    known: set[Path] = set()
+    for path in _paths(value, (), kind):
+        without_places = tuple("" if isinstance(key, int) else key for key in path)
+        if without_places not in known:
+            known.add(without_places)
+            yield path
+
+
+def _paths(value: object, path: Path, kind: type) -> Iterator[Path]:
+    if path and isinstance(value, kind):
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in inner:
+        yield from _paths(item, (*path, key), kind)
+
+
+def replaced(value: Any, path: Path, change: Callable[[Any], object]) -> Any:
+    """The same record with another value in one place."""
+    if not path:
+        return change(value)
+    copied = value.copy()
+    copied[path[0]] = replaced(value[path[0]], path[1:], change)
+    return copied

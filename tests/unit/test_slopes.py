@@ -1,0 +1,93 @@
+"""Converters and readers take time in proportion to what they read, whatever that is: nobody can stop them by a short text."""
+
+import io
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from typing import Final
+
+import click
+import pytest
+from kp_scorer.adapters.messages import Piece, is_error
+from kp_scorer.adapters.node import Node
+from kp_scorer.cli.input import read_traces
+
+from tests.support.builders import LIMITS
+from tests.support.converting import converted_and_refused
+from tests.support.slopes import BEFORE, UNITS, Path, is_steep, leaves_in, replaced
+from tests.unit.test_adapter_openai import assistant, user
+from tests.unit.test_adapters import EXAMPLES
+
+CHARS: Final = 20_000
+ITEMS: Final = 100
+SOME_UNITS: Final = ("a", "7", " ", "\n", "'", '"', "\\", "[", "{},", "a.", "a_", "```bash\n", "user: a\n", "\u4e00")
+"""For the places of which there are many."""
+
+RECORDS: Final = EXAMPLES | {
+    "commands in texts": {
+        "messages": [{"role": "user", "content": "Do it."}, {"role": "assistant", "content": "```bash\nls\n```"}],
+        "trajectory_format": "mini-swe-agent-1",
+    }
+}
+
+
+def text_of(unit: str, before: str = "", after: str = "") -> Callable[[int], str]:
+    return lambda chars: before + unit * (chars // len(unit)) + after
+
+
+def is_an_error(text: str) -> bool:
+    return is_error(Piece(Node(1, "", None), "result", text))
+
+
+def read(raw: bytes) -> object:
+    with suppress(click.BadParameter):
+        return list(read_traces(io.BufferedReader(io.BytesIO(raw)), LIMITS))
+    return None
+
+
+def test_text_that_may_hold_a_value_is_read_in_linear_time() -> None:
+    # With both signs in it, one of which is in all that Python shows.
+    steep = [each for each in product(BEFORE, UNITS) if is_steep(is_an_error, text_of(each[1], each[0], "]='"), CHARS)]
+    assert steep == []
+
+
+@pytest.mark.parametrize("place", ["{}", '{{"a": "{}', '{{\n"a": "{}', '{{"a": "{}"}}\n{{', "{{\n{}", "a{}!"])
+def test_input_of_any_bytes_is_read_in_linear_time(place: str) -> None:
+    def made(unit: str) -> Callable[[int], bytes]:
+        return lambda chars: place.format(text_of(unit)(chars)).encode()
+
+    steep = [(unit, inner) for unit in UNITS for inner in {unit, json.dumps(unit)[1:-1]} if is_steep(read, made(inner), CHARS)]
+    assert steep == []
+
+
+def convert(value: object) -> object:
+    return converted_and_refused("", [value])
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_record_of_each_format_is_converted_in_linear_time_whichever_text_grows(name: str) -> None:
+    def made(path: Path, unit: str) -> Callable[[int], object]:
+        return lambda chars: replaced(RECORDS[name], path, lambda _: text_of(unit)(chars))
+
+    places = product(leaves_in(RECORDS[name], str), SOME_UNITS)
+    assert [(path, unit) for path, unit in places if is_steep(convert, made(path, unit), CHARS)] == []
+
+
+@pytest.mark.parametrize("name", sorted(RECORDS))
+def test_record_of_each_format_is_converted_in_linear_time_whichever_list_grows(name: str) -> None:
+    def made(path: Path) -> Callable[[int], object]:
+        return lambda items: replaced(RECORDS[name], path, lambda value: value * items)
+
+    assert [path for path in leaves_in(RECORDS[name], list) if is_steep(convert, made(path), ITEMS)] == []
+
+
+def test_question_that_is_said_again_among_many_messages_is_found_in_linear_time() -> None:
+    def made(words: int) -> object:
+        messages = [message for number in range(words // 4) for message in (user(f"{number}"), assistant("Done."))]
+        span = {"traceId": "t", "startTime": "2026-01-01T00:00:00Z", "endTime": "2026-01-01T00:00:01Z"}
+        outer = span | {"id": "a", "type": "SPAN", "input": "a " * words, "output": "b " * words}
+        inner = span | {"id": "b", "parentObservationId": "a", "type": "GENERATION", "input": messages, "output": "No."}
+        return [outer, inner]
+
+    assert not is_steep(convert, made, 4_000)

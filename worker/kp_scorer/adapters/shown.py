@@ -1,0 +1,159 @@
+"""Values as Python and pydantic show them, read in one pass: Python's own parser takes a thousand bytes for each character.
+
+``{'a': (1, None)}`` and ``Message(role='user', content=[])`` become the JSON that they stand for. A message may be shown by its
+fields alone, without commas between them. What JSON lacks becomes null; a member of an enumeration becomes its value.
+"""
+
+import re
+from collections.abc import Iterator
+from keyword import iskeyword
+from typing import Any, Final
+
+_TOKEN: Final = re.compile(
+    r"""\s*+(?:
+        (?P<text> b?+(?: '(?:[^'\\\n]|\\.)*+' | "(?:[^"\\\n]|\\.)*+" ) )
+      | <[\w.]++:[ ](?P<member> '[^'\n]*+' )>
+      | (?P<number> [-+]?+(?:0|[1-9][0-9]*+)(?:\.[0-9]*+)?+(?:e[-+]?+[0-9]++)?+ (?![\w.]) )
+      | (?P<field> [^\W\d]\w*+ )=
+      | (?P<word> [-+]?+[^\W\d]\w*+(?:\.[^\W\d]\w*+)*+ | <[^<>]*+> | \.\.\. )
+      | (?P<sign> [\[\](){},:] )
+    )""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
+_ESCAPED: Final = dict(zip("abfnrtv\\'\"\n", [*"\a\b\f\n\r\t\v\\'\"", ""], strict=True))
+_CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
+
+
+def shown_by_python(text: str, most_depth: int) -> Any:
+    """The value that a text is the ``repr`` of, or the fields of the message that it shows; ValueError if it is neither."""
+    values, fields, _ = _Reader(text, most_depth).arguments("")
+    if len(values) + bool(fields) != 1:
+        raise ValueError
+    return fields or values[0]
+
+
+class _Reader:
+    """Reads one token ahead; at the end that is an empty sign."""
+
+    def __init__(self, text: str, most_depth: int) -> None:
+        self._tokens = _tokens(text)
+        self._depth_left = most_depth
+        self._kind, self._text = next(self._tokens)
+
+    def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
+        """Read up to a bracket: values, fields, which need no commas between them, and whether a comma was last."""
+        values: list[Any] = []
+        fields: dict[str, Any] = {}
+        has_comma = False
+        while not self._is_at(closing):
+            if (values or fields) and not has_comma and self._kind != "field":
+                raise ValueError
+            if self._kind == "field":
+                name = self._take()
+                fields[name] = self._value()
+            elif fields:
+                raise ValueError
+            else:
+                values.append(self._value())
+            if has_comma := self._is_at(","):
+                self._take()
+        self._take()
+        return values, fields, has_comma
+
+    def _is_at(self, sign: str) -> bool:
+        return self._kind == "sign" and self._text == sign
+
+    def _take(self) -> str:
+        taken = self._text
+        self._kind, self._text = next(self._tokens, ("sign", ""))
+        return taken
+
+    def _value(self) -> Any:
+        match self._kind:
+            case "text":
+                return self._texts()
+            case "member":
+                return self._take()[1:-1]
+            case "number":
+                return int(number) if (number := self._take()).lstrip("+-").isdigit() else float(number)
+            case "word":
+                return self._word()
+        return self._within(self._take())
+
+    def _texts(self) -> str | None:
+        # A long one is shown in parts.
+        parts = [self._take()]
+        while self._kind == "text":
+            parts.append(self._take())
+        return None if parts[0].startswith("b") else "".join(map(_unquoted, parts))
+
+    def _word(self) -> Any:
+        """The fields of an object, shown as the call of its constructor; else a constant."""
+        word = self._take()
+        value: Any = {"True": True, "False": False}.get(word)
+        if iskeyword(word) and value is None and word != "None":
+            raise ValueError
+        while self._is_at("(") or self._is_at("["):
+            # A type may have parameters: ``Message[str](content='…')``.
+            value = self._within(self._take(), is_call=True)
+        return value
+
+    def _within(self, opening: str, *, is_call: bool = False) -> Any:
+        """The value that began with this bracket."""
+        self._depth_left -= 1
+        if self._depth_left < 0 or opening not in _CLOSING:
+            raise ValueError
+        if opening == "{":
+            value: Any = self._pairs()
+        else:
+            values, fields, has_comma = self.arguments(_CLOSING[opening])
+            if fields and not (is_call and opening == "("):
+                raise ValueError
+            is_list = opening == "[" or has_comma or len(values) != 1
+            value = (fields or None) if is_call else values if is_list else values[0]
+        self._depth_left += 1
+        return value
+
+    def _pairs(self) -> dict[str, Any] | None:
+        """The pairs of an object; None for a set, which JSON lacks."""
+        fields: dict[str, Any] = {}
+        is_set = False
+        while not self._is_at("}"):
+            name = self._value()
+            if self._is_at(":"):
+                # Shown as a text within a text and so on, an object could have exponential length.
+                if isinstance(name, dict | list):
+                    raise ValueError
+                self._take()
+                fields[str(name)] = self._value()
+            else:
+                is_set = True
+            if not self._is_at(","):
+                break
+            self._take()
+        if not self._is_at("}") or (is_set and fields):
+            raise ValueError
+        self._take()
+        return None if is_set else fields
+
+
+def _tokens(text: str) -> Iterator[tuple[str, str]]:
+    place, end = 0, len(text.rstrip())
+    while place < end:
+        match = _TOKEN.match(text, place, end)
+        if not match:
+            raise ValueError
+        kind = match.lastgroup or "word"
+        yield kind, match[kind]
+        place = match.end()
+    yield "sign", ""
+
+
+def _unquoted(shown: str) -> str:
+    return _ESCAPE.sub(_unescaped, shown[1:-1]) if "\\" in shown else shown[1:-1]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    code = escape[1] or escape[2] or escape[3]
+    return chr(int(code, 16)) if code else _ESCAPED.get(escape[4], escape[0])
