@@ -5,25 +5,30 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kp_scorer.embedding import openvino_engine
+from kp_scorer.embedding import bert_graph, openvino_engine
 from kp_scorer.embedding.embedder import Vectors
+from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 
 from tests.support.builders import load_embedder
+from tests.support.required import require_torch
 
 TEXTS = ["refund a double charge", "tree " * 600]
 ANOTHER_USER = 12_345
+FILES = {"model.xml", "model.bin", "digests.json"}
 HEAVY = ("torch", "transformers", "sentence_transformers")
 LOAD_AND_TELL = f"""
 import json, sys
+from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.settings.sections import EmbeddingSettings
 embedder = select_embedder(EmbeddingSettings(model=sys.argv[1]))
@@ -40,6 +45,7 @@ def start(small: EmbeddingSettings) -> "subprocess.Popen[str]":
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> EmbeddingSettings:
     """Settings with a model that is converted in a moment."""
+    require_torch()
     # It imports torch, which takes seconds, in every process that collects this file.
     from tests.support.tiny_models import save_tiny
 
@@ -118,24 +124,61 @@ def test_workers_that_start_at_a_damaged_model_convert_it_once_and_import_no_tor
         assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
         assert not set(HEAVY) & set(loaded["imported"])
     assert models(own_cache.parent) == [own_cache]
-    assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    assert {file.name for file in own_cache.iterdir()} == FILES
     assert not any(path.stat().st_mode & 0o022 for path in (own_cache, *own_cache.iterdir()))
 
 
+@pytest.fixture
+def torch_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every process that a test starts."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+@pytest.mark.usefixtures("torch_is_missing")
+def test_the_default_model_is_converted_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = load_embedder(embedder="openvino").embed(TEXTS)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    loaded = result_of(start(EmbeddingSettings()))
+    assert loaded["engine"].startswith("openvino")
+    assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
+    assert {file.name for file in models(tmp_path / "cache" / "kp-scorer")[0].iterdir()} == FILES
+
+
+@pytest.mark.slow
+def test_the_default_models_graph_gives_the_vectors_of_its_conversion_by_torch(tmp_path: Path) -> None:
+    require_torch()
+    from kp_scorer.embedding.torch_engine import convert
+
+    default = find_model("")
+    assert default
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        convert(default.path, default.tokenizer, default.max_tokens, tmp_path / "by_torch.xml")
+    openvino_engine.openvino.save_model(bert_graph.build(default.path), tmp_path / "built.xml", compress_to_fp16=True)
+    exact = {"INFERENCE_PRECISION_HINT": "f32"}
+    by_torch, built = (
+        openvino_engine.openvino.compile_model(tmp_path / f"{name}.xml", "CPU", exact) for name in ("by_torch", "built")
+    )
+    for texts, length in ((1, 1), (1, 512), (2, 200), (4, 96)):
+        ids = np.arange(1_000, 1_000 + texts * length).reshape(texts, length)
+        mask = np.ones_like(ids)
+        mask[0, length - length // 3 :] = 0
+        assert np.abs(built([ids, mask])[0] - by_torch([ids, mask])[0]).max() < 1e-5
+
+
+@pytest.mark.usefixtures("torch_is_missing")
 def test_a_model_in_the_cache_needs_no_torch_and_its_folder_is_closed_to_others(
-    small: EmbeddingSettings, own_cache: Path, expected: Vectors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: EmbeddingSettings, own_cache: Path, expected: Vectors
 ) -> None:
     # Others can write to the folder that has it: that is changed at the start.
     own_cache.parent.chmod(0o777)
-    blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
-    (tmp_path / "sitecustomize.py").write_text(blocked)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     loaded = result_of(start(small))
     assert loaded["engine"].startswith("openvino")
     assert np.array_equal(np.array(loaded["vectors"], np.float32), expected)
     assert own_cache.parent.stat().st_mode & 0o777 == 0o755
     # Nor does it write another thing, so the cache may be part of a read-only image.
-    assert {file.name for file in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    assert {file.name for file in own_cache.iterdir()} == FILES
     shutil.rmtree(own_cache)
     assert result_of(start(small))["engine"] is None
 
@@ -190,7 +233,7 @@ def test_a_model_that_others_could_write_is_not_used(
     with pytest.raises(SettingsError, match="needed to convert the model"):
         select_embedder(small)
     assert cache_events(caplog) == [(event, own_cache.parent if name == ".." else own_cache)]
-    assert {path.name for path in own_cache.iterdir()} == {"model.xml", "model.bin", "digests.json"}
+    assert {path.name for path in own_cache.iterdir()} == FILES
 
 
 class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong

@@ -18,6 +18,7 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings, UnreadableAction
 
 from tests.support.builders import load_embedder, make_trace, step
+from tests.support.required import require_torch
 from tests.support.traces import fresh_samples, sample_traces
 
 
@@ -28,6 +29,7 @@ def openvino() -> Embedder:
 
 @pytest.fixture(scope="module")
 def torch_on_cpu() -> Embedder:
+    require_torch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kp_scorer.embedding.select._GPU_DEVICES", ())
         return load_embedder(embedder="torch")
@@ -35,6 +37,7 @@ def torch_on_cpu() -> Embedder:
 
 @pytest.fixture(scope="module")
 def torch_on_gpu() -> Embedder:
+    require_torch()
     import torch  # which takes seconds, in every process that collects this file
 
     if not torch.cuda.is_available():

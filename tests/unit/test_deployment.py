@@ -76,7 +76,7 @@ def test_extras_that_the_image_installs_exist() -> None:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
     groups = re.findall(r"'\.\[([\w,-]+)]'", " ".join(arguments_of("RUN")))
     named = {extra for group in groups for extra in group.split(",")}
-    assert named == {"openvino", "otel-worker", "serve", "embedding", "torch"}
+    assert named == {"embedded", "openvino", "otel-worker", "serve", "torch"}
     assert named <= set(extras)
 
 

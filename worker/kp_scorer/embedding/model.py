@@ -37,8 +37,8 @@ _OFFSET_POSITIONS: Final = frozenset(
 )
 """Types of models that number positions from behind the padding token's id."""
 
-_CONVERSION: Final = 4  # Change it when models are converted differently, so that older files are not used.
-_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.torch_engine import main; main()"
+_CONVERSION: Final = 5  # Change it when models are converted differently, so that older files are not used.
+_CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.%s import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 
 _SETTINGS_ERROR: Final = f"{SettingsError.__module__}.{SettingsError.__name__}: "
@@ -165,7 +165,7 @@ def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
         yield place / _CONVERTED
         return
     if not converts:
-        _check_converter()
+        _converter_of(model)
         raise ModelUnconverted(f"embedder: {model.name} was not converted yet")
     with TemporaryDirectory(prefix="kp-scorer-") as directory:
         _convert(model, Path(directory))
@@ -233,15 +233,19 @@ def _is_intact(place: Path) -> bool:
         return False
 
 
-def _check_converter() -> None:
+def _converter_of(model: ModelFiles) -> str:
+    """Name the module that converts a model: any can be traced in torch; the default one's graph needs OpenVINO alone."""
+    if model.space == _DEFAULT_SPACE:
+        return "bert_graph"
     if not has_torch():
         raise EngineUnavailable("sentence-transformers, which is needed to convert the model, is not installed")
+    return "torch_engine"
 
 
 def _convert(model: ModelFiles, directory: Path) -> None:
-    _check_converter()
+    code = _CONVERT % _converter_of(model)
     arguments = map(str, (model.path, model.tokenizer, model.max_tokens, directory / _CONVERTED))
-    process = subprocess.run([sys.executable, "-P", "-c", _CONVERT, *arguments], capture_output=True, text=True, check=False)
+    process = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         reason = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
         # Of another process, so by its last line: what is wrong with the model is wrong with every engine.
