@@ -60,7 +60,7 @@ fix: dev
 # Four files at a time: tests wait for servers and workers more than they compute. More would measure how busy the machine is.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-quick: check
+quick: dev check
 	$(PYTEST) -m "not slow"
 
 # Side by side: mypy takes a minute of one core.

@@ -14,7 +14,8 @@ def required(program: str, package: str = "", hint: str = "") -> str:
     """
     path = shutil.which(program)
     if not path:
-        _lacks(f"there is no {program} on the PATH: {hint or 'install the Debian package ' + (package or program)}")
+        hint = hint or f"install Debian's package {package or program}"
+        _lacks(f"there is no {program} on the PATH: {hint}")
     return str(path)
 
 
