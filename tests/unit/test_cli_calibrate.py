@@ -54,6 +54,15 @@ def labels(tmp_path: Path) -> Path:
     return jsonl_file(tmp_path / "labels.jsonl", *rows)
 
 
+def test_scores_too_alike_for_the_share_get_no_threshold(tmp_path: Path) -> None:
+    equal = [decision(f"kp:trace:{number}", domain="code", score=0.4) for number in range(100)]
+    output = tmp_path / "thresholds.toml"
+    arguments = ["calibrate", str(jsonl_file(tmp_path / "equal.jsonl", *equal)), "--accept", "20%", "--output", str(output)]
+    result = CliRunner().invoke(commands, arguments)
+    assert (result.exit_code, output.exists()) == (1, False)
+    assert "scores are too alike to accept 20%: the nearest thresholds accept 0.0% and 100.0%" in result.stderr
+
+
 def without_good_ones_in_the_first_domain(labels: str) -> str:
     return "".join(line.replace("true", "false") if ":trace:0:" in line else line for line in labels.splitlines(keepends=True))
 

@@ -29,6 +29,7 @@ _SAME: Final = 1e-9  # Scores that differ by less are equal: they were summed in
 _GUARDED: Final = -1  # In place of the score of what a guard rejects.
 _ROUNDING: Final = 1e-12
 _RESAMPLE_SEED: Final = 1
+_FAR: Final = 0.05  # So far from the share that was asked for, a threshold is not what was asked for.
 _RESAMPLES: Final = 1_000
 _PERCENTILES: Final = (2.5, 97.5)
 
@@ -105,8 +106,10 @@ class Cohort(NamedTuple):
 
     traces: int
     suggestion: Suggestion | None = None
-    lack: Literal["too_few", "out_of_reach"] | None = None
-    """Why there is no suggestion: too few traces, or no threshold has the precision or, as guards reject some, the share."""
+    lack: Literal["too_few", "out_of_reach", "too_alike"] | None = None
+    """Why there is no suggestion: too few traces; no threshold has the precision or, as guards reject some, the share; or the
+    scores are so alike that all thresholds accept far more or far fewer."""
+    nearest: tuple[float, float] = (0.0, 1.0)  # Which shares the thresholds on both sides of the target accept, if too alike.
 
 
 class Calibration(NamedTuple):
@@ -181,7 +184,15 @@ def _cohort(sample: Sample, target: Target) -> Cohort:
     if sample.is_too_small(target):
         return Cohort(sample.traces, lack="too_few")
     suggestion = suggest(sample, target)
+    if suggestion and target.of == "accept" and _misses(suggestion.accepted, target.share):
+        shares = _accepted_share(_above(_tally(sample, target)[1]))[1:]
+        fewer = float(shares[shares < target.share].max(initial=0.0))
+        return Cohort(sample.traces, None, "too_alike", (fewer, float(shares[shares > target.share].min())))
     return Cohort(sample.traces, suggestion, None if suggestion else "out_of_reach")
+
+
+def _misses(accepted: Share, wanted: float) -> bool:
+    return not accepted.low <= wanted <= accepted.high and abs(accepted.value - wanted) > _FAR
 
 
 def suggest(sample: Sample, target: Target) -> Suggestion | None:

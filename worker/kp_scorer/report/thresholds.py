@@ -55,7 +55,7 @@ def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> Scori
     for domain, cohort in calibration.domains.items():
         if cohort.suggestion:
             domains[domain] = cohort.suggestion.threshold
-        elif cohort.lack == "out_of_reach":
+        elif cohort.lack in ("out_of_reach", "too_alike"):
             # That of the rest would miss the target, too.
             domains.setdefault(domain, scoring.threshold)
     fallback = calibration.other_domains.suggestion

@@ -202,6 +202,9 @@ def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -
 def _lack(cohort: Cohort, target: Target) -> str:
     if cohort.lack == "too_few":
         return f"fewer than {target.least_traces} traces{_counted(target)} are too few for {target.percents}"
+    if cohort.lack == "too_alike":
+        fewer, more = cohort.nearest
+        return f"scores are too alike to accept {target.percents}: the nearest thresholds accept {fewer:.1%} and {more:.1%}"
     if target.of == "accept":
         return f"guards reject so many that no threshold accepts {target.percents}"
     return f"no threshold with {target.least_accepted} labelled traces above it has {target.percents} good ones"
