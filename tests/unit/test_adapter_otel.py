@@ -415,6 +415,16 @@ def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None
     assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
 
 
+def test_run_whose_clock_is_ahead_cuts_no_other_off() -> None:
+    converter = Converter(SUPPLIED, LIMITS, "otel")
+    within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
+    ahead = span("late", 0, 1, {}) | {"traceId": "1" * 32, "startTimeUnixNano": str(2**63 - 1)}
+    for line, early in enumerate((export(ROOT), export(ahead), export(*within)), 1):
+        assert list(converter.feed(line, early)) == []
+    trace = next(result for result in converter.end() if isinstance(result, dict))
+    assert len(trace["steps"]) == len(STEPS)
+
+
 def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "_MOST_OPEN", 2)
     converter = Converter(SUPPLIED, LIMITS, "otel")

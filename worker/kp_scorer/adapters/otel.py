@@ -9,6 +9,7 @@ https://arize-ai.github.io/openinference/spec/semantic_conventions.html for Open
 error, the run did not succeed. A status of Ok says less, as many set it wherever nothing was raised.
 """
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -69,8 +70,9 @@ def _span_of_console(span: Node) -> Node:
 
 
 def starts(span: Node) -> int:
-    """When a span began, in nanoseconds since 1970."""
-    return _integer(span.at("startTimeUnixNano"))
+    """When a span began, in nanoseconds since 1970; 0 if that is yet to come: all other runs would have ended by then."""
+    began_ns = _integer(span.at("startTimeUnixNano"))
+    return began_ns if began_ns <= time.time_ns() else 0
 
 
 def ends(spans: Sequence[Node]) -> int | None:
@@ -120,7 +122,7 @@ def _span(node: Node, transcript: Transcript) -> Span:
         inputs = _pieces(attributes, "input", "user", kind, transcript)
         outputs = _pieces(attributes, "output", "agent", kind, Transcript())
     ids, end = (node.at("spanId").text(), node.at("parentSpanId").text()), node.at("endTimeUnixNano")
-    times_ns = starts(node), None if end.value is None else _integer(end)
+    times_ns = _integer(node.at("startTimeUnixNano")), None if end.value is None else _integer(end)
     return Span(node, *ids, *times_ns, kind, name, inputs, outputs, _is_failed(node))
 
 
