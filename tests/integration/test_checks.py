@@ -1,6 +1,9 @@
 """A worker with checks, whatever they do: every trace gets its decision, and what they must not reveal is nowhere."""
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,3 +85,11 @@ def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path
         (event,) = worker.events("worker_cannot_start")
         assert event["detail"].startswith("checks: ")
         assert "nobody" in event["detail"]
+
+
+def test_compiled_rules_are_kept_in_our_cache_alone(tmp_path: Path) -> None:
+    places = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    code = "import kp_scorer.checks.secrets"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | places, check=True, timeout=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    assert [path.name for path in (tmp_path / "cache" / "kp-scorer").iterdir()] == ["secrets"]

@@ -8,6 +8,7 @@ from typing import Final
 
 from kp_scorer.decision import MOST_FINDINGS, Findings
 from kp_scorer.errors import SettingsError
+from kp_scorer.local import cache_dir
 from kp_scorer.trace import ReasoningTrace
 
 try:
@@ -27,7 +28,8 @@ class Secrets:
 
     def __init__(self) -> None:
         # Its own rules do without passwords and keys that only their names give away.
-        self._scanner = Scanner(Rules([Path(__file__).with_name("secrets.yml")]), redact=True)
+        rules = Rules([Path(__file__).with_name("secrets.yml")], cache_dir=_cache())
+        self._scanner = Scanner(rules, redact=True)
 
     def __call__(self, trace: ReasoningTrace) -> Findings:
         """Look at all texts of the trace, those within free-form objects included."""
@@ -37,6 +39,14 @@ class Secrets:
             secrets = (secret for secret in self._scanner.scan(piece) if secret.visible)
             kinds.update(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets)
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
+
+
+def _cache() -> Path | None:
+    """Where the compiled rules are kept; None, which is Kingfisher's own choice, if there is no home."""
+    try:
+        return cache_dir() / "secrets"
+    except RuntimeError:
+        return None
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
