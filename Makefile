@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test suite quick check fix lock matrix image install dev torch clean
+.PHONY: demo test suite quick check fix lock lowest newest matrix image install dev torch clean
 
 install: $(VENV)/.installed
 
@@ -69,6 +69,18 @@ test: dev
 
 suite: dev
 	$(PYTEST)
+
+# What is not slow, with the lowest versions that pyproject.toml allows, and with the newest; of torch with the pinned one.
+lowest: RESOLUTION := lowest-direct
+newest: RESOLUTION := highest
+lowest newest: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+lowest newest:
+	$(PYTHON) -m venv --clear build/$@
+	build/$@/bin/python -m pip --disable-pip-version-check install --quiet uv
+	grep '^torch==' constraints.txt > build/$@/torch.txt
+	build/$@/bin/uv pip install --python build/$@/bin/python --resolution $(RESOLUTION) --constraint build/$@/torch.txt \
+		--editable '.[embedding,dev]'
+	$(subst $(BIN),build/$@/bin,$(PYTEST)) -m "not slow"
 
 # Debian 13 and unstable, each made anew, with their own servers; as root, on a Debian.
 matrix:
