@@ -144,6 +144,8 @@ def test_a_dead_run_is_replayed_by_the_settings_of_then(settings: Settings, tmp_
         with open_server(settings, tmp_path / "server.log", serve__confidence=None) as server:
             server.export(*spans)
             assert server.status(run_id)["reason"] == "invalid"
+            # The status is that of the dead letter, which is stored before its run is marked.
+            wait_until(lambda: "partialSuccess" in server.export(*spans).json)
             for again in (spans, [chat_span(run_id, root) | {"spanId": late}]):
                 rejected = server.export(*again).json["partialSuccess"]
                 assert rejected == {
