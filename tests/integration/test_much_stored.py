@@ -172,6 +172,19 @@ def test_an_audit_says_by_its_exit_code_whether_it_checked_anything_and_all_agre
     assert (difference["trace_id"], difference["decided"]) == (trace_id(7), 0.987)
 
 
+def test_an_audit_says_how_many_entries_have_left_the_log_unchecked(filled: Filled) -> None:
+    decide_as_the_log_says(filled)
+    with Store.open(filled.settings) as store:
+        places = [entry.place for log in store.novelty_logs() for entry in log.entries()]
+    filled.client.xtrim(KEYS.of_log(SPACE).log, maxlen=40, approximate=False)
+    late = filled.run("audit", "--since", str(places[2]))
+    assert (late.exit_code, "7 unchecked that have left the log" in late.stderr) == (5, True), late.output
+    for asked, code, left in ((places[9], 0, ""), (places[8]._replace(number=0), 5, "at most 10 "), (None, 0, " 10 ")):
+        trimmed = filled.run("audit", *(["--since", str(asked)] if asked else []))
+        assert (trimmed.exit_code, left in trimmed.stderr) == (code, True), trimmed.output
+        assert ("have left the log" in trimmed.stderr) == bool(left)
+
+
 def test_an_erased_entry_leaves_all_checked_that_were_not_nearest_to_it(filled: Filled) -> None:
     nearest = decide_as_the_log_says(filled)
     assert filled.run("forget", trace_id(0)).exit_code == 0

@@ -100,6 +100,17 @@ def audit(
     return report
 
 
+def left_since(since: Place, oldest: Place) -> str:
+    """Return how many entries that were placed after ``since`` have left a log, by its oldest entry; empty if none."""
+    if oldest <= since or oldest.number == since.number + 1:
+        return ""
+    if since.number >= oldest.number:
+        # It was emptied, and counts from 1 again; or this is an entry of another log.
+        return "an unknown number"
+    # Times have no number.
+    return f"{'at most ' if since.time_ms and not since.number else ''}{oldest.number - 1 - since.number}"
+
+
 def with_nearest(decision: Decision, entries: Sequence[Entry], window: Window) -> Decision:
     """The decision with the nearest earlier trace, which it may not name; as it is if the log's entries do not give it."""
     novelty, entries = decision.novelty, _intact(entries)

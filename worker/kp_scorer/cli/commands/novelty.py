@@ -26,7 +26,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.log import MOST_ENTRIES
-from kp_scorer.novelty.audit import DecidedTrace
+from kp_scorer.novelty.audit import DecidedTrace, left_since
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
@@ -34,7 +34,8 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.trace import ReasoningTrace
 
-_NOTHING_CHECKED: Final = 5  # The exit code of an audit that found nothing to recompute.
+_UNCHECKED: Final = 5  # The exit code of an audit that found nothing to recompute, or not all that it was asked for.
+_EVER: Final = Place(0, 0)
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 
@@ -230,12 +231,14 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
     """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
 
     Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
-    checked. Decisions made without an embedder have no entry in any log, and are not checked.
+    checked, or if entries that --since asks for have left the log. Decisions made without an embedder have no entry in any
+    log, and are not checked.
 
     Says of each log after which entry to go on, by --since: the earliest, if there are several. Traces that are in flight now
     are then left out, unless --since is earlier.
     """
     checked = differing = 0
+    has_left = False
     # A trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
     with Store.open(settings) as store:
@@ -256,10 +259,13 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
                 print_row({"space": log.space, **difference._asdict()})
             differing += len(report.differences) + report.damaged
             checked += report.agreeing + len(report.differences)
+            left = left_since(since, entries[0].place) if entries else ""
+            has_left = has_left or (since > _EVER and bool(left))
             share = f"{report.entries} of " if report.entries < len(entries) else ""
             print_note(
                 f"{log.space}: {share}{len(entries)} entries, {report.agreeing} agree, {len(report.differences)} differ, "
                 f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
+                f"{f', {left} unchecked that have left the log' if left else ''}"
                 f"{f'; next time --since {report.last}' if report.last else ''}"
             )
             if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
@@ -275,5 +281,5 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
         print_note(f"nothing was checked: {no_decision if logs else no_log}")
     if differing or damaged:
         sys.exit(1)
-    if not checked:
-        sys.exit(_NOTHING_CHECKED)
+    if not checked or has_left:
+        sys.exit(_UNCHECKED)
