@@ -20,7 +20,7 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.characters import escaped
 from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import duration, in_words, print_row
+from kp_scorer.cli.output import duration, in_words, print_note, print_row
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.records import SubmissionCounts
@@ -56,6 +56,9 @@ def stats(settings: Settings) -> None:
     row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}
     row["full"] = list(backlog.full)
+    counted = row["pending"] + row["decided"] + row["dead"]
+    if row["submitted"] != counted:
+        print_note(f"the ledger has lost records: submitted {row['submitted']} is not pending + decided + dead, {counted}")
     print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
 
 
