@@ -28,6 +28,7 @@ from kp_scorer.broker.publishing import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
+from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.keys import Keys
@@ -44,7 +45,7 @@ from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
 from tests.support.processes import FAST_WORKER, PATIENCE_S, at_work, free_port, opened, start_worker, wait_until
 from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import OwnNode, RabbitMQ
 from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, rows_in
 
@@ -185,6 +186,29 @@ def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 0)
             wait_until(lambda: health(port, "--ready")[0] == 0, timeout_s=20)
+
+
+@pytest.mark.slow
+def test_an_alarm_of_rabbitmq_is_told_by_clients_workers_and_doctor(settings: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    first, second, third = fresh_samples(3)
+    with OwnNode(tmp_path) as node:
+        on_node = with_changed(settings, broker__url=node.url, metrics__port=port)
+        with at_work(on_node, tmp_path) as (worker, client):
+            client.wait(client.submit(first), timeout_s=30)
+            node.control("set_vm_memory_high_watermark", "0")
+            with pytest.raises(ServiceUnavailable, match="RabbitMQ accepts no messages, as it is short of memory or disk"):
+                client.submit(second)
+            (reason,) = wait_until(lambda: health(port, "--ready")[1], timeout_s=40)
+            assert reason.startswith("broker: RabbitMQ accepts no messages")
+            assert [line["detail"] for line in worker.events("broker_blocked")] == [reason]
+            assert scraped(on_node)["kp_scorer_broker_blocked"] == 1
+            code, findings = diagnosed(on_node)
+            assert (code, [row["detail"] for row in findings["broker"]]) == (1, [reason])
+            node.control("set_vm_memory_high_watermark", "0.4")
+            client.wait(client.submit(third), timeout_s=60)
+            client.wait(client.submit(second), timeout_s=60)
+            wait_until(lambda: health(port, "--ready")[0] == 0, timeout_s=40)
 
 
 @contextmanager

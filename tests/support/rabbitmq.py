@@ -24,7 +24,8 @@ from kp_scorer.process.startup import Patience, wait_for_services
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.documents import code_with
-from tests.support.processes import wait_until
+from tests.support.processes import free_port, wait_until
+from tests.support.required import required
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
 QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected")
@@ -37,6 +38,10 @@ LARGEST_BYTES: Final = 2**24
 
 _ACTOR: Final = "kp-scorer-tests"
 """Who RabbitMQ's log says has changed something."""
+
+_RABBITMQ: Final = "/usr/lib/rabbitmq/bin"
+"""Where its programs are; those on the PATH act as another user, on the RabbitMQ of the machine."""
+_MISSING: Final = "install Debian's package rabbitmq-server"
 
 _LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"
 _is_alone = False
@@ -226,6 +231,70 @@ class RabbitMQ:
             self.delete(queue)
         self.delete_exchange()
         self._connection.close()
+
+
+class OwnNode:
+    """A RabbitMQ of one test's own, whose alarms stop nobody else."""
+
+    def __init__(self, directory: Path) -> None:
+        self._variables = {
+            **os.environ,
+            "HOME": str(directory),
+            "RABBITMQ_NODENAME": f"kp-test-{uuid.uuid4().hex}@localhost",
+            "RABBITMQ_NODE_PORT": str(port := free_port()),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_PID_FILE": str(directory / "pid"),
+            # Not that of the machine, which may name the port.
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
+        }
+        self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+
+    def control(self, *arguments: str) -> None:
+        command = [required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), *arguments]
+        subprocess.run(command, env=self._variables, capture_output=True, check=True, timeout=120)
+
+    def __enter__(self) -> Self:
+        command = [required(f"{_RABBITMQ}/rabbitmq-server", _MISSING)]
+        self._server = subprocess.Popen(command, env=self._variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: self._answers() or self._server.poll() is not None, timeout_s=120)
+            assert self._server.poll() is None, "it has ended"
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _answers(self) -> bool:
+        try:
+            with Connection(self.url, connect_timeout=5) as connection:
+                connection.connect()
+        except OSError:
+            return False
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._server.terminate()
+        self._server.wait(60)
+
+
+@contextmanager
+def own_user(url: str) -> Iterator[str]:
+    """Make a user with the password ``first`` who may do all in a virtual host; skip the test where that may not be done."""
+    virtual_host, user = url.rpartition("/")[2], f"user-{uuid.uuid4().hex}"
+    if evaluated(f"rabbit_auth_backend_internal:add_user({_texts(user, 'first', _ACTOR)}).") != "ok":
+        pytest.skip("nobody here may make users of RabbitMQ")
+    try:
+        _permit(user, virtual_host, ".*", ".*", ".*")
+        yield user
+    finally:
+        evaluated(f"rabbit_auth_backend_internal:delete_user({_texts(user, _ACTOR)}).")
+
+
+def change_password(user: str, password: str) -> None:
+    assert evaluated(f"rabbit_auth_backend_internal:change_password({_texts(user, password, _ACTOR)}).") == "ok"
 
 
 class Users:

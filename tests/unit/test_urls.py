@@ -171,7 +171,7 @@ def test_a_file_is_read_without_the_end_of_its_line(
     path = tmp_path / "url"
     path.write_text(URL + end, "utf-8", newline="")
     monkeypatch.setenv(f"KP_{section.upper()}_URL_FILE", str(path))
-    assert load_settings() == load_settings({f"{section}.url": URL})
+    assert load_settings().model_dump() == load_settings({f"{section}.url": URL}).model_dump()
 
 
 def test_a_secret_in_a_file_counts_as_its_variable_does(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

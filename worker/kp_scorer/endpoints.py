@@ -23,12 +23,9 @@ def with_endpoints(settings: Settings) -> Settings:
             )
         redis = {**embedded.settings.get("redis", {}), "url": embedded.url}
         settings = filled_in(settings, {**embedded.settings, "redis": redis})
-    broker, store = settings.broker.url, settings.redis.url
-    if not store and not settings.broker.is_redis:
+    broker, store = settings.broker, settings.redis
+    if not store.url and not broker.is_redis:
         raise SettingsError("redis.url: the novelty log and the ledger need a Redis beside this broker; set KP_REDIS_URL")
     return settings.model_copy(
-        update={
-            "broker": settings.broker.model_copy(update={"url": broker or store}),
-            "redis": settings.redis.model_copy(update={"url": store or broker}),
-        }
+        update={"broker": broker if broker.url else broker.at(store), "redis": store if store.url else store.at(broker)}
     )

@@ -16,6 +16,7 @@
     └── ServiceUnavailable       try again later; nothing was lost
         ├── NoQueue              start the worker that declares the queue
         ├── QueueFull            try again later, and more slowly
+        ├── BrokerBlocked        end RabbitMQ's alarm
         ├── TraceHeld            another worker is deciding it; look again in a moment
         └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
 
@@ -142,6 +143,15 @@ class NoQueue(ServiceUnavailable):
 
 class QueueFull(ServiceUnavailable):
     """There is no room for a submission, or for the spans of one, until others are decided."""
+
+
+class BrokerBlocked(ServiceUnavailable):
+    """RabbitMQ accepts no messages, as it has an alarm: it is short of memory or disk."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "broker: RabbitMQ accepts no messages, as it is short of memory or disk: see `rabbitmq-diagnostics alarms` there"
+        )
 
 
 class TraceHeld(ServiceUnavailable):

@@ -15,10 +15,10 @@ from celery import Celery
 from kombu import Exchange, Producer, Queue
 from redis.exceptions import NoPermissionError
 
-from kp_scorer.broker.publishing import broker_condition, with_producer
+from kp_scorer.broker.publishing import broker_condition, check_publishing, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
-from kp_scorer.errors import NoQueue
+from kp_scorer.errors import BrokerBlocked, NoQueue
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.connection import Condition
 from kp_scorer.ledger.decision_stream import bytes_in
@@ -36,6 +36,7 @@ class Backlog(NamedTuple):
     pending: int  # Submissions in the ledger that have not ended.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
+    blocked: str = ""  # Why RabbitMQ accepts no messages; empty if it does.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
     used_bytes: Mapping[str, float] = MappingProxyType({})  # Of the bytes that each takes in Redis, the used share; if limited.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
@@ -120,6 +121,16 @@ def conditions(app: Celery, settings: Settings, store: Store) -> dict[str, Condi
     return servers
 
 
+def blocked(app: Celery, settings: Settings) -> str:
+    """Return why RabbitMQ accepts no messages; empty if it does, or the queues are in Redis."""
+    if not settings.broker.is_redis:
+        try:
+            check_publishing(app)
+        except BrokerBlocked as error:
+            return str(error)
+    return ""
+
+
 def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
     """Measure the backlog, in a round trip or two for each queue.
 
@@ -146,6 +157,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
         servers=conditions(app, settings, store),
+        blocked=blocked(app, settings),
         limit=limit,
         used_bytes=used_bytes,
         waited_for=waited_for,

@@ -13,7 +13,7 @@ from celery.loaders.app import AppLoader
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
-from kp_scorer.ledger.connection import leave_replicas, sentinel_options, tls_options
+from kp_scorer.ledger.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import BrokerSettings
 
@@ -27,19 +27,23 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
     """Celery, but that it connects where our settings say. Of Celery's own, those in the environment would come first."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = settings.broker.server().without_parameters()
+        self._settings = settings
         super().__init__("kp-scorer", set_as_current=False, loader=_Loader)
         self.backend_cls = _result_backend(settings)
         self.conf.update(_configuration(settings))
 
     def _connection(self, url: str, *args: Any, **kwargs: Any) -> Any:
-        return super()._connection(self._url, *args, **kwargs)
+        broker = self._settings.broker
+        connection = super()._connection(broker.server().without_parameters(), *args, **kwargs)
+        connection.credential_provider = RenewedCredentials(broker) if broker.is_renewed else None
+        return connection
 
     def _get_backend(self) -> Any:
         backend = super()._get_backend()
         # After a failover its connections would stay with what is a replica now; Sentinel's own leave it by themselves.
         if not self.backend_cls.startswith("sentinel"):
             leave_replicas(backend.client.connection_pool)
+        renew_credentials(backend.client.connection_pool, self._settings.redis)
         return backend
 
 
@@ -83,7 +87,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
-        "broker_transport": "kp_scorer.broker.redis_transport.channel:Transport" if broker.is_redis else None,
+        "broker_transport": f"kp_scorer.broker.{'redis_transport.channel' if broker.is_redis else 'rabbitmq'}:Transport",
         # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),
@@ -101,7 +105,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "result_backend_transport_options": {
             # By default a message stays in flight for 20 attempts at storing its result, each two minutes long at worst.
             "retry_policy": {"max_retries": 1},
-            **sentinel_options(redis.server(), redis.timeout_s),
+            **sentinel_options(redis),
         },
         "redis_socket_timeout": redis.timeout_s,
         "redis_socket_connect_timeout": redis.timeout_s,
@@ -151,7 +155,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         }
     return {
         **retries,
-        **sentinel_options(broker.server(), broker.timeout_s),
+        **sentinel_options(broker),
         "visibility_timeout": broker.visibility_timeout_s,
         # Without these a publish, or a worker whose peer has vanished, waits for ever.
         "socket_timeout": broker.timeout_s,

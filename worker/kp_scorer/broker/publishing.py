@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import SENT_MS, TASK_NAME, task_body
-from kp_scorer.errors import NoQueue, QueueFull, ServiceUnavailable, SettingsError
+from kp_scorer.errors import BrokerBlocked, NoQueue, QueueFull, ServiceUnavailable, SettingsError
 from kp_scorer.ledger.connection import REFUSALS, Condition, condition_of, refusal
 from kp_scorer.spans import current_context
 
@@ -71,6 +71,10 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                 for queue in declared:
                     queue(producer.channel).declare()
                 return use(producer)
+            except BrokerBlocked:
+                # RabbitMQ reads nothing more on it.
+                connection.collect()
+                raise
             except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
                 # Dropped, not closed: a late confirm would count as that of the next message on this channel, and
                 # closing would wait for a peer that may be gone.
@@ -125,7 +129,7 @@ def publish_all(
     It returns for each whether the queue accepted it: RabbitMQ refuses messages over the limit of a queue, Redis none. For
     ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
     """
-    if app.conf.broker_transport:
+    if app.conf.broker_url.startswith("redis"):
         with_producer(app, purpose, lambda producer: producer.channel.publish_all(queue.name, messages))
         return [True] * len(messages)
 
@@ -178,6 +182,15 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
     else:
         for message in messages:
             message.ack()
+
+
+def check_publishing(app: Celery) -> None:
+    """Return if RabbitMQ accepts messages; raises BrokerBlocked if it has an alarm."""
+
+    def probe(producer: Producer) -> None:
+        confirming_channel(producer.channel.connection).probe("", producer.connection.connect_timeout)
+
+    with_producer(app, "broker", probe)
 
 
 def broker_condition(app: Celery) -> Condition:

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from struct import pack_into, unpack_from
 from typing import Any, Final
 from weakref import WeakKeyDictionary, proxy
@@ -10,13 +12,17 @@ import amqp
 from amqp import method_framing
 from amqp.exceptions import RecoverableConnectionError
 from amqp.serialization import decode_properties_basic
+from kombu.transport import pyamqp
 
 from kp_scorer.broker.wire import BEGINNING_BYTES, SENT_MS, headers_as_sent, leave_packed, note_sent, raw_body, sent_ms_in
+from kp_scorer.errors import BrokerBlocked
 from kp_scorer.spans.context import context_in
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
 """The headers that a worker reads, beside the context. RabbitMQ would act on others, such as where to send copies."""
 _NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads values that it cannot write.
+
+_NO_QUEUE: Final = "kp-scorer.no-queue"  # No queue has this name, and none is bound by it.
 
 _CONTENT_HEADER: Final = 2
 _CONTENT_BODY: Final = 3
@@ -40,6 +46,17 @@ def anew(message: Any) -> amqp.Message:
     )
 
 
+class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu ships no types
+    """Reads user and password anew for each connection, where a file has them; for the setting ``broker_transport``."""
+
+    def establish_connection(self) -> Any:
+        """Connect."""
+        if self.client.credential_provider:
+            *user, self.client.password = self.client.credential_provider.get_credentials()
+            self.client.userid = "".join(user)
+        return super().establish_connection()
+
+
 class ConfirmingChannel:
     """A channel on which nothing else publishes, so that the number of a confirm identifies its message."""
 
@@ -51,16 +68,36 @@ class ConfirmingChannel:
         # The connection keeps it. Kept here as well, it would keep the connection for ever.
         self._channel = proxy(channel)
         self._published = 0
-        self.is_broken = False
+        self.is_broken = self._is_blocked = self._is_probed = False
+        connection.on_blocked, connection.on_unblocked = partial(self._note, True), partial(self._note, False)
         self._unconfirmed: set[int] = set()
         self._nacked: set[int] = set()
 
     def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
-        ChannelError if there is no such exchange, or no queue behind it; RecoverableConnectionError if no confirm comes within
-        ``timeout_s`` of the one before. Then the connection cannot be used: a late confirm would count for another message.
+        ChannelError if there is no such exchange, or no queue behind it; BrokerBlocked if RabbitMQ has an alarm;
+        RecoverableConnectionError if no confirm comes within ``timeout_s`` of the one before. Then the connection cannot be
+        used: a late confirm would count for another message.
         """
+        if not self._is_probed:
+            # What is sent to a blocked RabbitMQ waits in the connection, and is published once the alarm ends: as often as it
+            # was tried.
+            self.probe(exchange, timeout_s)
+        return self._publish(messages, exchange, routing_key, timeout_s, mandatory=True)
+
+    def probe(self, exchange: str, timeout_s: float) -> None:
+        """Return once RabbitMQ has accepted messages, which go to no queue. It says that it is blocked to publishers alone.
+
+        Errors as of :meth:`publish_all`.
+        """
+        # A blocked RabbitMQ accepts the first one of a connection, too.
+        self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, timeout_s, mandatory=False)
+        self._is_probed = True
+
+    def _publish(
+        self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float, *, mandatory: bool
+    ) -> list[bool]:
         self.is_broken = True
         first = self._published + 1
         self._published += len(messages)
@@ -68,17 +105,22 @@ class ConfirmingChannel:
         self._nacked.clear()
         for message in messages:
             # By the class: amqp 5.4.2 replaces the method of the channel by one that waits for each confirm.
-            amqp.Channel.basic_publish(self._channel, message, exchange, routing_key, mandatory=True, timeout=timeout_s)
+            amqp.Channel.basic_publish(self._channel, message, exchange, routing_key, mandatory=mandatory, timeout=timeout_s)
         deadline = time.monotonic() + timeout_s
         left = len(self._unconfirmed)
         while self._unconfirmed:
             if len(self._unconfirmed) < left:
                 left, deadline = len(self._unconfirmed), time.monotonic() + timeout_s
-            if (left_s := deadline - time.monotonic()) <= 0:
-                raise RecoverableConnectionError("no confirm in time")
-            self._channel.connection.drain_events(timeout=left_s)
+            # A client waits for timeout_s in all: half of that leaves it time to say why.
+            if (left_s := deadline - timeout_s / 2 * self._is_blocked - time.monotonic()) <= 0:
+                raise BrokerBlocked if self._is_blocked else RecoverableConnectionError("no confirm in time")
+            with suppress(TimeoutError):
+                self._channel.connection.drain_events(timeout=left_s)
         self.is_broken = False
         return [number not in self._nacked for number in range(first, first + len(messages))]
+
+    def _note(self, is_blocked: bool, *_: object) -> None:
+        self._is_blocked = is_blocked
 
     def _on_nack(self, number: int, multiple: bool) -> None:
         self._nacked |= self._on_ack(number, multiple)

@@ -13,7 +13,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings.sections import RedisSettings
+from kp_scorer.settings.sections import BrokerSettings, RedisSettings
 from kp_scorer.settings.urls import ServerUrl
 
 T = TypeVar("T")
@@ -50,11 +50,33 @@ def connect(settings: RedisSettings) -> redis.Redis:
     }
     if server.sentinels:
         user: dict[str, Any] = {"username": server.user or None, "password": server.password or None, "ssl": server.is_tls}
-        client = redis.Redis.from_pool(primary_pool(**sentinel_options(server, settings.timeout_s), **user, **options))
+        client = redis.Redis.from_pool(primary_pool(**sentinel_options(settings), **user, **options))
     else:
         client = redis.Redis.from_url(server.without_parameters(), **options)
     leave_replicas(client.connection_pool)
+    renew_credentials(client.connection_pool, settings)
     return client
+
+
+class RenewedCredentials(redis.CredentialProvider):
+    """User and password as the URL's file has them when a connection is made: operators change them while workers run."""
+
+    def __init__(self, settings: RedisSettings | BrokerSettings, *, of_sentinels: bool = False) -> None:
+        self._settings = settings
+        self._of_sentinels = of_sentinels
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """The arguments of Redis' AUTH."""
+        server = self._settings.server_now()
+        owner = server.sentinels if self._of_sentinels and server.sentinels else server
+        return (owner.user, owner.password) if owner.user else (owner.password,)
+
+
+def renew_credentials(pool: redis.ConnectionPool, settings: RedisSettings) -> None:
+    """Have connections that the pool makes from now on read the credentials anew, where a file has them."""
+    if settings.is_renewed:
+        kept = {name: value for name, value in pool.connection_kwargs.items() if name not in ("username", "password")}
+        pool.connection_kwargs = {**kept, "credential_provider": RenewedCredentials(settings)}
 
 
 def tls_options(server: ServerUrl) -> dict[str, Any]:
@@ -62,17 +84,23 @@ def tls_options(server: ServerUrl) -> dict[str, Any]:
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files} if server.is_tls else {}
 
 
-def sentinel_options(server: ServerUrl, timeout_s: float) -> dict[str, Any]:
+def sentinel_options(settings: RedisSettings | BrokerSettings) -> dict[str, Any]:
     """Options for :func:`primary_pool` and Celery's backend; none where the URL names none.
 
     All sentinels together may be waited for as long as one server, for ``timeout_s``.
     """
+    server = settings.server()
     if server.sentinels is None:
         return {}
-    each_s = timeout_s / len(server.sentinels.addresses)
-    sentinel_kwargs = {
+    each_s = settings.timeout_s / len(server.sentinels.addresses)
+    credentials: dict[str, Any] = {
         "username": server.sentinels.user or None,
         "password": server.sentinels.password or None,
+    }
+    if settings.is_renewed and server.sentinels.password:
+        credentials = {"credential_provider": RenewedCredentials(settings, of_sentinels=True)}
+    sentinel_kwargs = {
+        **credentials,
         "socket_timeout": each_s,
         "socket_connect_timeout": each_s,
         # The next one is asked instead.
@@ -150,8 +178,6 @@ def refusal(error: redis.exceptions.RedisError) -> str:
 
     Other errors quote the command, and with it what the trace says.
     """
-    if isinstance(error, redis.exceptions.AuthenticationError):
-        return str(error)
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
         return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
     if isinstance(error, _OF_CLUSTERS):

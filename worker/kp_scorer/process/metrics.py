@@ -90,7 +90,7 @@ class Metrics:
         gauge = partial(Gauge, namespace=_PREFIX, registry=self.registry)
         self._info = Info(_PREFIX, "What the worker is, and what it embeds with", registry=self.registry)
         self.ready = gauge("ready", "1 if the worker receives messages")
-        self.degraded = gauge("degraded", "1 if there is no embedder, so that every novelty is 0.5")
+        self.degraded = gauge("degraded", "1 if there is no embedder though settings ask for one, so that every novelty is 0.5")
         self.in_flight = gauge("in_flight", "Messages in flight")
         self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
@@ -106,6 +106,7 @@ class Metrics:
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
         self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
+        self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, as it is short of memory or disk")
         # 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
             unread.set(math.nan)
@@ -132,6 +133,7 @@ class Metrics:
         for name, server in backlog.servers.items():
             self._evicted.labels(name).set(_known(server.evicted_keys))
             self._evicts.labels(name).set(bool(server.evicts))
+        self._blocked.set(bool(backlog.blocked))
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
     def count_delivery(self, deliveries: int) -> None:

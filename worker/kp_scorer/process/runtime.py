@@ -157,7 +157,7 @@ class Runtime:
         """Connect the metrics to the state that they show, which is read whenever they are."""
         metrics, novelty = self.metrics, self._novelty
         metrics.ready.set_function(lambda: not self._not_ready())
-        metrics.degraded.set(novelty is None)
+        metrics.degraded.set(novelty is None and self._settings.embedding.embedder != "none")
         if novelty is not None:
             mirror, embedder = novelty.cache.mirror, novelty.embedder
             metrics.window_entries.set_function(lambda: len(mirror))
@@ -218,7 +218,7 @@ class Runtime:
     def _look_at_backlog(self) -> None:
         backlog = look_at_backlog(self._app, self._settings, self.store, self._publisher.full())
         self.metrics.set_backlog(backlog)
-        self._servers.look(backlog.servers)
+        self._servers.look(backlog.servers, backlog.blocked)
 
     def _not_ready(self) -> Sequence[str]:
         """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""

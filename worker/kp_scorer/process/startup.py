@@ -84,7 +84,8 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
     if embedder is None:
-        log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
+        if settings.embedding.embedder != "none":
+            log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
         return None
     loaded_ms = round((time.perf_counter() - started) * 1_000)
     log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
@@ -106,13 +107,18 @@ class ServerWatch:
 
     def __init__(self) -> None:
         self._logged: frozenset[tuple[str, str]] = frozenset()
-        self.not_ready: tuple[str, ...] = ()  # Which Redis loses what is submitted, and why. Any thread may read it.
+        self._blocked = ""
+        self.not_ready: tuple[str, ...] = ()  # What loses submissions, or accepts none, and why. Any thread may read it.
 
-    def look(self, servers: Mapping[str, Condition]) -> None:
-        """Log what is new in these conditions, by the names of servers."""
+    def look(self, servers: Mapping[str, Condition], blocked: str = "") -> None:
+        """Log what is new in these conditions, by the names of servers, and in why RabbitMQ accepts no messages."""
+        if blocked and not self._blocked:
+            log.error("broker_blocked", detail=blocked)
+        self._blocked = blocked
         # By the remedy: the rest of the text may be a figure, which changes all the time.
         found = {(name, text.partition(": ")[2]): text for name, server in servers.items() for text in server.shortcomings}
         for key in found.keys() - self._logged:
             log.warning("redis_unsuitable", service=key[0], detail=found[key])
         self._logged = frozenset(found)
-        self.not_ready = tuple(f"{name}: {server.evicts}" for name, server in servers.items() if server.evicts)
+        evicting = (f"{name}: {server.evicts}" for name, server in servers.items() if server.evicts)
+        self.not_ready = (*evicting, *filter(None, [blocked]))

@@ -11,13 +11,12 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from kp_scorer.errors import SettingsError
-from kp_scorer.files import read_text, read_toml
-from kp_scorer.settings.sections import ScoringSettings, Settings
+from kp_scorer.files import read_toml
+from kp_scorer.settings.sections import ScoringSettings, Settings, read_secret
 
 Sections = dict[str, dict[str, Any]]
 
 _SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")  # Variables of which ``…_FILE`` may name a file with the value.
-_LARGEST_SECRET_BYTES: Final = 65_536
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
@@ -40,7 +39,15 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     for sections in (_read_variables(), _nested(flags or {})):
         # What is no section in the file is refused when all is checked.
         merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
-    return _checked(merged)
+    return _noting_files(_checked(merged), flags or {})
+
+
+def _noting_files(settings: Settings, flags: Mapping[str, Any]) -> Settings:
+    """Have the sections know the files of their URLs, which are read again when a password has changed; flags win over them."""
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    files = {section: variables.get(f"KP_{section}_URL_FILE".upper()) for section in ("broker", "redis")}
+    named = {section: file for section, file in files.items() if file and f"{section}.url" not in flags}
+    return settings.model_copy(update={section: getattr(settings, section).from_file(file) for section, file in named.items()})
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,7 +151,7 @@ def _table(variable: str, text: str) -> Any:
 def _secret_in(file: str, variable: str) -> str:
     """The content of a file, without the end of its line. No error quotes any of it."""
     try:
-        secret = read_text(file, _LARGEST_SECRET_BYTES).removesuffix("\n").removesuffix("\r")
+        secret = read_secret(file)
     except OSError as error:
         raise SettingsError(f"{variable}: the file that it names cannot be read: {error.strerror}") from None
     if not secret:

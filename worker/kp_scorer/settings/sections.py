@@ -1,13 +1,15 @@
 """Every setting: its name, type and default, and what must hold within a section and between sections."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import MOST, Count, Limits
+from kp_scorer.files import read_text
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
@@ -33,6 +35,7 @@ CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 
+_LARGEST_SECRET_BYTES: Final = 65_536
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
@@ -46,6 +49,7 @@ class _ServerSection(Section):
     schemes: ClassVar[Sequence[str]]
     url: Annotated[str, Field(repr=False)] = ""
     timeout_s: Timeout = 5.0
+    _file: str = PrivateAttr("")  # Where the URL was read; empty if that was no file of its own.
 
     @field_validator("url")
     @classmethod
@@ -57,6 +61,33 @@ class _ServerSection(Section):
     def server(self) -> ServerUrl:
         """The parsed URL, which must not be empty."""
         return parse_url(self.url, self.schemes)
+
+    def from_file(self, file: str) -> Self:
+        """The same, of a URL that was read in this file."""
+        copy = self.model_copy()
+        copy._file = file  # noqa: SLF001  # a copy of this one
+        return copy
+
+    def at(self, other: "_ServerSection") -> Self:
+        """The same at the URL of another section, and of its file."""
+        return self.model_copy(update={"url": other.url}).from_file(other._file)  # noqa: SLF001  # of this class
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether :meth:`server_now` may have another password than :meth:`server`."""
+        return bool(self._file and self.server().password)
+
+    def server_now(self) -> ServerUrl:
+        """The parsed URL, with what its file says by now where it can be used."""
+        with suppress(OSError, ValueError):
+            if self._file and (renewed := parse_url(read_secret(self._file), self.schemes)).password:
+                return renewed
+        return self.server()
+
+
+def read_secret(file: str) -> str:
+    """The content of a file, without the end of its line."""
+    return read_text(file, _LARGEST_SECRET_BYTES).removesuffix("\n").removesuffix("\r")
 
 
 class BrokerSettings(_ServerSection):

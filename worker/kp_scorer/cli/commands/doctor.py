@@ -13,7 +13,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.broker.backlog import lists_beside, look_at_backlog, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
-from kp_scorer.broker.publishing import broker_condition
+from kp_scorer.broker.publishing import broker_condition, check_publishing
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, print_row
@@ -105,6 +105,8 @@ def _broker(settings: Settings, app: Celery) -> Findings:
         yield from _exposure(broker.server())
         for shortcoming in broker_condition(app).shortcomings if broker.is_redis else ():
             yield "wrong", shortcoming
+    if not broker.is_redis:
+        check_publishing(app)
 
 
 def _exposure(server: ServerUrl) -> Findings:
