@@ -16,7 +16,7 @@ import pytest
 import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.ledger.keys import Keys
@@ -365,11 +365,45 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
         assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, False, b"{}")]) == ("closed", 1)
         redis_client.zadd(keys.runs, {"r": 0})
-        assert collecting.runs.claim() == claimed
+        assert collecting.runs.claim() == claimed._replace(attempts=2)
         collecting.runs.finish("r")
         collecting.runs.finish("r")
         assert collecting.runs.store("r", spans) == ("closed", 0)
         assert collecting.runs.claim() is None
+
+
+def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    run_id, changed = new_run(), with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
+    span = json.dumps(chat_span(run_id)).encode()
+    with Store.open(changed) as collecting:
+        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, True, span)])
+        for attempts in range(1, changed.worker.max_attempts + 1):
+            # Who claims it ends, and the claim does later.
+            claimed = wait_until(collecting.runs.claim)
+            assert claimed
+            assert claimed.attempts == attempts
+            redis_client.zadd(keys.runs, {run_id: 0})
+    with open_server(settings, tmp_path / "server.log", **SUPPLIED):
+        (dead,) = wait_until(lambda: list(store.dead_letters.read()))
+    assert (dead.reason, dead.trace_id) == ("poison", f"kp:trace:otel:{run_id}")
+    assert span in store.dead_letters.payload(dead.letter_id)
+    assert store.ledger.counts() == (1, 0, 0, 1)
+
+
+def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    away = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001, "broker__url": "redis://127.0.0.1:1/0"})
+    run_id = new_run()
+    with Store.open(away) as collecting, Client(away) as client:
+        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, True, json.dumps(chat_span(run_id)).encode())])
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        with pytest.raises(ServiceUnavailable):
+            Submitter(away, collecting, client)._complete(claimed)
+    assert redis_client.hget(keys.run(run_id), ":attempts") is None
 
 
 def test_what_is_not_installed_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

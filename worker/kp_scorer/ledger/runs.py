@@ -15,7 +15,9 @@ from kp_scorer.ledger.scripts import row, script
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-_LEASE_MS: Final = 15_000  # A claim ends after so long: its process is dead, or could not submit the run.
+_LEASE_MS: Final = (
+    60_000  # A claim ends after so long: its process is dead, or could not submit the run. No conversion takes longer.
+)
 _REMEMBERED_MS: Final = 3_600_000  # How long the span ids of a submitted run are kept. Exporters try again for minutes.
 _LONGEST_MS: Final = 86_400_000  # A run is complete so long after its first span, whatever still comes.
 
@@ -40,6 +42,7 @@ class ClosedRun(NamedTuple):
     run_id: str
     is_too_large: bool  # Whether it had more spans, which were rejected.
     spans: Sequence[bytes]  # In the same order each time.
+    attempts: int  # Claims of it, this one included, after which its process ended.
 
     @property
     def trace_id(self) -> str:
@@ -82,9 +85,10 @@ class _Bounds(NamedTuple):
 
 
 def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClosedRun | None:
-    by_id = sorted(zip(fields[::2], fields[1::2], strict=True))
-    spans = [content for span_id, content in by_id if not span_id.startswith(b":")]
-    return ClosedRun(text_in(run_id), b":too_large" in fields[::2], spans) if run_id else None
+    by_id = dict(zip(fields[::2], fields[1::2], strict=True))
+    spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
+    attempts = number_in(by_id.get(b":attempts"))
+    return ClosedRun(text_in(run_id), b":too_large" in by_id, spans, attempts) if run_id else None
 
 
 @script(tuple[bytes, int])
@@ -130,6 +134,10 @@ class Runs:
         """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""
         quiet_ms, open_ms = self._bounds.quiet_ms, self._bounds.open_ms
         return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
+
+    def release(self, run_id: str) -> None:
+        """Charge no attempt for claims of a run: what it needs is away, and its process goes on. The last claim stands."""
+        self._client.hdel(self._keys.run(run_id), ":attempts")
 
     def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
         """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were some."""

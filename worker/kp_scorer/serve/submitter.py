@@ -86,7 +86,7 @@ class Submitter:
             self._moved_at = time.monotonic()
             try:
                 if run := self._store.runs.claim():
-                    self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
+                    self._complete(run)
                 if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
                     self._shown_at = time.monotonic()
@@ -101,8 +101,20 @@ class Submitter:
             except Exception as error:
                 log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
 
+    def _complete(self, run: ClosedRun) -> None:
+        try:
+            self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
+        except ServiceUnavailable:
+            self._store.runs.release(run.run_id)
+            raise
+
     def _submit(self, run: ClosedRun) -> bool:
         """Submit a run, or dead-letter it; return whether it is submitted."""
+        attempts = run.attempts - 1
+        if attempts >= self._settings.worker.max_attempts:
+            detail = f"$: it was converted {attempts} times, and each time the process ended"
+            self._store.dead_letters.dead_letter(run.export, DeadLettering("poison", detail, run.trace_id))
+            return False
         try:
             trace = self._converted(run)
             self._client.submit(trace)

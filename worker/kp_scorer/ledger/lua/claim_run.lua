@@ -1,5 +1,5 @@
 -- Claim a run that is due, by a lease. From now on it takes no more spans, so that who claims it when the lease has ended submits
--- the same.
+-- the same. The claim counts as an attempt until `release` says that it was none.
 --
 -- KEYS   runs, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms
@@ -17,7 +17,8 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 
     local run = run_prefix .. run_id
     if redis.call('HGET', run, ':first_ms') then
         redis.call('ZADD', runs, now + lease_ms, run_id)
-        redis.call('HSET', run, ':closed', 1)
+        -- Charged now, as nobody can tell of a process that a run has ended.
+        redis.call('HSET', run, ':closed', 1, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
         return {run_id, redis.call('HGETALL', run)}
     end
     -- It has expired, or somebody has deleted it.

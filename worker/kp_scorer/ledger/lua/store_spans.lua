@@ -7,7 +7,7 @@
 --        were not stored before are rejected, or all where the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
--- size; :closed once it changes no more, which is 'dead' once it is a dead letter.
+-- size; :closed once it changes no more, which is 'dead' once it is a dead letter; :attempts, the claims that may have ended a process.
 
 expect('hash', run)
 local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
