@@ -1,5 +1,8 @@
 """The real model: promise by promise, for each engine, on texts of every length; README's test scores the real traces."""
 
+import json
+import os
+import sys
 from itertools import chain
 from typing import Final
 
@@ -18,6 +21,7 @@ from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings, UnreadableAction
 
 from tests.support.builders import load_embedder, make_trace, step
+from tests.support.processes import output_of
 from tests.support.required import require_torch
 from tests.support.traces import fresh_samples, sample_traces
 
@@ -101,6 +105,39 @@ def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(op
     decided = [each for each in chain(by_model, *by_others) if isinstance(each, Decision)]
     counts = [(each.novelty.embedded_tokens, each.novelty.unknown_tokens, each.novelty.text_tokens) for each in decided]
     assert counts == [(3, 0, 3), (512, 0, None), *[(None, None, None)] * 4]
+
+
+FORKING: Final = """
+import json, multiprocessing, sys, warnings
+from kp_scorer import Scorer
+from kp_scorer.errors import EmbedderUnhealthy
+
+warnings.simplefilter("ignore")
+first, second = map(json.loads, sys.argv[1:])
+scorer = Scorer()
+scorer.score(first)
+
+def score():
+    try:
+        return scorer.score(second).novelty.source
+    except EmbedderUnhealthy as error:
+        return str(error)
+
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print(pool.apply_async(score).get(60))
+print(scorer.score(second).novelty.source)
+"""
+
+
+@pytest.mark.parametrize(
+    ("embedder", "in_child"), [("openvino", "embedder: it was loaded before this process was forked"), ("words", "embedding")]
+)
+def test_a_scorer_made_before_a_fork_answers_in_the_child(embedder: str, in_child: str) -> None:
+    arguments = [sys.executable, "-c", FORKING, *map(json.dumps, fresh_samples(2))]
+    output = output_of(*arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": embedder}, timeout=300)
+    child, parent = output.splitlines()
+    assert child.startswith(in_child)
+    assert parent == "embedding"
 
 
 UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่สุด", "รดน้ำต้นไม้ทุกวัน")

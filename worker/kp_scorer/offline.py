@@ -51,6 +51,7 @@ class Scorer:
     """Scores traces as they come, each compared with those that it scored before. One thread at a time may use it.
 
     It keeps the window, and the decisions on as many traces as the log of a worker; older ones are as if they had never been.
+    One with a model serves the process that made it, and none that is forked from that later, which gets EmbedderUnhealthy.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:

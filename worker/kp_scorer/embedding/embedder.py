@@ -1,5 +1,6 @@
 """What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,6 +103,7 @@ class Embedder:
     """
     dimensions: int
     recipe: Recipe
+    has_threads = False  # Whether its engine has threads, without which it cannot compute.
     streams = 1  # How many passes run at once.
     most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
     max_tokens = 0  # Of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own.
@@ -144,6 +146,7 @@ class CheckedEmbedder:
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
+        self._pid = os.getpid()
         self._failed_alone = 0
         self._is_unhealthy = False
 
@@ -174,6 +177,9 @@ class CheckedEmbedder:
     def _checking(self, *, alone: bool) -> Iterator[None]:
         if self._is_unhealthy:
             raise EmbedderUnhealthy("embedder: it embeds nothing any more")
+        if self._embedder.has_threads and self._pid != os.getpid():
+            # A pass would wait for threads that the fork did not copy, for ever.
+            raise EmbedderUnhealthy("embedder: it was loaded before this process was forked: make a Scorer in each process")
         try:
             yield
         except Exception as error:

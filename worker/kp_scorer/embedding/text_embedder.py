@@ -236,6 +236,8 @@ class Tokens:
 class TextEmbedder(Embedder):
     """Embeds texts with a model's tokenizer, by a recipe; its subclasses are the engines, which run the model."""
 
+    has_threads = True
+
     def __init__(self, model: ModelFiles, recipe: Recipe) -> None:
         """Embed by ``model`` what ``recipe`` makes of traces; SettingsError if its tokenizer cannot be read."""
         self.name = model.name
