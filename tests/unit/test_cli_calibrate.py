@@ -232,6 +232,12 @@ def test_wrong_label_is_named_with_its_line(tmp_path: Path, text: str, message: 
         read_labels(None, None, str(tmp_path / "labels"))
 
 
+def test_labels_that_contradict_each_other_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"trace_id": "kp:trace:1", "good": good} for good in (True, True, False)]
+    assert read_labels(None, None, str(jsonl_file(tmp_path / "labels", *rows))) == {"kp:trace:1": False}
+    assert "1 labels contradict an earlier one of the same trace: the latest counts" in capsys.readouterr().err
+
+
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
 CALIBRATION: Final = calibrate(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))

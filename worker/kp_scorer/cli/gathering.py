@@ -266,7 +266,7 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
     if name is None:
         return None
     labels: dict[str, bool] = {}
-    size_bytes = 0
+    size_bytes = contradicting = 0
     try:
         with open_input(name) as stream:
             for number, line in lines_in(stream, _MOST_BYTES):
@@ -279,11 +279,14 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
                     first = error.errors(include_input=False)[0]
                     problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
                     raise click.BadParameter(f"line {number}: {problem}") from None
+                contradicting += labels.get(label.trace_id, label.good) != label.good
                 # The latest counts, as in the ledger.
                 labels[label.trace_id] = label.good
     except click.BadParameter as error:
         # It names FILE; click names the option.
         raise click.BadParameter(error.message) from None
+    if contradicting:
+        print_note(f"{contradicting} labels contradict an earlier one of the same trace: the latest counts")
     return labels
 
 
