@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final
 
+import numpy as np
 import pytest
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
@@ -41,10 +42,19 @@ def test_mutated_submissions_are_scored_or_refused_by_the_decode_error() -> None
     [datetime.now(UTC), Decimal("1.5"), b"bytes", {1, 2}, 1j, object(), {(1, 2): 3}, {b"key": 1}],
     ids=lambda value: type(value).__name__,
 )
-def test_values_that_json_does_not_have_are_refused_by_the_decode_error(value: object) -> None:
+def test_values_that_json_does_not_have_are_refused_by_the_name_of_their_field(value: object) -> None:
     payload = maximal_payload()
-    payload["steps"][0]["input"]["odd"] = value
+    payload["steps"][0]["input"]["odd"] = [value]
+    with pytest.raises(InvalidTrace, match=r"^steps\.0\.input: expected only what JSON has"):
+        decode_trace(payload, LIMITS)
     with pytest.raises(InvalidTrace, match=r"^\$: expected only what JSON has"):
+        decode_trace(maximal_payload() | {"a secret": value}, LIMITS)
+
+
+def test_a_scalar_of_numpy_is_refused_by_the_name_of_its_field() -> None:
+    payload = maximal_payload()
+    payload["outcome"]["confidence"] = np.float32(0.5)
+    with pytest.raises(InvalidTrace, match=r"^outcome\.confidence: expected only what JSON has"):
         decode_trace(payload, LIMITS)
 
 

@@ -42,6 +42,7 @@ _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
 _ALWAYS_FINE: Final = (int, bool)  # Once parsed.
+_JSON_KEYS: Final = (str, int, float, bool, type(None))  # The types of an object's keys, which json writes as texts.
 _STRING: Final = re.compile(rb'"[^"]*"')
 _MOST_NESTING: Final = 500
 """Python 3.11 parses somewhat more, later versions thousands: workers of any version refuse the same."""
@@ -178,9 +179,32 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
     except RecursionError:
         raise _invalid(f"expected nesting of at most {limits.depth}") from None
     except TypeError:
-        raise _invalid("expected only what JSON has: objects, arrays, strings, numbers, booleans, null") from None
+        expected = "expected only what JSON has: objects, arrays, strings, numbers, booleans, null"
+        raise InvalidTrace([Problem(_field_that_is_no_json(payload), expected)]) from None
     except ValueError:
         raise _invalid(_HUGE_NUMBER) from None
+
+
+def _field_that_is_no_json(payload: object) -> str:
+    """Name the field that holds what JSON does not have, as a trace's model calls it: other keys are content."""
+    schema = ReasoningTrace.model_json_schema()
+    known = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
+    # In the order in which they are written: what comes before holds no list that contains itself.
+    left: list[tuple[str, bool, object]] = [("", True, payload)]
+    while left:
+        path, is_named, value = left.pop()
+        if isinstance(value, dict):
+            named = [(str(key), is_named and key in known, each) for key, each in value.items() if isinstance(key, _JSON_KEYS)]
+            if len(named) < len(value):
+                return path or "$"
+        elif isinstance(value, list | tuple):
+            named = [(str(index), is_named, each) for index, each in enumerate(value)]
+        elif isinstance(value, _JSON_KEYS):
+            continue
+        else:
+            return path or "$"
+        left += ((f"{path}.{name}".lstrip(".") if grows else path, grows, each) for name, grows, each in reversed(named))
+    return "$"
 
 
 def _check_size(raw: bytes, limits: Limits) -> None:
