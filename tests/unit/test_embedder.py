@@ -126,16 +126,21 @@ def test_one_success_resets_the_count_of_failures() -> None:
         ({"cpu.max": "nonsense"}, 64),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
         ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+        # Of a group within another, as systemd makes them, each has a limit of its own.
+        ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/worker.service/cpu.max": "200000 100000\n"}, 2),
+        ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/cpu.max": "300000 100000\n"}, 3),
+        ({"own": "2:cpu,cpuacct:/a\n", "cpu/a/cpu.cfs_quota_us": "500000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 5),
+        ({"own": "1:name=systemd:/a\n0::/b\n", "a/cpu.max": "100000 100000\n", "b/cpu.max": "max 100000\n"}, 64),
     ],
 )
 def test_a_containers_share_of_processor_time_counts(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    (tmp_path / "cpu").mkdir()
     for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, "ascii")
-    assert usable_cores(tmp_path) == cores
+    assert usable_cores(tmp_path, tmp_path / "own") == cores
 
 
 def test_cores_that_the_process_may_not_run_on_do_not_count(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Recipe
@@ -16,6 +16,7 @@ from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_OWN_GROUPS: Final = Path("/proc/self/cgroup")
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, and AMD's, which torch calls CUDA too.
 
 log = library_logger(__name__)
@@ -58,19 +59,32 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     return settings.embedder != "none" and has_model and has_engine
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Count the cores that the process may run on, at most as many as its container's share of processor time.
+def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUPS) -> int:
+    """Count the cores that the process may run on, at most as many as its share of processor time.
 
     More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     # Of cgroup version 2, then version 1. No limit is "max" in the one and -1 in the other.
-    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):
-            quota, period = " ".join((cgroup / file).read_text("ascii") for file in files).split()
-            if quota.isdigit() and int(period) > 0:
-                return max(1, min(cores, math.ceil(int(quota) / int(period))))
-    return cores
+    for controller, files in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
+        for group in _groups(own, controller):
+            with suppress(OSError, ValueError):
+                texts = ((cgroup / controller / group / file).read_text("ascii") for file in files)
+                quota, period = " ".join(texts).split()
+                if quota.isdigit() and int(period) > 0:
+                    cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
+
+
+def _groups(own: Path, controller: str) -> Iterator[PurePath]:
+    """Yield the process's own group of a controller, and those that it lies in, each of which may have a limit."""
+    yield PurePath()
+    with suppress(OSError, ValueError):
+        for line in own.read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controller in controllers.split(","):
+                group = PurePath(path.lstrip("/"))
+                yield from (group, *group.parents)
 
 
 def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
