@@ -117,8 +117,9 @@ class ServerWatch:
         self._blocked = blocked
         # By the remedy: the rest of the text may be a figure, which changes all the time.
         found = {(name, text.partition(": ")[2]): text for name, server in servers.items() for text in server.shortcomings}
-        for key in found.keys() - self._logged:
-            log.warning("redis_unsuitable", service=key[0], detail=found[key])
+        for key, detail in found.items():
+            if key not in self._logged:
+                log.warning("redis_unsuitable", service=key[0], detail=detail)
         self._logged = frozenset(found)
         evicting = (f"{name}: {server.evicts}" for name, server in servers.items() if server.evicts)
         self.not_ready = (*evicting, *filter(None, [blocked]))
