@@ -1,6 +1,7 @@
 """Whether work takes time in proportion to its input: by the processor time for an input and for one four times as large."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -10,23 +11,28 @@ Path = tuple[str | int, ...]
 QUICK_S: Final = 0.15
 """What takes less for the larger input is not steep: work in quadratic time takes seconds."""
 _STEEP: Final = 11.0  # Linear work takes four times as long, quadratic work sixteen times.
+_MAJORITY: Final = 3
 
 
-def seconds_for(work: Callable[[], object], tries: int = 1) -> float:
-    times = []
-    for _ in range(tries):
-        started = time.process_time()
-        work()
-        times.append(time.process_time() - started)
-    return min(times)
+def seconds_for(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
 
 
 def is_steep(work: Callable[[Any], object], made: Callable[[int], Any], size: int) -> bool:
-    """Whether the time for what is made of a size grows faster than the size; measured again before it is believed."""
+    """Whether the time for what is made of a size grows faster than the size, by the majority of five measurements.
+
+    Both sizes are measured in turn: a machine that does something else may be half as fast for seconds.
+    """
     large, small = made(4 * size), made(size)
     if seconds_for(lambda: work(large)) < QUICK_S:
         return False
-    return seconds_for(lambda: work(large), 3) > _STEEP * max(0.005, seconds_for(lambda: work(small), 3))
+    verdicts: Counter[bool] = Counter()
+    while max(verdicts.values(), default=0) < _MAJORITY:
+        least_s = max(0.005, seconds_for(lambda: work(small)))
+        verdicts[seconds_for(lambda: work(large)) > _STEEP * least_s] += 1
+    return verdicts[True] == _MAJORITY
 
 
 UNITS: Final = (
