@@ -125,11 +125,8 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_pa
         for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["top", "--once"], ["explain", "0"]):
             _, output = run_at_terminal(*command)
             assert "{" not in output, command
-        for command in (["stats"], ["doctor"], ["capacity"]):
+        for command in (["stats"], ["doctor"]):
             assert rows_in(run(*command).stdout)
-        _, output = run_at_terminal("capacity")
-        assert "p95 ms" in output
-        assert max(map(len, output.splitlines())) <= 80
 
 
 def test_a_demo_of_a_file_without_an_embedder_notes_that_once_and_ends_with_the_next_step(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def measured_start(settings: Settings, directory: Path) -> Start:
 def mb_after(count: int) -> float:
     """Resident memory of a worker that has decided so many traces."""
     with open_bench() as bench:
-        (process,), before = bench.processes, len(bench.published.at)
+        process, before = bench.process, len(bench.published.at)
         for number, portion in enumerate(batches(traces(count), _PORTION)):
             bench.client.submit_many(portion)
             # The next portion is submitted while the worker still decides the last one.

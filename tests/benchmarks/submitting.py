@@ -33,7 +33,7 @@ def main() -> None:
     options = arguments(__doc__, traces=10_000, portion=1_000).parse_args()
     size = options.portion
     portions: list[Portion] = []
-    with open_bench() as bench, paused(*bench.processes):
+    with open_bench() as bench, paused(bench.process):
         _measure(bench.client, _payloads(2 * 200))
         for _ in batches(range(options.traces), size):
             portions.append(_measure(bench.client, _payloads(2 * size)))

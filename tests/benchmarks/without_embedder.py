@@ -17,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
@@ -67,7 +66,7 @@ def main() -> None:
         benches = {name: stack.enter_context(open_bench({"embedding.embedder": name})) for name in _EMBEDDERS}
         empty = stack.enter_context(_empty_worker())
         core = max(os.sched_getaffinity(0))
-        for process in (*chain.from_iterable(bench.processes for bench in benches.values()), empty.process):
+        for process in (*(bench.process for bench in benches.values()), empty.process):
             for thread in process.threads():
                 os.sched_setaffinity(thread.id, {core})
         for portion in batches(traces(options.traces), options.portion):
@@ -76,7 +75,7 @@ def main() -> None:
             empty_per_s.append(empty.calls_a_second(portion))
             rates = {**{name: each[-1].per_s for name, each in speeds.items()}, "empty": empty_per_s[-1]}
             say(", ".join(f"{name} {rate:,.0f}/s" for name, rate in rates.items()))
-        after_mb = {name: resident_mb(bench.processes[0]) for name, bench in benches.items()}
+        after_mb = {name: resident_mb(bench.process) for name, bench in benches.items()}
     report("without_embedder", (_row(name, speeds[name], empty_per_s, starts[name], after_mb[name]) for name in _EMBEDDERS))
 
 

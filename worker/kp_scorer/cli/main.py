@@ -49,7 +49,6 @@ _COMMANDS: Final = {
         "health": ("health", "Report whether the workers here are live or ready."),
         "cache": ("novelty", "Show, warm or empty the shared novelty cache."),
         "forget": ("submit", "Erase what is kept of a trace."),
-        "capacity": ("capacity", "Estimate what fleets bear."),
         "reference": ("reference", "Print a configuration file to start from."),
         "schema": ("reference", "Print the JSON Schema of a message."),
     },
