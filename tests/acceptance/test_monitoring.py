@@ -24,7 +24,7 @@ from celery import Celery
 from kp_scorer.analysis.drift import Drift, drift, time_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions

@@ -13,10 +13,10 @@ from kombu import Connection
 from kp_scorer.broker import dead_letters
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.dead_letters import SideQueue
-from kp_scorer.broker.publishing import declare_queues, publish_confirmed
+from kp_scorer.broker.publishing import Publisher, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.ledger import Store

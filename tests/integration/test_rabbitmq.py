@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.dead_letters import SideQueue
-from kp_scorer.broker.publishing import declare_queues
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
-from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.decision import Outcome
@@ -90,7 +90,7 @@ def test_refusals_before_and_after_an_outage_are_not_those_of_a_full_queue(
         started = time.monotonic()
         for answer, at_s in ((refused, 0.0), (unreachable, 0.5), (refused, 1.1)):
             time.sleep(max(0.0, started + at_s - time.monotonic()))
-            monkeypatch.setattr("kp_scorer.broker.results.publish_all", answer)
+            monkeypatch.setattr("kp_scorer.broker.publishing.publish_all", answer)
             with pytest.raises(ServiceUnavailable):
                 publisher.publish(decision())
 

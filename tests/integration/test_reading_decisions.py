@@ -19,7 +19,7 @@ import pytest
 import redis
 from kp_scorer import Decision, ServiceUnavailable, SettingsError, read_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import PACKED_BY
 from kp_scorer.decision import CheckResult
 from kp_scorer.ledger import Store

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import pytest
 import redis
 from celery import Celery
-from kp_scorer.broker.backlog import waiting
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import declare_queues, send_traces
+from kp_scorer.broker.connection import declare_queues, waiting
+from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.keys import Keys

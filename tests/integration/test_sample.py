@@ -9,7 +9,7 @@ import redis
 from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ScorerError, ServiceUnavailable
 from kp_scorer.ledger import Store

@@ -33,9 +33,9 @@ from typing import Any
 import amqp.channel
 import redis
 from kp_scorer.broker import dead_letters
-from kp_scorer.broker.publishing import with_producer
+from kp_scorer.broker.connection import with_producer
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.redis_transport import queue
-from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import headers_as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.ledger.dead_letters import DeadLetters

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import open_results
 from kp_scorer.client import Client, Status
+from kp_scorer.client.decisions import open_results
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.ledger import Store
 from kp_scorer.ledger.dead_letters import DeadLetter

@@ -1,6 +1,6 @@
 """The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
 
-What looks at it raises the errors of :mod:`~kp_scorer.broker.publishing`, and ServiceUnavailable if Redis cannot be reached.
+What looks at it raises the errors of :mod:`~kp_scorer.broker.connection`, and ServiceUnavailable if Redis cannot be reached.
 """
 
 import math
@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Exchange, Producer, Queue
 from redis.exceptions import NoPermissionError
 
-from kp_scorer.broker.publishing import broker_condition, check_publishing, with_producer
+from kp_scorer.broker.connection import broker_condition, check_publishing, waiting, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue
@@ -53,15 +53,6 @@ class Backlog(NamedTuple):
             shares.append((self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit))
         left_s = [max(0.0, 1 - now) * (self.at_s - earlier.at_s) / (now - then) for now, then in shares if now > then]
         return min(left_s, default=math.inf)
-
-
-def waiting(app: Celery, queue: Queue) -> int:
-    """How many messages wait in a queue, not counting those in flight; raises NoQueue if it is another app's and missing."""
-    passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
-    declared = with_producer(
-        app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing
-    )
-    return int(declared.message_count)
 
 
 def count_oversized(app: Celery, queue: Queue) -> int:

@@ -16,10 +16,10 @@ from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
 
-from kp_scorer.broker.publishing import publish_confirmed, with_producer
+from kp_scorer.broker.connection import with_producer
+from kp_scorer.broker.publishing import Publisher, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import anew
-from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import argument_in, checked_id, deliveries_by, parse_submission, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
@@ -100,7 +100,7 @@ class SideQueue:
         A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
         that dies in between leaves a copy, which is the same submission and ends the same way.
 
-        Raises the errors of :mod:`~kp_scorer.broker.publishing`, also if Redis fails; the rest stays on the queue.
+        Raises the errors of :mod:`~kp_scorer.broker.connection`, also if Redis fails; the rest stays on the queue.
         """
         # A queue is missing if somebody deleted it, perhaps with the others.
         if_missing = [self.queue, *self._queues.in_order]

@@ -1,24 +1,125 @@
-"""Reading decisions as they come: at-least-once, through outages, each once for whoever reads."""
+"""Where decisions are read from, and reading them as they come: at-least-once, through outages, each once for whoever reads."""
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from threading import Event
-from typing import Final
+from typing import Any, Final, get_args
 
 import structlog
+from celery import Celery
+from kombu import Queue
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.results import Results, open_results
+from kp_scorer.broker.connection import unavailable_if_broker_fails, with_producer
+from kp_scorer.broker.queues import results_queue, results_streams
+from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
+from kp_scorer.ledger import Store
+from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.ledger.decision_stream import StreamReader
 from kp_scorer.settings import Settings, load_settings
 
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0
+_VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
 _REMEMBERED: Final = 100_000  # Traces whose last decision is known: as many as are read while a copy may be redelivered.
 
 log = structlog.get_logger("kp_scorer.client.decisions")
+
+
+def read_elsewhere(settings: Settings, outcome: Outcome | None = None, group: str = "") -> list[str]:
+    """How decisions of one outcome, or of all, are read that :func:`open_results` does not read; empty if it reads all."""
+    ways = []
+    for each in [outcome] if outcome else settings.outcomes:
+        name = " and ".join(settings.queues.names(each))
+        if settings.results.via(each) == "stream" and not group:
+            where = f"the stream {name} in the Redis of redis.url"
+            ways.append(f"{each} decisions go to {where}: read it with XREADGROUP, or name a consumer group")
+        if settings.results.via(each) == "task":
+            task = settings.results.task
+            ways.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
+    return ways
+
+
+_Received = Iterator[tuple[Decision, Callable[[], None]]]
+
+
+@dataclass
+class Results:
+    """Receives decisions from queues and streams; what is no decision becomes a dead letter, as it would block its queue."""
+
+    queues: Sequence[Queue]  # They are bound to a channel.
+    readers: Sequence[StreamReader]
+    dead_letters: DeadLetters
+    limits: Limits
+
+    def receive(self) -> _Received:
+        """Yield the decisions that are there now, each once, with what acknowledges it.
+
+        That removes it from its queue for good, or has its consumer group done with it. Without, it is delivered again.
+        """
+        for queue in self.queues:
+            while (message := _next(queue)) is not None:
+                # A message that was cut, and may look complete, has no type.
+                is_json = message.content_type == "application/json"
+                acknowledge = unavailable_if_broker_fails("results")(message.ack)
+                yield from self._received(queue.name, raw_body(message), acknowledge, is_json=is_json)
+        for reader in self.readers:
+            for entry, decision in reader.receive():
+                yield from self._received(reader.name, decision, partial(reader.acknowledge, entry))
+
+    def _received(self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True) -> _Received:
+        try:
+            # Not by kombu's decoders, among which the message would choose.
+            decision = Decision.model_validate(parse_strict_json(body if is_json else b"", self.limits))
+        except (InvalidTrace, ValueError):
+            self.dead_letters.dead_letter(body, DeadLettering("malformed", f"queue {name}: expected a decision"))
+            acknowledge()
+        else:
+            yield decision, acknowledge
+
+
+@unavailable_if_broker_fails("results")
+def _next(queue: Any) -> Any:
+    # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
+    delivered = queue.channel.basic_get(queue.name)
+    return None if delivered is None else queue.channel.message_to_python(delivered)
+
+
+@contextmanager
+def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None, group: str = "") -> Iterator[Results]:
+    """Connect to where decisions of one outcome, or of all, go: to queues and, as a consumer ``group``, to streams.
+
+    Not to queues of tasks of other apps, nor to streams without a group. If nothing is left, it raises SettingsError.
+    """
+    outcomes = [outcome] if outcome else settings.outcomes
+    # The queue name of an unpublished outcome may be that of a stream or a task queue of another.
+    by_other_ways = [each for each in get_args(Outcome) if settings.results.via(each) in ("stream", "task")]
+    others = {name for each in by_other_ways for name in settings.queues.names(each)}
+    names = {name: each for each in outcomes for name in settings.queues.names(each) if name not in others}
+    queues = [results_queue(settings, each, name) for name, each in names.items()]
+    streams = sorted(results_streams(settings, outcomes)) if group else []
+    if not queues and not streams:
+        raise SettingsError("; ".join(read_elsewhere(settings, outcome, group) or read_elsewhere(settings, None, group)))
+    if not settings.broker.is_redis:
+        # Readers may have no permission to declare them, and workers have done so.
+        with_producer(
+            app, "results", lambda producer: [queue(producer.channel).queue_declare(passive=True) for queue in queues], queues
+        )
+    idle_ms = settings.broker.visibility_timeout_s * 1_000
+    limits = settings.limits
+    limits = limits.model_copy(update={"values": limits.values + _VALUES_AROUND, "depth": limits.depth + 1})
+    with Store.open(settings) as store, app.connection_for_read() as connection:
+        with unavailable_if_broker_fails("results"):
+            channel = connection.default_channel
+        readers = [store.decision_stream(name).reader(group, idle_ms) for name in streams]
+        yield Results([queue(channel) for queue in queues], readers, store.dead_letters, limits)
 
 
 def read_decisions(

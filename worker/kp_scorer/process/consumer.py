@@ -9,8 +9,9 @@ import structlog
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
+from kp_scorer.broker.connection import described
 from kp_scorer.broker.dead_letters import poison
-from kp_scorer.broker.publishing import acknowledge_all, described
+from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from kp_scorer.broker.dead_letters import dead_letter
-from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import deliveries_by, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision

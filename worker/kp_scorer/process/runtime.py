@@ -19,9 +19,8 @@ from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
 from kp_scorer.broker.dead_letters import SideQueue
-from kp_scorer.broker.publishing import send_again
+from kp_scorer.broker.publishing import Publisher, send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
-from kp_scorer.broker.results import Publisher
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError

@@ -13,7 +13,6 @@ import click
 from kp_scorer.broker.backlog import count_oversized
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.results import read_elsewhere
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
 from kp_scorer.cli.gathering import read_labels
@@ -22,6 +21,7 @@ from kp_scorer.cli.input import ReadAhead, lines_in, open_input
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
+from kp_scorer.client.decisions import read_elsewhere
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed, ServiceUnavailable
 from kp_scorer.ledger import Store

@@ -1,0 +1,117 @@
+"""Calls to the broker, each within ``broker.timeout_s``, and tried again on a new connection.
+
+What talks to the broker raises ServiceUnavailable if the broker cannot be reached, has no such queue, refuses, or does not
+confirm in time; and SettingsError if RabbitMQ has a queue of this name with other arguments.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from amqp.exceptions import AccessRefused, AMQPError, NotFound, PreconditionFailed
+from celery import Celery
+from kombu import Producer, Queue
+from kombu.exceptions import LimitExceeded, OperationalError
+from redis.exceptions import RedisError
+
+from kp_scorer.broker.rabbitmq import confirming_channel
+from kp_scorer.errors import BrokerBlocked, NoQueue, ServiceUnavailable, SettingsError
+from kp_scorer.ledger.connection import REFUSALS, Condition, condition_of, refusal
+
+_NO_ROUTE: Final = 312
+_RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.
+_NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
+_NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that consumes it, which declares it"
+
+T = TypeVar("T")
+
+
+def declare_queues(app: Celery, queues: Sequence[Queue]) -> None:
+    """Declare the queues, in order."""
+    with_producer(app, "queues", lambda producer: [queue(producer.channel).declare() for queue in queues])
+
+
+def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_missing: Sequence[Queue] = ()) -> T:
+    """Call ``use`` with a producer and return its result; if the broker or connection fails, retry on a new connection.
+
+    The queues ``if_missing``, the last of which ``use`` works on, are declared only after RabbitMQ has refused because one is
+    missing: not every user has the permission. A queue with ``no_declare`` belongs to another app; if it is missing, NoQueue
+    is raised. ``use`` has to be safe to repeat.
+    """
+    declared: Sequence[Queue] = ()
+    pauses = iter(_RETRY_PAUSES_S)
+    while True:
+        try:
+            lent = app.producer_pool.acquire(block=True, timeout=app.conf.broker_pool_acquire_timeout)
+        except LimitExceeded:
+            raise ServiceUnavailable(f"{purpose}: all connections to the broker are in use") from None
+        with lent as producer:
+            connection = producer.connection
+            try:
+                for queue in declared:
+                    queue(producer.channel).declare()
+                return use(producer)
+            except BrokerBlocked:
+                # RabbitMQ reads nothing more on it.
+                connection.collect()
+                raise
+            except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
+                # Dropped, not closed: a late confirm would count as that of the next message on this channel, and
+                # closing would wait for a peer that may be gone.
+                connection.collect()
+                cause = error.__cause__ or error
+                if isinstance(cause, PreconditionFailed):
+                    raise SettingsError(f"{purpose}: {error}; make the settings equal, or delete the queue") from error
+                if isinstance(cause, AccessRefused) and declared:
+                    raise ServiceUnavailable(f"{purpose}: {_NO_QUEUE.format(declared[-1].name)}") from error
+                if isinstance(cause, NotFound) or getattr(cause, "reply_code", None) == _NO_ROUTE:
+                    if if_missing and if_missing[-1].no_declare:
+                        raise NoQueue(f"{purpose}: {_NOT_OURS.format(if_missing[-1].name)}") from error
+                    declared = if_missing
+                if (pause_s := next(pauses, None)) is None:
+                    raise ServiceUnavailable(f"{purpose}: {described(error)}") from error
+        time.sleep(pause_s)
+
+
+@contextmanager
+def unavailable_if_broker_fails(purpose: str) -> Iterator[None]:
+    """Turn the broker's connection errors and refusals into ServiceUnavailable."""
+    try:
+        yield
+    except (OperationalError, OSError, AMQPError, RedisError) as error:
+        raise ServiceUnavailable(f"{purpose}: {described(error)}") from error
+
+
+def described(error: Exception) -> str:
+    """An error of the broker in words, without trace content."""
+    # Kombu wraps errors that occur while it publishes.
+    cause = error.__cause__ or error
+    if isinstance(cause, REFUSALS):
+        return f"the broker refuses: {refusal(cause)}"
+    problem = f"cannot use the broker ({type(error).__name__}: {error})"
+    is_unreached = isinstance(cause, OSError | RedisError)
+    return f"{problem}; is it running where broker.url says?" if is_unreached else problem
+
+
+def waiting(app: Celery, queue: Queue) -> int:
+    """How many messages wait in a queue, not counting those in flight; raises NoQueue if it is another app's and missing."""
+    passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
+    declared = with_producer(
+        app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing
+    )
+    return int(declared.message_count)
+
+
+def check_publishing(app: Celery) -> None:
+    """Return if RabbitMQ accepts messages; raises BrokerBlocked if it has an alarm."""
+
+    def probe(producer: Producer) -> None:
+        confirming_channel(producer.channel.connection).probe("", producer.connection.connect_timeout)
+
+    with_producer(app, "broker", probe)
+
+
+def broker_condition(app: Celery) -> Condition:
+    """How the Redis of the queues is set up, and what has become of its memory."""
+    return with_producer(app, "broker", lambda producer: condition_of(producer.channel.client))
