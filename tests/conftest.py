@@ -13,9 +13,9 @@ import hypothesis
 import pytest
 import redis
 from kombu import Connection
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 
 from tests.support import forking, suite
 from tests.support.arena import Arena, BrokerName

@@ -8,10 +8,10 @@ import pytest
 from click.testing import Result
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Nearest
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.records import Submission
 from rich.cells import cell_len
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, store_decisions

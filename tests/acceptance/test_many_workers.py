@@ -8,9 +8,9 @@ import redis
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
-from kp_scorer.ledger import Store
 from kp_scorer.offline import offline_decider
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.changed_settings import settings_at
 from tests.support.fleet import Fleet, start_fleet

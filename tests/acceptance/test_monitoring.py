@@ -29,14 +29,14 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.connection import Condition
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
+from kp_scorer.store.connection import Condition
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.store import WorkerReport
 from prometheus_client import generate_latest
 
 from tests.support.builders import decision

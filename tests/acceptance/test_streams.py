@@ -12,9 +12,9 @@ from typing import IO, Final
 
 import pytest
 from kp_scorer.characters import escaped_lines
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
 
 from tests.support.builders import minimal_payload, step
 from tests.support.commands import COMMAND, run, run_at_terminal, run_in_shell

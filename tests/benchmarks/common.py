@@ -20,10 +20,10 @@ from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import Tokens
-from kp_scorer.ledger.connection import connect
 from kp_scorer.local import embedded_redis
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import RedisSettings, WorkerSettings
+from kp_scorer.store.connection import connect
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES

@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 import psutil
 import redis
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import Candidate, NoveltyCache
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.novelty_log import RedisLog
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 from tests.benchmarks.common import BATCH, MB, Row, arguments, own_redis, redis_of, report, say, seconds_of, unit_vectors

@@ -25,9 +25,9 @@ from typing import Final
 
 import numpy as np
 from kp_scorer.embedding.embedder import Embedder, TokenizedText, Vectors
-from kp_scorer.ledger import Store
 from kp_scorer.novelty.pins import PinnedSearch, PinnedSet
 from kp_scorer.settings import load_settings
+from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits

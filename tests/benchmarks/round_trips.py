@@ -15,11 +15,11 @@ import numpy as np
 import redis
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.log import RedisLog
-from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.ledger import RedisLedger
+from kp_scorer.store.novelty_log import RedisLog
 
 from tests.benchmarks.common import Row, arguments, as_new, batches, own_redis, redis_of, report, samples, unit_vectors
 

@@ -31,11 +31,11 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import redis
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Submission
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 from tests.benchmarks.common import BATCH, Row, arguments, as_new, batches, own_redis, redis_of, report, samples, say

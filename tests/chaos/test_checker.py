@@ -12,11 +12,11 @@ from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.keys import Keys
 
 from tests.support.fast_worker import WordHashEmbedder
 from tests.support.outcomes import check, only_log, published

@@ -8,7 +8,7 @@ import pytest
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.support.arena import Arena, BrokerName, endure, put, submit, supervised, traces
 from tests.support.fleet import Fleet

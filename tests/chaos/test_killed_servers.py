@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 import redis
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider

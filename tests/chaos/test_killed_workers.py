@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.support.arena import ENDED_WITHIN_S, SEED, Arena, submit, supervised, traces
 from tests.support.outcomes import only_log

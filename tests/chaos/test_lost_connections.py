@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 from kombu import Connection
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.arena import Arena, endure, put, submit, supervised, traces, wait_until_ended
 from tests.support.crashing_worker import KILLS_READERS

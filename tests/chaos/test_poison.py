@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.support.arena import TRACES, Arena, put, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS

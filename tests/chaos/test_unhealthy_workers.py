@@ -40,7 +40,7 @@ def test_a_panic_ends_the_process_and_another_decides(arena: Arena, unhealthy_fr
 
 
 UNMAINTAINED: Final = """
-from kp_scorer.ledger.redis_ledger import RedisLedger
+from kp_scorer.store.ledger import RedisLedger
 from tests.support.fast_worker import run
 
 def renew(self, report):

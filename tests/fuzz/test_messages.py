@@ -12,8 +12,8 @@ import pytest
 import redis
 from celery import Celery
 from kp_scorer.broker.wire import TASK_NAME, open_item
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.fuzz.mutations import SEED, base_texts, damaged, mutated_payload, odd_value
 from tests.support.arena import is_drained

@@ -8,8 +8,8 @@ from typing import Final
 import pytest
 import redis
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.arena import IMPATIENT, Arena
 from tests.support.fleet import Fleet, start_fleet

@@ -7,11 +7,11 @@ import pytest
 import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.redis_transport.queue import QueueKeys
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Submission
-from kp_scorer.ledger.runs import ReceivedSpan
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
+from kp_scorer.store.runs import ReceivedSpan
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until

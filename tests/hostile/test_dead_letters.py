@@ -8,14 +8,14 @@ from typing import Any, Final
 import pytest
 import redis
 from kp_scorer.errors import Reason, ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.connection import connect
-from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Submission
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store import Store
+from kp_scorer.store.connection import connect
+from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
 
 from tests.support.processes import wait_until
 from tests.support.servers import redis_servers

@@ -12,10 +12,10 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import NoveltySettings
+from kp_scorer.store.records import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import load_embedder, make_trace, step

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server, packed_zeros
 from tests.support.processes import PATIENCE_S, slowness, wait_until

@@ -21,9 +21,9 @@ from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import arguments_in, largest_body_bytes, largest_message_bytes
 from kp_scorer.cli.main import commands
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
 
 from tests.hostile.conftest import ShippedArena
 from tests.support.attacks import GZIP, Attack, bombs, open_queue

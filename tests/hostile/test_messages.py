@@ -10,7 +10,7 @@ from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.hostile.conftest import ShippedArena
 from tests.support.arena import Arena

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from kombu import Queue
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.keys import Keys
 
 from tests.support.processes import PATIENCE_S, SMALL_WORKER, start_worker, wait_until
 from tests.support.servers import redis_servers

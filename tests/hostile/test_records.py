@@ -16,10 +16,6 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Novelty
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts
 from kp_scorer.novelty import Candidate, Window
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
@@ -27,6 +23,10 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.reconciler import reconcile
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Identity, Submission, SubmissionCounts
 
 from tests.support.builders import decision, decision_on, store_decisions
 from tests.support.processes import PATIENCE_S, SMALL_WORKER, start_worker, wait_until

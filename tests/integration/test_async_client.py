@@ -9,9 +9,9 @@ from typing import Final
 import pytest
 from kp_scorer.client import AsyncClient, Client
 from kp_scorer.errors import DecisionTimeout, InvalidTrace, ServiceUnavailable, TraceConflict, TraceDead
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import PATIENCE_S, at_work, slowness

@@ -15,9 +15,9 @@ from celery import Celery
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.errors import QueueFull
-from kp_scorer.ledger import Store
 from kp_scorer.process.consumer import server_of
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.processes import PATIENCE_S, at_work, free_port, start_worker, wait_until

@@ -10,8 +10,8 @@ from typing import Any, Final
 import psutil
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed

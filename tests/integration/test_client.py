@@ -12,8 +12,8 @@ import pytest
 from kp_scorer.client import Client, io_thread
 from kp_scorer.client.io_thread import IoThread
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.processes import PATIENCE_S, ending_within, wait_until
 from tests.support.proxy import Proxy

@@ -10,15 +10,15 @@ import pytest
 from kombu.message import Message
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues, with_producer
-from kp_scorer.broker.dead_letters import dead_letter, poison
+from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, dead_letter_id_of
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.records import Identity, Submission, SubmissionCounts, dead_letter_id_of
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision_on, decode_json, minimal_payload, store_decisions

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import pytest
 import redis
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.commands import run_in_shell
 from tests.support.documents import code_with

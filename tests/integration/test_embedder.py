@@ -13,12 +13,12 @@ from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.report.explained import decided_words
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings, UnreadableAction
+from kp_scorer.store.records import MemoryLedger
 
 from tests.support.builders import load_embedder, make_trace, step
 from tests.support.processes import output_of

@@ -10,8 +10,8 @@ from typing import Final
 import pytest
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.changed_settings import settings_at
 from tests.support.outcomes import published

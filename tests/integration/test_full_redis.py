@@ -20,11 +20,11 @@ from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.connection import shortcomings
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.store import WorkerReport
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.connection import shortcomings
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.store import WorkerReport
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command

@@ -10,17 +10,17 @@ import amqp
 import pytest
 from amqp.exceptions import NotFound, PreconditionFailed
 from kombu import Connection
-from kp_scorer.broker import dead_letters
+from kp_scorer.broker import dead_queue
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
-from kp_scorer.broker.dead_letters import SideQueue
+from kp_scorer.broker.dead_queue import SideQueue
 from kp_scorer.broker.publishing import Publisher, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP
 from tests.support.changed_settings import with_changed
@@ -150,7 +150,7 @@ def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
             raise PreconditionFailed("message size 5 is larger than configured max size 4")
         return publish_confirmed(producer, messages, *args)
 
-    monkeypatch.setattr(dead_letters, "publish_confirmed", refuse)
+    monkeypatch.setattr(dead_queue, "publish_confirmed", refuse)
     put(settings_here, [b"first", b"large", b"second"])
     intake.drain()
     assert sorted(message.body for message in receive(rabbitmq, 3)) == [b"first", b"first", b"second"]
@@ -168,7 +168,7 @@ def test_messages_stay_on_the_intake_during_an_outage(
 
     put(settings_here, [b"1", b"2"])
     with monkeypatch.context() as patch:
-        patch.setattr(dead_letters, "publish_confirmed", fail)
+        patch.setattr(dead_queue, "publish_confirmed", fail)
         with pytest.raises(ServiceUnavailable):
             intake.drain()
     wait_until(lambda: rabbitmq.waiting("intake") == 2)

@@ -11,9 +11,9 @@ from click.testing import Result
 from kp_scorer import score_traces
 from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider
-from kp_scorer.ledger import Store
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.builders import Payload, make_trace, minimal_payload, steps
 from tests.support.commands import invoked, jsonl_file

@@ -10,11 +10,11 @@ import redis
 from click.testing import Result
 from kp_scorer import stored_labels
 from kp_scorer.decision import Decision
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, Verdict
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Identity, Submission, Verdict
 
 from tests.support.builders import decision, store_decisions
 from tests.support.commands import command

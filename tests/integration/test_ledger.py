@@ -11,12 +11,13 @@ import redis
 from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store, redis_ledger
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Identity, Submission, SubmissionCounts, Verdict
-from kp_scorer.ledger.redis_ledger import RedisLedger
-from kp_scorer.ledger.scripts import Script, nothing
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store import ledger as ledger_module
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.ledger import RedisLedger
+from kp_scorer.store.records import Identity, Submission, SubmissionCounts, Verdict
+from kp_scorer.store.scripts import Script, nothing
 
 from tests.support.builders import decision_on, store_decisions
 from tests.support.changed_settings import settings_at
@@ -175,14 +176,13 @@ def _erase_records(*, keys: Verdict, records: Sequence[str], trace_ids: Sequence
 
 @pytest.mark.parametrize("function", [_count_resend, _erase_records])
 def test_declaration_with_other_names_than_its_file_fails(function: Callable[..., None]) -> None:
-    function.__module__ = redis_ledger.__name__
     with pytest.raises(TypeError, match=rf"^{function.__name__[1:]}\.lua has .*, its function has "):
         Script(function, nothing)
 
 
 def test_call_loads_a_script_that_redis_does_not_have(redis_client: redis.Redis) -> None:
     redis_client.script_flush()
-    assert redis_ledger._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
+    assert ledger_module._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
 
 
 def test_the_script_of_clients_is_loaded_where_redis_does_not_have_it_and_not_sent_again(redis_client: redis.Redis) -> None:
@@ -193,7 +193,7 @@ def test_the_script_of_clients_is_loaded_where_redis_does_not_have_it_and_not_se
         redis_client.config_resetstat()
         ledger.load_scripts()
         calls.append("cmdstat_script|load" in redis_client.info("commandstats") or _script_calls(redis_client) > 1)
-    assert redis_client.script_exists(redis_ledger._submit.sha) == [True]
+    assert redis_client.script_exists(ledger_module._submit.sha) == [True]
     assert calls == [True, False]
 
 

@@ -8,10 +8,10 @@ import pytest
 import redis
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import Candidate, NoveltyCache, Placement, Window
 from kp_scorer.novelty.log import Entry, Place
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.novelty_log import RedisLog
 
 from tests.support.builders import candidate
 
@@ -144,7 +144,7 @@ def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_clie
     scene = Scene(redis_client, Random(seed))
     # Small chunks, so that most reads take several.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kp_scorer.ledger.log.READ_CHUNK", 3)
+        patch.setattr("kp_scorer.store.novelty_log.READ_CHUNK", 3)
         for _ in range(120):
             scene.step()
     places = [entry.place for entry in scene.log.entries()]

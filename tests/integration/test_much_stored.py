@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import redis
 from click.testing import Result
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 
 from tests.support.builders import candidate, decision
 from tests.support.calls import traced_memory
@@ -112,7 +112,7 @@ def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
 
 def test_dead_letters_are_read_in_pages_and_one_by_itself(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     assert filled.calls("dead-letter", "show", letter_id(1_234))["hmget"] == 1
-    monkeypatch.setattr("kp_scorer.ledger.dead_letters._READ_AT_ONCE", 500)
+    monkeypatch.setattr("kp_scorer.store.dead_letters._READ_AT_ONCE", 500)
     listed = [json.loads(line)["letter_id"] for line in filled.run("dead-letter", "list").stdout.splitlines()]
     assert sorted(listed) == [letter_id(number) for number in range(LETTERS)]
     assert listed[-1] == letter_id(LETTERS - 1)

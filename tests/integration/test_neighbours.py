@@ -8,10 +8,10 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import SubmissionCounts
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, wait_until

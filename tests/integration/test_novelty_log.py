@@ -9,12 +9,12 @@ import pytest
 import redis
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.log import RedisLog
 from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.log import Cursor
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.novelty_log import RedisLog
 
 from tests.support.builders import MINUTE_MS, candidate
 from tests.support.changed_settings import with_changed

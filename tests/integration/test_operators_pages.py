@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
 
 from tests.support.commands import command, run_in_shell
 from tests.support.documents import Line, lines_of

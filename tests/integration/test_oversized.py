@@ -8,13 +8,13 @@ import pytest
 import redis
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.dead_letters import dead_letter, poison
+from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.wire import BEGINNING_BYTES, arguments_in, largest_message_bytes, submission_in
 from kp_scorer.client.decisions import open_results
 from kp_scorer.decoding import Limits
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.builders import decision_on, minimal_payload
 

@@ -10,11 +10,11 @@ import redis
 from kp_scorer import SettingsError, score_traces
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.ledger import Store
-from kp_scorer.ledger import log as log_module
-from kp_scorer.ledger.keys import Keys
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store import novelty_log as log_module
+from kp_scorer.store.keys import Keys
 
 from tests.support.builders import minimal_payload
 from tests.support.changed_settings import with_changed

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from kp_scorer.errors import TraceDead
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.support.arena import put
 from tests.support.changed_settings import SettingsWith, with_changed

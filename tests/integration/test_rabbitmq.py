@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
-from kp_scorer.broker.dead_letters import SideQueue
+from kp_scorer.broker.dead_queue import SideQueue
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
@@ -17,7 +17,7 @@ from kp_scorer.client import Client
 from kp_scorer.decision import Outcome
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
-from kp_scorer.ledger import Store
+from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision

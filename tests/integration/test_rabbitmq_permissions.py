@@ -17,8 +17,8 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.builders import decision
 from tests.support.changed_settings import with_changed

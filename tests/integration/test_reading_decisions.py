@@ -22,9 +22,9 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import PACKED_BY
 from kp_scorer.decision import CheckResult
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
 
 from tests.support.builders import Payload, decided, make_trace, minimal_payload, steps
 from tests.support.calls import traced_memory

@@ -10,8 +10,8 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.changed_settings import SettingsWith
 from tests.support.commands import command

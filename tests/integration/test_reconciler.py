@@ -10,13 +10,13 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues, waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Submission
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
 
 from tests.support.builders import decision_on, store_decisions
 

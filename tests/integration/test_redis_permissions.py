@@ -18,7 +18,7 @@ import pytest
 import redis
 from celery import Celery
 from kombu import Queue
-from kp_scorer import ledger, read_decisions
+from kp_scorer import read_decisions, store
 from kp_scorer.broker import redis_transport
 from kp_scorer.broker.backlog import unread
 from kp_scorer.broker.celery_app import make_celery
@@ -27,11 +27,11 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.records import Submission
-from kp_scorer.ledger.scripts import Script
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
+from kp_scorer.store.scripts import Script
 
 from tests.support.builders import decision, load_embedder
 from tests.support.changed_settings import with_changed
@@ -212,7 +212,7 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(server: S
 
 
 def _scripts() -> Iterator[Script[..., Any]]:
-    for package in (ledger, redis_transport):
+    for package in (store, redis_transport):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             yield from (each for each in vars(importlib.import_module(module.name)).values() if isinstance(each, Script))
 
@@ -333,8 +333,7 @@ def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
 def test_every_command_of_a_script_is_a_workers() -> None:
     users = resources.files("kp_scorer.reference").joinpath("users.acl").read_text("utf-8")
     (rules,) = re.findall(r"^user worker (.*)", users, re.MULTILINE)
-    for package in ("ledger", "broker/redis_transport"):
-        scripts = resources.files("kp_scorer").joinpath(package, "lua").iterdir()
-        called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
-        assert called
-        assert {f"+{name}" for name in called} <= {rule.partition("|")[0] for rule in rules.split()}
+    scripts = resources.files("kp_scorer.store").joinpath("lua").iterdir()
+    called = {name.lower() for script in scripts for name in re.findall(r"redis\.call\('(\w+)'", script.read_text("utf-8"))}
+    assert called
+    assert {f"+{name}" for name in called} <= {rule.partition("|")[0] for rule in rules.split()}

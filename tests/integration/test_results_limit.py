@@ -9,8 +9,8 @@ from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed

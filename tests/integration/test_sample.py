@@ -12,9 +12,9 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ScorerError, ServiceUnavailable
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT
+from kp_scorer.store import Store
 
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed

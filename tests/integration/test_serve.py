@@ -17,13 +17,13 @@ import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.runs import ReceivedSpan
 from kp_scorer.serve.app import read_tokens
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.runs import ReceivedSpan
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed

@@ -14,11 +14,11 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
 from kp_scorer.spans.context import Destination
+from kp_scorer.store import Store
+from kp_scorer.store.decision_stream import Publication
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, format_span_id, format_trace_id, use_span
 

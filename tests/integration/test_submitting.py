@@ -9,8 +9,8 @@ import redis
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 from tests.support.builders import LIMITS, decision_on, minimal_payload, store_decisions
 from tests.support.traces import fresh_samples, new_id, short_traces

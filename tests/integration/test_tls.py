@@ -13,8 +13,8 @@ from kp_scorer.broker.connection import declare_queues, unavailable_if_broker_fa
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.arena import BrokerName
 from tests.support.processes import PATIENCE_S, at_work, ending_within

@@ -21,10 +21,10 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
+from kp_scorer.store.decision_stream import Publication
 
 from tests.support.builders import decision
 from tests.support.changed_settings import with_changed

@@ -11,10 +11,10 @@ import pytest
 from kp_scorer import score_traces
 from kp_scorer.client import Client
 from kp_scorer.errors import TraceConflict
-from kp_scorer.ledger import Store
 from kp_scorer.novelty.audit import audit
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
 
 from tests.support.arena import submit
 from tests.support.builders import minimal_payload

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
-from kp_scorer.ledger.dead_letters import DeadLetter
-from kp_scorer.ledger.records import Submission
 from kp_scorer.process import reconciler
 from kp_scorer.process.metrics import Metrics
+from kp_scorer.store.dead_letters import DeadLetter
+from kp_scorer.store.records import Submission
 
 from tests.model.baton import Stretch, stop_before
 from tests.model.contents import LIMITS, Payload, by_bytes

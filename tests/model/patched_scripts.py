@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kp_scorer.ledger import dead_letters, log, redis_ledger, scripts
+from kp_scorer.store import dead_letters, ledger, novelty_log, scripts
 
 NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
@@ -61,8 +61,8 @@ class Mutant(NamedTuple):
 def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
     original = scripts._text
 
-    def patched(package: str, name: str) -> str:
-        text = original(package, name)
+    def patched(name: str) -> str:
+        text = original(name)
         if mutant and name == mutant.script:
             assert text.count(mutant.text) == 1, f"{name}.lua holds {text.count(mutant.text)} times: {mutant.text}"
             text = text.replace(mutant.text, mutant.replacement)
@@ -84,7 +84,7 @@ def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
 
 
 def _compile() -> None:
-    for module in (dead_letters, log, redis_ledger):
+    for module in (dead_letters, ledger, novelty_log):
         for each in vars(module).values():
             if isinstance(each, scripts.Script):
                 each.compile()

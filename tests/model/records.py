@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from kp_scorer.ledger.keys import KEPT_S, Keys
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store.keys import KEPT_S, Keys
 
 KEYS: Final = Keys("m")
 WORKER_LEASE_MS: Final = 5_000

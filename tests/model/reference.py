@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, TraceConflict, TraceDead
-from kp_scorer.ledger.records import Identity, Record, TraceState, Verdict, parsed_in
+from kp_scorer.store.records import Identity, Record, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
 from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES

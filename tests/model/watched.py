@@ -7,13 +7,13 @@ import pytest
 import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ScorerError, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger.dead_letters import DeadLetter, DeadLettering, DeadLetters, _dead_letter, _make_room
-from kp_scorer.ledger.log import RedisLog, _erase_entries
-from kp_scorer.ledger.records import Committed, Identity, LostSubmission, Record, Submission, TraceState, Verdict
-from kp_scorer.ledger.redis_ledger import RedisLedger
-from kp_scorer.ledger.scripts import Script
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.log import Cursor, Place, Tail
+from kp_scorer.store.dead_letters import DeadLetter, DeadLettering, DeadLetters, _dead_letter, _make_room
+from kp_scorer.store.ledger import RedisLedger
+from kp_scorer.store.novelty_log import RedisLog, _erase_entries
+from kp_scorer.store.records import Committed, Identity, LostSubmission, Record, Submission, TraceState, Verdict
+from kp_scorer.store.scripts import Script
 
 from tests.model.baton import Violation, stop_before
 from tests.model.contents import by_bytes, letter_id_of

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.decider import Case, Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.scoring import Policy
+from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation

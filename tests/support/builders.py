@@ -14,11 +14,11 @@ from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Nov
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, MemoryLedger, Verdict
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
+from kp_scorer.store import Store
+from kp_scorer.store.records import Identity, MemoryLedger, Verdict
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
 LIMITS: Final = Limits()

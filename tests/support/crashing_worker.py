@@ -32,16 +32,16 @@ from typing import Any
 
 import amqp.channel
 import redis
-from kp_scorer.broker import dead_letters
+from kp_scorer.broker import dead_queue
 from kp_scorer.broker.connection import with_producer
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.wire import headers_as_sent, raw_body
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.ledger.dead_letters import DeadLetters
-from kp_scorer.ledger.redis_ledger import RedisLedger
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer
+from kp_scorer.store.dead_letters import DeadLetters
+from kp_scorer.store.ledger import RedisLedger
 
 from tests.support.fast_worker import Panic, WordHashEmbedder, run
 
@@ -163,7 +163,7 @@ def _deliver_twice(handle: Function, consumer: Any, *args: Any) -> Any:
 
 
 def main() -> None:
-    _wrap(dead_letters, "publish_confirmed", _after(_MOVED))
+    _wrap(dead_queue, "publish_confirmed", _after(_MOVED))
     # Moved, and not noted yet.
     _wrap(redis.Redis, "parse_response", _after(_RECEIVED, lambda reply, _, __, command: command == "BLMOVE" and bool(reply)))
     _wrap(queue.receive, "parse", _after(_RECEIVED, lambda messages, _: bool(messages)))
@@ -175,7 +175,7 @@ def main() -> None:
     _wrap(consumer, "arguments_in", _run_out_of_memory)
     for name in ("check_trace", "decode_trace"):
         _wrap(consumer, name, _panic)
-    _wrap(dead_letters, "decode_trace", _panic)
+    _wrap(dead_queue, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_receive", _deliver_twice)
     run(TroubledEmbedder)

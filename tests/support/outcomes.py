@@ -11,12 +11,12 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetter
-from kp_scorer.ledger.log import RedisLog
-from kp_scorer.ledger.records import SubmissionCounts
 from kp_scorer.novelty.audit import Report, audit
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter
+from kp_scorer.store.novelty_log import RedisLog
+from kp_scorer.store.records import SubmissionCounts
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until

@@ -19,9 +19,9 @@ from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.ledger import Store
 from kp_scorer.process.startup import Patience, wait_for_services
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
 
 from tests.support.documents import code_with
 from tests.support.processes import free_port, wait_until

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import redis
-from kp_scorer.ledger.connection import connect
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.connection import connect
 
 from tests.support.commands import run_in_shell
 from tests.support.documents import blocks, code_with

@@ -8,10 +8,10 @@ import numpy as np
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty.pins import Pins
 from kp_scorer.scoring import Policy
+from kp_scorer.store.records import MemoryLedger
 from kp_scorer.trace import ReasoningTrace
 
 WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, slack_ms=60_000)

@@ -43,7 +43,7 @@ FLOORS: Final = floors_of(
     "logs local monitoring",
     "endpoints report",
     "checks embedding",
-    "ledger",
+    "store",
     "broker",
     "decider",
     "offline client",

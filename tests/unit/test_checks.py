@@ -22,11 +22,11 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import CheckResult, Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import SettingsError
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.report.explained import decided_words
 from kp_scorer.report.words import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
+from kp_scorer.store.records import MemoryLedger
 from pydantic import ValidationError
 
 from tests.support.builders import LIMITS, changed, decided, make_trace, maximal_payload

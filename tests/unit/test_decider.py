@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from kp_scorer.decider import Decider, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import TraceConflict
-from kp_scorer.ledger.records import Committed, MemoryLedger, Verdict
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, decide_again
+from kp_scorer.store.records import Committed, MemoryLedger, Verdict
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import make_trace, step, steps

@@ -12,12 +12,12 @@ from kp_scorer.decider import Decider, NoveltyMeter, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import ServiceUnavailable, TraceConflict
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.process.admission import Admission, Delivery
 from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.scoring import Policy
+from kp_scorer.store.records import MemoryLedger
 from prometheus_client import generate_latest
 
 from tests.support.builders import make_trace

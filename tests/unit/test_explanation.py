@@ -7,11 +7,11 @@ from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
 from kp_scorer.cli.commands.report import dead_words, pending_words
 from kp_scorer.decision import Decision, Nearest, Novelty
 from kp_scorer.errors import REASONS
-from kp_scorer.ledger.dead_letters import DeadLetter
-from kp_scorer.ledger.records import Record
 from kp_scorer.report.explained import decided_words, explain
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.settings import load_settings
+from kp_scorer.store.dead_letters import DeadLetter
+from kp_scorer.store.records import Record
 from kp_scorer.trace import ReasoningTrace
 from rich.cells import cell_len
 

@@ -19,12 +19,12 @@ from kp_scorer.broker.wire import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
-from kp_scorer.ledger.connection import Condition
-from kp_scorer.ledger.store import Timing
 from kp_scorer.monitoring import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings
+from kp_scorer.store.connection import Condition
+from kp_scorer.store.store import Timing
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 

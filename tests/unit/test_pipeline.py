@@ -15,14 +15,14 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ScorerError, ServiceUnavailable
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.decision_stream import Publication
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.process.admission import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.scoring import Policy
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.decision_stream import Publication
+from kp_scorer.store.records import MemoryLedger
 
 from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.traces import fresh_samples

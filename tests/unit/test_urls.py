@@ -13,9 +13,9 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.main import commands
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ScorerError, SettingsError
-from kp_scorer.ledger.connection import connect
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, parse_url
+from kp_scorer.store.connection import connect
 
 SCHEMES = (*BROKER_SCHEMES, *REDIS_SCHEMES)
 SECRET = "Hunter2Hunter2"

@@ -54,11 +54,11 @@ if TYPE_CHECKING:
         TraceConflict,
         TraceDead,
     )
-    from kp_scorer.ledger.store import stored_decisions, stored_labels
     from kp_scorer.offline import Scorer, convert, score_traces
     from kp_scorer.report.explained import explain
     from kp_scorer.report.thresholds import calibrate, re_decide
     from kp_scorer.settings import Settings, load_settings
+    from kp_scorer.store.store import stored_decisions, stored_labels
     from kp_scorer.trace import ReasoningTrace
 
 # fmt: off
@@ -78,7 +78,7 @@ _MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
     "report.explained": {"explain"},
     "report.thresholds": {"calibrate", "re_decide"},
     "settings": {"Settings", "load_settings"},
-    "ledger.store": {"stored_decisions", "stored_labels"},
+    "store.store": {"stored_decisions", "stored_labels"},
     "trace": {"ReasoningTrace"},
 }
 

@@ -13,15 +13,15 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Identity, Record, Verdict
-from kp_scorer.ledger.redis_ledger import Ledger
 from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, score
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import UnreadableAction
+from kp_scorer.store import Store
+from kp_scorer.store.ledger import Ledger
+from kp_scorer.store.records import Identity, Record, Verdict
 from kp_scorer.trace import Digests, ReasoningTrace
 
 _NAME_CHARS: Final = 200

@@ -13,11 +13,11 @@ from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import NotConverted, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import MemoryLedger
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.records import MemoryLedger
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
 

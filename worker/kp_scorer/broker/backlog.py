@@ -19,10 +19,10 @@ from kp_scorer.broker.connection import broker_condition, check_publishing, wait
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.connection import Condition
-from kp_scorer.ledger.decision_stream import bytes_in
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.connection import Condition
+from kp_scorer.store.decision_stream import bytes_in
 
 _SCANNED_AT_ONCE: Final = 1_000
 

@@ -13,9 +13,9 @@ from celery.loaders.app import AppLoader
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
-from kp_scorer.ledger.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import BrokerSettings
+from kp_scorer.store.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 
 # Only Linux has this option.
 _TCP_USER_TIMEOUT: Final = [socket.TCP_USER_TIMEOUT] if hasattr(socket, "TCP_USER_TIMEOUT") else []

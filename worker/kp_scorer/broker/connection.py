@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from kp_scorer.broker.rabbitmq import confirming_channel
 from kp_scorer.errors import BrokerBlocked, NoQueue, ServiceUnavailable, SettingsError
-from kp_scorer.ledger.connection import REFUSALS, Condition, condition_of, refusal
+from kp_scorer.store.connection import REFUSALS, Condition, condition_of, refusal
 
 _NO_ROUTE: Final = 312
 _RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.

@@ -24,11 +24,11 @@ from kp_scorer.broker.wire import PACKED_BY, SENT_MS, TASK_NAME, as_bytes, parse
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, QueueFull, ScorerError, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.decision_stream import DecisionStream, Publication
 from kp_scorer.settings import Settings
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
+from kp_scorer.store import Store
+from kp_scorer.store.decision_stream import DecisionStream, Publication
 
 _TAKES_NO_MORE: Final = "RabbitMQ's queue {!r} takes no more for now, as when a policy limits its length"
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
-from kp_scorer.ledger.keys import KEPT_S
+from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_trace_id
 
 TASK_NAME: Final = "score_trace"

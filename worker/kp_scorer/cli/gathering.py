@@ -28,9 +28,9 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
-from kp_scorer.ledger import Store
 from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
 _MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.

@@ -10,7 +10,7 @@ from typing import Final
 import click
 
 from kp_scorer.cli.output import print_note
-from kp_scorer.ledger.redis_ledger import RedisLedger
+from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
 _MOST_NAMED: Final = 10

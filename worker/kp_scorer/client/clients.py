@@ -21,9 +21,9 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_for_sending
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import DecisionTimeout, InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Record, Submission, TraceState
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.records import Record, Submission, TraceState
 from kp_scorer.trace import ReasoningTrace, namespaced
 
 _POLL_FASTEST_S: Final = 0.01

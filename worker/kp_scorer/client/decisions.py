@@ -20,10 +20,10 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
-from kp_scorer.ledger.decision_stream import StreamReader
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.store.decision_stream import StreamReader
 
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0

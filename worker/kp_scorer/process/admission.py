@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from kp_scorer.decider import Case, Resolved
 from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.trace import ReasoningTrace
 
 if TYPE_CHECKING:

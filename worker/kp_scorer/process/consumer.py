@@ -10,17 +10,17 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.connection import described
-from kp_scorer.broker.dead_letters import poison
+from kp_scorer.broker.dead_queue import poison
 from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.admission import Delivery
 from kp_scorer.process.pipeline import RETRY_AFTER_S
 from kp_scorer.process.runtime import Runtime
 from kp_scorer.settings import Settings
+from kp_scorer.store.dead_letters import DeadLettering
 
 _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
 """Celery 5.7.0 makes 28 exchanges and 28 queues for tasks with a countdown if a queue is a quorum queue; no task has one."""

@@ -14,7 +14,7 @@ from kp_scorer.analysis.drift import BINS, bins_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
-from kp_scorer.ledger.store import Timing, WorkerReport
+from kp_scorer.store.store import Timing, WorkerReport
 
 UNNAMED_DOMAIN: Final = "other"  # Label of all domains that no setting and no profile names: a producer may write any.
 

@@ -8,19 +8,19 @@ import structlog
 from celery import Celery
 from celery.states import SUCCESS
 
-from kp_scorer.broker.dead_letters import dead_letter
+from kp_scorer.broker.dead_queue import dead_letter
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import deliveries_by, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
-from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
-from kp_scorer.ledger.decision_stream import Publication
 from kp_scorer.logs import raised_at
 from kp_scorer.process.admission import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.spans.context import TRACE_ID, context_in
+from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.store.decision_stream import Publication
 
 if TYPE_CHECKING:
     from kp_scorer.spans.recording import Recorder, SpanRecording

@@ -7,10 +7,10 @@ from kp_scorer.broker.connection import waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
 
 log = structlog.get_logger("kp_scorer.process.reconciler")
 

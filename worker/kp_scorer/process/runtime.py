@@ -18,13 +18,12 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
-from kp_scorer.broker.dead_letters import SideQueue
+from kp_scorer.broker.dead_queue import SideQueue
 from kp_scorer.broker.publishing import Publisher, send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
-from kp_scorer.ledger import Store
 from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
 from kp_scorer.monitoring import http_server
 from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
@@ -36,6 +35,7 @@ from kp_scorer.process.startup import LoadEmbedder, Patience, ServerWatch, open_
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
+from kp_scorer.store import Store
 
 _RECONCILE_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0

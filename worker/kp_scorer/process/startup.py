@@ -15,10 +15,10 @@ from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_st
 from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.connection import Condition
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
+from kp_scorer.store import Store
+from kp_scorer.store.connection import Condition
 
 log = structlog.get_logger("kp_scorer.process.startup")
 

@@ -27,12 +27,12 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
 from kp_scorer.files import check_writer, read_text
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import TraceState
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.serve.submitter import JSON, PROTOBUF, Submitter, failure, spans_in, success
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.records import TraceState
 from kp_scorer.trace import is_trace_id
 
 _BODY_WITHIN_S: Final = 20.0

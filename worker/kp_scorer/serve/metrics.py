@@ -7,8 +7,8 @@ from typing import Any, Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 
 from kp_scorer.errors import REASONS, Reason
-from kp_scorer.ledger.runs import Outcome
 from kp_scorer.settings.sections import ServeSettings
+from kp_scorer.store.runs import Outcome
 
 OTHER: Final = "other"  # The route of requests that none has: a peer may ask for any path.
 _PREFIX: Final = "kp_scorer_serve"

@@ -17,13 +17,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
-from kp_scorer.ledger import Store
 from kp_scorer.monitoring import http_server
 from kp_scorer.serve.app import make_app, read_tokens
 from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
+from kp_scorer.store import Store
 
 _REQUEST_WITHIN_S: Final = 15.0  # A connection on which no request, with all its headers, has begun by then is closed.
 _HEADER_BYTES: Final = 16_384

@@ -24,12 +24,12 @@ from kp_scorer.adapters.node import source
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_json
 from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering
-from kp_scorer.ledger.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 from kp_scorer.logs import raised_at
 from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"

@@ -23,8 +23,8 @@ from kp_scorer.broker.publishing import Outgoing
 from kp_scorer.broker.redis_transport import queue as redis_queue
 from kp_scorer.broker.redis_transport.queue import QueueKeys, ReceivedMessage, Sizes
 from kp_scorer.broker.wire import DELIVERY_COUNT, ListItem, leave_packed, open_item
-from kp_scorer.ledger.connection import is_full, leave_replicas, primary_pool
-from kp_scorer.ledger.decision_stream import Published
+from kp_scorer.store.connection import is_full, leave_replicas, primary_pool
+from kp_scorer.store.decision_stream import Published
 
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kp_scorer.broker.wire import BEGINNING_BYTES, CUT_MARK
-from kp_scorer.ledger.decision_stream import Published
-from kp_scorer.ledger.keys import KEPT_S, Key, Prefixed
-from kp_scorer.ledger.scripts import nothing, row, rows, script
+from kp_scorer.store.decision_stream import Published
+from kp_scorer.store.keys import KEPT_S, Key, Prefixed
+from kp_scorer.store.scripts import nothing, row, rows, script
 
 
 class ReceivedMessage(NamedTuple):

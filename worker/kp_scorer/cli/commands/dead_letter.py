@@ -15,10 +15,10 @@ from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import parse_strict_json
 from kp_scorer.errors import REASONS, InvalidTrace, TraceConflict
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetter, DeadLetters
-from kp_scorer.ledger.runs import run_in
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter, DeadLetters
+from kp_scorer.store.runs import run_in
 
 
 @click.group("dead-letter")

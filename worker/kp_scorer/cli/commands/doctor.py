@@ -21,9 +21,9 @@ from kp_scorer.decider import UNREADABLE
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
 from kp_scorer.settings.urls import ServerUrl, is_loopback
+from kp_scorer.store import Store
 from kp_scorer.trace import namespace_of
 
 _CLOCKS_MAY_DIFFER_S: Final = 2.0

@@ -22,10 +22,10 @@ from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, in_words, print_note, print_row
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import SubmissionCounts
-from kp_scorer.ledger.store import Timing, WorkerReport
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.records import SubmissionCounts
+from kp_scorer.store.store import Timing, WorkerReport
 
 _EVERY_S: Final = 2.0
 

@@ -24,14 +24,14 @@ from kp_scorer.decoding import Limits
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.log import MOST_ENTRIES
 from kp_scorer.novelty.audit import DecidedTrace, left_since
 from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.pins import PinnedSet, audit_pinned
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
+from kp_scorer.store import Store
+from kp_scorer.store.novelty_log import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
 
 _UNCHECKED: Final = 5  # The exit code of an audit that found nothing to recompute, or not all that it was asked for.

@@ -17,15 +17,15 @@ from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import open_output, print_note, print_text
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLetter
-from kp_scorer.ledger.records import Record
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.report.explained import decided_words, flowing
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.text import text
 from kp_scorer.report.words import plural, shortened
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter
+from kp_scorer.store.records import Record
 
 _SAMPLE: Final = 20_000  # So many decisions take 100 MB.
 _FEW: Final = 5  # So many decisions of a file are explained without --id.

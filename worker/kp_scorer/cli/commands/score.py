@@ -16,8 +16,8 @@ from kp_scorer.cli.output import json_line, open_output, print_note, print_row, 
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, TraceConflict
-from kp_scorer.ledger import Store
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
 
 
 @click.command(epilog="Example: kp-scorer score traces.jsonl.gz > decisions.jsonl")

@@ -24,9 +24,9 @@ from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.client.decisions import read_elsewhere
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed, ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.records import Record
 from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.records import Record
 from kp_scorer.trace import namespaced
 
 BATCH_SIZE: Final = 100

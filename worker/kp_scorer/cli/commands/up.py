@@ -30,11 +30,11 @@ from kp_scorer.client import Client, Status
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.ledger import Store
 from kp_scorer.local import cache_dir, dying_with_parent, embedded_redis, free_ports, remove_data, running, state_dir, stop
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
 
 Process = subprocess.Popen[bytes]
 

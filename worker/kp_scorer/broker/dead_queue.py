@@ -24,13 +24,13 @@ from kp_scorer.broker.wire import argument_in, checked_id, deliveries_by, parse_
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
-from kp_scorer.ledger import Store
-from kp_scorer.ledger.dead_letters import DeadLettering, DeadLetters
-from kp_scorer.ledger.records import Identity
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import context_in
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
+from kp_scorer.store.records import Identity
 
-log = structlog.get_logger("kp_scorer.broker.dead_letters")
+log = structlog.get_logger("kp_scorer.broker.dead_queue")
 
 
 def poison(message: Any, deliveries: int) -> DeadLettering:

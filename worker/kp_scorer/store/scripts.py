@@ -1,7 +1,7 @@
 """The Lua scripts of the package, each called by the names of its keys, its arguments and what it replies.
 
 Redis runs a script as one step, so that no process sees another's work half done. A script is declared as a function without a
-body, and its file, ``lua/NAME.lua`` beside the module of the function, begins with the same names in the same order::
+body, and its file, ``lua/NAME.lua``, begins with the same names in the same order::
 
     @script(rows(_record))                              -- Uses   ledger
     def _acquire(                                       -- KEYS   pending, workers, records...
@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar, get_args
 import numpy as np
 from redis.exceptions import NoScriptError
 
-from kp_scorer.ledger.keys import Key
+from kp_scorer.store.keys import Key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +55,7 @@ class Script(Generic[P, R]):
         """Read the script that is called like ``function``, but for a leading underscore."""
         self.name = function.__name__.lstrip("_")
         self.parse = reply
-        self._package = function.__module__.rpartition(".")[0]
-        labelled = _HEADER.findall(_text(self._package, self.name))
+        labelled = _HEADER.findall(_text(self.name))
         header = {label: " ".join(names.replace("\n--", " ").split()) for label, names in labelled}
         # What it uses is behind its locals, and may name them.
         self._texts = [*filter(None, header.get("Uses", "").split(", ")), self.name]
@@ -77,8 +76,8 @@ class Script(Generic[P, R]):
         keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
         lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind]
-        texts = (_text(self._package, name) for name in self._texts)
-        self.source = "\n".join([_text(self._package, "common"), *lines, *texts])
+        texts = (_text(name) for name in self._texts)
+        self.source = "\n".join([_text("common"), *lines, *texts])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
@@ -162,7 +161,5 @@ def _converted(kind: Any, place: str) -> str:
 
 
 @cache
-def _text(package: str, name: str) -> str:
-    """A file beside the module that declares a script; or here, if it is for all."""
-    file = resources.files(__package__ if name == "common" else package).joinpath("lua", f"{name}.lua")
-    return file.read_text("utf-8")
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")

@@ -8,11 +8,11 @@ import redis
 
 from kp_scorer.decoding import Limits, parse_json
 from kp_scorer.errors import InvalidTrace, Problem, QueueFull
-from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.keys import KEPT_S, Keys
-from kp_scorer.ledger.records import number_in, text_in
-from kp_scorer.ledger.scripts import row, script
 from kp_scorer.settings.sections import ServeSettings
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.keys import KEPT_S, Keys
+from kp_scorer.store.records import number_in, text_in
+from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = (

@@ -121,7 +121,7 @@ def dead_letter_id_of(payload: bytes) -> str:
 
 
 class MemoryLedger:
-    """The part of :class:`~kp_scorer.ledger.redis_ledger.RedisLedger` that deciding needs, as long as the process lives.
+    """The part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs, as long as the process lives.
 
     It holds the records of the newest traces, ``most`` of them; of any number without.
     """

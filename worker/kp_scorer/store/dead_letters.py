@@ -9,16 +9,16 @@ import structlog
 
 from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import Reason, ServiceUnavailable
-from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.keys import KEPT_S, Keys
-from kp_scorer.ledger.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
-from kp_scorer.ledger.scripts import script
 from kp_scorer.settings.sections import LedgerSettings
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.keys import KEPT_S, Keys
+from kp_scorer.store.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
+from kp_scorer.store.scripts import script
 
 _READ_AT_ONCE: Final = 1_000  # So many take Redis some milliseconds.
 _DROPPED_AT_ONCE: Final = 100  # So many take Redis some 10 ms.
 
-log = structlog.get_logger("kp_scorer.ledger.dead_letters")
+log = structlog.get_logger("kp_scorer.store.dead_letters")
 
 
 class DeadLetterCounter(Protocol):

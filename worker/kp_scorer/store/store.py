@@ -10,15 +10,15 @@ from pydantic import BaseModel
 
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.ledger.connection import Condition, condition_of, connect, reports_outages
-from kp_scorer.ledger.dead_letters import DeadLetterCounter, DeadLetters
-from kp_scorer.ledger.decision_stream import DecisionStream
-from kp_scorer.ledger.keys import Keys
-from kp_scorer.ledger.log import RedisLog, RedisPinnedSets, describe_pinned_sets, listed_keys
-from kp_scorer.ledger.records import parsed_in
-from kp_scorer.ledger.redis_ledger import RedisLedger
-from kp_scorer.ledger.runs import Runs
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.connection import Condition, condition_of, connect, reports_outages
+from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
+from kp_scorer.store.decision_stream import DecisionStream
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.ledger import RedisLedger
+from kp_scorer.store.novelty_log import RedisLog, RedisPinnedSets, describe_pinned_sets, listed_keys
+from kp_scorer.store.records import parsed_in
+from kp_scorer.store.runs import Runs
 
 
 class Timing(BaseModel, frozen=True):

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.scripts import row, script
 from kp_scorer.spans.context import NO_CONTEXT, Context
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.scripts import row, script
 
 _READ_AT_ONCE: Final = 16
 _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]

@@ -12,10 +12,11 @@ import redis
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
-from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.keys import KEPT_S, Keys
-from kp_scorer.ledger.log import SCANNED_AT_ONCE
-from kp_scorer.ledger.records import (
+from kp_scorer.novelty.audit import DecidedTrace
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.keys import KEPT_S, Keys
+from kp_scorer.store.novelty_log import SCANNED_AT_ONCE
+from kp_scorer.store.records import (
     DAMAGED_DECISION,
     Committed,
     Identity,
@@ -32,8 +33,7 @@ from kp_scorer.ledger.records import (
     parsed_in,
     text_in,
 )
-from kp_scorer.ledger.scripts import nothing, row, rows, script
-from kp_scorer.novelty.audit import DecidedTrace
+from kp_scorer.store.scripts import nothing, row, rows, script
 from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100

@@ -15,12 +15,12 @@ import numpy as np
 import redis
 
 from kp_scorer.errors import WindowDiffers
-from kp_scorer.ledger.connection import reports_outages
-from kp_scorer.ledger.keys import Keys, LogKeys
-from kp_scorer.ledger.records import number_in, text_in
-from kp_scorer.ledger.scripts import VECTOR, script
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
 from kp_scorer.novelty.pins import PinnedSet
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.keys import Keys, LogKeys
+from kp_scorer.store.records import number_in, text_in
+from kp_scorer.store.scripts import VECTOR, script
 
 _ALL: Final = b"all"
 _KEPT_S: Final = 86_400
