@@ -21,7 +21,6 @@ import pytest
 import redis
 import yaml
 from celery import Celery
-from kp_scorer.analysis.drift import Drift, drift, time_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
@@ -31,6 +30,7 @@ from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
+from kp_scorer.report.drift import Drift, drift, time_of
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store

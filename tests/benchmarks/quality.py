@@ -15,8 +15,8 @@ from statistics import NormalDist, fmean
 from typing import Final
 
 import numpy as np
-from kp_scorer.analysis.calibration import Share
-from kp_scorer.analysis.quality import Judged
+from kp_scorer.report.intervals import Share
+from kp_scorer.report.quality import Judged
 
 from tests.benchmarks.common import Row, arguments, report
 

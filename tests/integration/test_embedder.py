@@ -14,7 +14,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.novelty import MemoryLog
-from kp_scorer.report.explained import decided_words
+from kp_scorer.report.explanation import decided_words
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings, UnreadableAction

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.drift import BINS as DRIFT_BINS
-from kp_scorer.analysis.drift import FEWEST, MUCH, bins_of, drift, stability_index, time_of
-from kp_scorer.analysis.summary import (
+from kp_scorer.decision import Decision, Novelty
+from kp_scorer.report.drift import BINS as DRIFT_BINS
+from kp_scorer.report.drift import FEWEST, MUCH, bins_of, drift, stability_index, time_of
+from kp_scorer.report.summary import (
     THRESHOLDS,
     accepted_at,
     analyse,
@@ -23,7 +24,6 @@ from kp_scorer.analysis.summary import (
     lowest_threshold,
     novelty_course,
 )
-from kp_scorer.decision import Decision, Novelty
 from kp_scorer.report.text import COLUMNS, text
 
 from tests.support.builders import decision, decisions

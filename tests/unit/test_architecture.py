@@ -37,7 +37,6 @@ FLOORS: Final = floors_of(
     "adapters",
     "scoring",
     "novelty",
-    "analysis",
     "spans",
     "settings",
     "logs local monitoring",

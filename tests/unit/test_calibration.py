@@ -10,23 +10,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis import calibration as calibration_module
-from kp_scorer.analysis.calibration import (
+from kp_scorer.report import calibration as calibration_module
+from kp_scorer.report.calibration import (
     BAD,
     GOOD,
     UNLABELLED,
-    Floats,
     Integers,
     Sample,
     Suggestion,
     Target,
-    Z,
-    calibrate,
-    counted_share,
+    calibrate_samples,
     cuts,
     samples_of,
     suggest,
 )
+from kp_scorer.report.intervals import Floats, Z, counted_share
 
 from tests.support.builders import decision
 
@@ -253,13 +251,13 @@ def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
 @pytest.mark.parametrize("small", [0, 20])
 def test_other_domains_are_all_if_the_small_ones_are_too_few_together(small: int) -> None:
     samples = {"large": sample(300)} | ({"small": sample(small, 1)} if small else {})
-    calibration = calibrate(samples, A_FIFTH)
+    calibration = calibrate_samples(samples, A_FIFTH)
     assert (calibration.other_domains.traces, calibration.other_domains_are_all) == (300 + small, True)
     assert calibration.other_domains.suggestion
 
 
 def test_nothing_is_suggested_if_all_domains_together_are_too_few() -> None:
-    calibration = calibrate({"a": sample(30), "b": sample(31)}, A_FIFTH)
+    calibration = calibrate_samples({"a": sample(30), "b": sample(31)}, A_FIFTH)
     assert not any(cohort.suggestion for cohort in [*calibration.domains.values(), calibration.other_domains])
     assert calibration.other_domains.lack == "too_few"
 
@@ -267,7 +265,7 @@ def test_nothing_is_suggested_if_all_domains_together_are_too_few() -> None:
 def test_only_labelled_traces_count_for_a_precision() -> None:
     unknown, good = sample(500), sample(HALF_GOOD.least_traces, 1, label=GOOD)
     both = labelled(np.concatenate([unknown.scores, good.scores]), np.concatenate([unknown.labels, good.labels]))
-    calibration = calibrate({"unknown": unknown, "some": both}, HALF_GOOD)
+    calibration = calibrate_samples({"unknown": unknown, "some": both}, HALF_GOOD)
     assert calibration.domains["unknown"].lack == "too_few"
     # All are good, so all may be accepted.
     assert calibration.domains["some"].suggestion

@@ -16,14 +16,13 @@ from typing import Any, Final
 import psutil
 import pytest
 from kp_scorer import Findings, Scorer
-from kp_scorer.analysis.explanation import terms_of
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.decision import CheckResult, Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.explained import decided_words
-from kp_scorer.report.words import why
+from kp_scorer.report.explanation import decided_words, terms_of
+from kp_scorer.report.phrases import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
 from kp_scorer.store.records import MemoryLedger

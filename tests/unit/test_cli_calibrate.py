@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.calibration import Target, calibrate, samples_of
 from kp_scorer.cli.commands.thresholds import as_toml
 from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.offline import score_traces
+from kp_scorer.report.calibration import Target, calibrate_samples, samples_of
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
@@ -240,7 +240,7 @@ def test_labels_that_contradict_each_other_are_counted(tmp_path: Path, capsys: p
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
-CALIBRATION: Final = calibrate(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))
+CALIBRATION: Final = calibrate_samples(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))
 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))

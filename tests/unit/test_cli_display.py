@@ -16,7 +16,7 @@ from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.cli.display import DecisionTable, console
 from kp_scorer.cli.ids import resolve_among
 from kp_scorer.decision import Decision
-from kp_scorer.report.words import short_id, why
+from kp_scorer.report.phrases import short_id, why
 from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
 from tests.support import builders

@@ -3,11 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.analysis.explanation import terms_of, was_capped, with_dimension
 from kp_scorer.cli.commands.report import dead_words, pending_words
 from kp_scorer.decision import Decision, Nearest, Novelty
 from kp_scorer.errors import REASONS
-from kp_scorer.report.explained import decided_words, explain
+from kp_scorer.report.explanation import decided_words, explain, terms_of, was_capped, with_dimension
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.settings import load_settings
 from kp_scorer.store.dead_letters import DeadLetter

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kp_scorer.analysis.calibration import Target, calibrate, samples_of
-from kp_scorer.analysis.explanation import terms_of
-from kp_scorer.analysis.summary import analyse
 from kp_scorer.decision import Decision, Guard
-from kp_scorer.report.explained import decided_words
+from kp_scorer.report.calibration import Target, calibrate_samples, samples_of
+from kp_scorer.report.explanation import decided_words, terms_of
+from kp_scorer.report.phrases import why
+from kp_scorer.report.summary import analyse
 from kp_scorer.report.text import text
-from kp_scorer.report.words import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.trace import ReasoningTrace
 
@@ -107,9 +106,9 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
     samples = samples_of(((decision, None) for decision in decisions), {})
     # However low the threshold: what the guard rejects stays rejected.
-    cohort = calibrate(samples, Target("accept", 0.9)).domains["code"]
+    cohort = calibrate_samples(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
-    suggestion = calibrate(samples, Target("accept", 0.5)).domains["code"].suggestion
+    suggestion = calibrate_samples(samples, Target("accept", 0.5)).domains["code"].suggestion
     assert suggestion
     policy = Policy(threshold=suggestion.threshold, copies="reject")
     again = [decide_again(decision, policy).outcome for decision in decisions]

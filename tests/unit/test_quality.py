@@ -7,11 +7,11 @@ from typing import Final
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from kp_scorer.analysis.calibration import counted_share
-from kp_scorer.analysis.quality import LEAST_LABELS, Judged, Quality, qualities, weighted_share
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Guard
 from kp_scorer.errors import ScorerError
+from kp_scorer.report.intervals import counted_share, weighted_share
+from kp_scorer.report.quality import LEAST_LABELS, Judged, Quality, qualities
 
 from tests.support.builders import decision
 from tests.support.commands import jsonl_file

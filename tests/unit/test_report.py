@@ -9,12 +9,12 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
-from kp_scorer.analysis.summary import analyse
 from kp_scorer.characters import escaped
 from kp_scorer.cli.commands.report import report
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.report.page import fingerprint, page
+from kp_scorer.report.summary import analyse
 from kp_scorer.report.text import COLUMNS, text
 from rich.cells import cell_len
 

@@ -39,7 +39,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from kp_scorer.analysis.rows import Row, rows
     from kp_scorer.client import AsyncClient, Client, Status, Submitted, Trace, read_decisions
     from kp_scorer.decision import Decision, Findings
     from kp_scorer.errors import (
@@ -55,8 +54,9 @@ if TYPE_CHECKING:
         TraceDead,
     )
     from kp_scorer.offline import Scorer, convert, score_traces
-    from kp_scorer.report.explained import explain
-    from kp_scorer.report.thresholds import calibrate, re_decide
+    from kp_scorer.report.calibration import calibrate, re_decide
+    from kp_scorer.report.explanation import explain
+    from kp_scorer.report.rows import Row, rows
     from kp_scorer.settings import Settings, load_settings
     from kp_scorer.store.store import stored_decisions, stored_labels
     from kp_scorer.trace import ReasoningTrace
@@ -71,12 +71,12 @@ __all__ = [
 # fmt: on
 
 _MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
-    "analysis.rows": {"Row", "rows"},
+    "report.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},
     "offline": {"Scorer", "convert", "score_traces"},
-    "report.explained": {"explain"},
-    "report.thresholds": {"calibrate", "re_decide"},
+    "report.explanation": {"explain"},
+    "report.calibration": {"calibrate", "re_decide"},
     "settings": {"Settings", "load_settings"},
     "store.store": {"stored_decisions", "stored_labels"},
     "trace": {"ReasoningTrace"},

@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from kp_scorer.characters import escaped
 from kp_scorer.cli.output import NO_EMBEDDER, print_json, print_note, print_row, print_text
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.report.words import short_id, why
+from kp_scorer.report.phrases import short_id, why
 
 _NOTE_EVERY_S: Final = 2.0
 _COLUMNS_WITHOUT_TERMINAL: Final = 160

@@ -10,10 +10,10 @@ from typing import Final, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, disable_created_metrics
 from prometheus_client.registry import Collector
 
-from kp_scorer.analysis.drift import BINS, bins_of
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
+from kp_scorer.report.drift import BINS, bins_of
 from kp_scorer.store.store import Timing, WorkerReport
 
 UNNAMED_DOMAIN: Final = "other"  # Label of all domains that no setting and no profile names: a producer may write any.

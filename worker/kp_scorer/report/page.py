@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from string import Template
 from typing import Any
 
-from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped_lines
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.sections import DETAILS, Chart, Objectives, Section, Table, head_of, sections_of
-from kp_scorer.report.words import OUTCOME_WORDS
+from kp_scorer.report.contents import DETAILS, Chart, Objectives, Section, Table, head_of, sections_of
+from kp_scorer.report.phrases import OUTCOME_WORDS
+from kp_scorer.report.summary import Analysis
 
 
 class Html(str):

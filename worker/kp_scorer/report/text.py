@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from kp_scorer.analysis.summary import Analysis
 from kp_scorer.characters import escaped
-from kp_scorer.report.sections import DETAILS, WORDS, Objectives, Section, Table, head_of, sections_of
+from kp_scorer.report.contents import DETAILS, WORDS, Objectives, Section, Table, head_of, sections_of
+from kp_scorer.report.summary import Analysis
 
 COLUMNS: Final = 80
 _NAME: Final = 22

@@ -9,7 +9,6 @@ from typing import Final
 
 import click
 
-from kp_scorer.analysis.summary import analyse
 from kp_scorer.characters import escaped_lines
 from kp_scorer.cli.gathering import Gathered, gather_file, gathering_options, traces_named
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
@@ -18,10 +17,11 @@ from kp_scorer.cli.output import open_output, print_note, print_text
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.novelty.audit import with_nearest
-from kp_scorer.report.explained import decided_words, flowing
+from kp_scorer.report.explanation import decided_words, flowing
 from kp_scorer.report.page import check_installed, page
+from kp_scorer.report.phrases import plural, shortened
+from kp_scorer.report.summary import analyse
 from kp_scorer.report.text import text
-from kp_scorer.report.words import plural, shortened
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter

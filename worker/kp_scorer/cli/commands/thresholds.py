@@ -12,10 +12,6 @@ from typing import Any, Final
 
 import click
 
-from kp_scorer.analysis.calibration import Calibration, Cohort, Share, Target, samples_of
-from kp_scorer.analysis.calibration import calibrate as calibrated
-from kp_scorer.analysis.explanation import bound_of
-from kp_scorer.analysis.quality import LEAST_LABELS, Quality, qualities
 from kp_scorer.characters import escaped
 from kp_scorer.cli.display import cell, print_table
 from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
@@ -23,7 +19,10 @@ from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import open_output, print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ScorerError
-from kp_scorer.report.thresholds import with_thresholds
+from kp_scorer.report.calibration import Calibration, Cohort, Target, calibrate_samples, samples_of, with_thresholds
+from kp_scorer.report.explanation import bound_of
+from kp_scorer.report.intervals import Share
+from kp_scorer.report.quality import LEAST_LABELS, Quality, qualities
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import load_scoring
@@ -110,7 +109,7 @@ def calibrate(
     _note_producers("--agent", agents)
     if 0 < labelled < total:
         print_note(f"{labelled} of {total} traces have a label")
-    calibration = calibrated(samples, target, settings.scoring.thresholds)
+    calibration = calibrate_samples(samples, target, settings.scoring.thresholds)
     if gathered.are_of_domains:
         # The threshold of all others does not follow from these.
         calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))

@@ -18,7 +18,6 @@ from typing import Final
 
 import click
 
-from kp_scorer.analysis.calibration import Target
 from kp_scorer.characters import escaped
 from kp_scorer.cli.commands.submit import BATCH_SIZE, submit_lines
 from kp_scorer.cli.converting import Conversion, converting_options
@@ -31,6 +30,7 @@ from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.local import cache_dir, dying_with_parent, embedded_redis, free_ports, remove_data, running, state_dir, stop
+from kp_scorer.report.calibration import Target
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment

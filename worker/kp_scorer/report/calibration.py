@@ -3,21 +3,24 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from kp_scorer.decision import Decision
+from kp_scorer.errors import SettingsError
+from kp_scorer.report.intervals import Floats, Share, Z, counted_share
+from kp_scorer.scoring import decide_again
+from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import ScoringSettings
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.integer]]
 
 BAD: Final = 0  # The label of a trace, as the next two are.
 GOOD: Final = 1
 UNLABELLED: Final = 2
 _LABELS: Final = 3
-
-Z: Final = 1.96  # 19 of 20 cases lie within so many standard deviations.
 
 _WIDEST: Final = 0.1  # An interval wider than this, either way, is worth nothing.
 _WIDEST_PRECISION: Final = 0.15  # The same of a precision, which is of the accepted traces alone.
@@ -83,14 +86,6 @@ class Sample(NamedTuple):
         return (self.traces if target.of == "accept" else self.labelled) < target.least_traces
 
 
-class Share(NamedTuple):
-    """A share, 0..1, and the interval of 19 of 20 cases around it."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Suggestion(NamedTuple):
     """A threshold, and its expected effect on traces of the same kind."""
 
@@ -119,6 +114,43 @@ class Calibration(NamedTuple):
     other_domains: Cohort
     """For all other domains: of those with too few traces that keep no threshold, or of all if these are still too few."""
     other_domains_are_all: bool
+
+
+def calibrate(
+    decisions: Collection[Decision],
+    *,
+    accept: float | None = None,
+    precision: float | None = None,
+    good: Mapping[str, bool] = MappingProxyType({}),
+    settings: Settings | None = None,
+) -> Settings:
+    """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.
+
+    The share to reach, 0..1, is either of a domain's traces, which to ``accept``, or of the accepted ones, which are to be
+    ``good`` by their ids (``precision``). Domains with too few decisions keep what applies to them.
+
+    Raises:
+        ValueError: there is not one target, or it is no such share.
+        SettingsError: a setting is wrong, or a review is above its new threshold.
+    """
+    settings = settings or load_settings()
+    target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
+    if None not in (accept, precision) or not 0 < target.share < 1:
+        raise ValueError("expected either accept or precision, a share between 0 and 1")
+    samples = samples_of(((decision, good.get(decision.trace_id)) for decision in decisions), settings.scoring.aliases)
+    scoring = with_thresholds(calibrate_samples(samples, target, settings.scoring.thresholds), settings.scoring)
+    if clashes := list(scoring.reviews_above()):
+        raise SettingsError("; ".join(f"scoring.{clash}" for clash in clashes))
+    return settings.model_copy(update={"scoring": scoring})
+
+
+def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -> list[Decision]:
+    """Decide again by the thresholds, weights, guards on novelty and aliases of other settings; nothing is embedded or stored.
+
+    What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
+    """
+    policy = (settings or load_settings()).scoring
+    return [decide_again(decision, policy) for decision in decisions]
 
 
 def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
@@ -160,7 +192,7 @@ def _sample(counts: Counter[tuple[int, int, bool]], *, only_sampled: bool) -> Sa
     return Sample(np.where(places == _GUARDED, -np.inf, places / (2 * _STEPS)), labels, np.array(list(counts.values())))
 
 
-def calibrate(samples: Mapping[str, Sample], target: Target, with_own_threshold: Collection[str] = ()) -> Calibration:
+def calibrate_samples(samples: Mapping[str, Sample], target: Target, with_own_threshold: Collection[str] = ()) -> Calibration:
     """Suggest a threshold for each domain with enough traces, and one for the rest; there is at least one domain.
 
     Domains in ``with_own_threshold`` keep their threshold if they have too few traces; these traces then have no part in the
@@ -195,6 +227,20 @@ def _misses(accepted: Share, wanted: float) -> bool:
     return not accepted.low <= wanted <= accepted.high and abs(accepted.value - wanted) > _FAR
 
 
+def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> ScoringSettings:
+    """The settings with the suggested thresholds, where there is a suggestion; a review may be above its own."""
+    domains = dict(scoring.thresholds)
+    for domain, cohort in calibration.domains.items():
+        if cohort.suggestion:
+            domains[domain] = cohort.suggestion.threshold
+        elif cohort.lack in ("out_of_reach", "too_alike"):
+            # That of the rest would miss the target, too.
+            domains.setdefault(domain, scoring.threshold)
+    fallback = calibration.other_domains.suggestion
+    threshold = fallback.threshold if fallback else scoring.threshold
+    return scoring.model_copy(update={"threshold": threshold, "thresholds": dict(sorted(domains.items()))})
+
+
 def suggest(sample: Sample, target: Target) -> Suggestion | None:
     """Suggest a threshold for a sample that has enough traces; None if there is none that reaches the target.
 
@@ -216,18 +262,6 @@ def suggest(sample: Sample, target: Target) -> Suggestion | None:
         counted = Share(counted.value, min(resampled.low, counted.low), max(resampled.high, counted.high))
     share = _around(float(_accepted_share(accepted)[index]), shares)
     return Suggestion(float(thresholds[index]), float(low), float(high), share, counted)
-
-
-def counted_share(part: int, total: int) -> Share | None:
-    """A share that was counted, with Wilson's interval; None of nothing."""
-    if not total:
-        return None
-    share, extra = part / total, Z**2 / total
-    middle, width = share + extra / 2, Z * math.sqrt(share * (1 - share) / total + extra / (4 * total))
-    # Of none or of all, one end is the share itself, but for the last bits.
-    return Share(
-        share, min(max((middle - width) / (1 + extra), 0.0), share), max(min((middle + width) / (1 + extra), 1.0), share)
-    )
 
 
 def _around(value: float, off: Floats) -> Share:

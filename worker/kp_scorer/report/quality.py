@@ -3,14 +3,13 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from kp_scorer.analysis.calibration import Floats, Share, Z, counted_share, domain_of
 from kp_scorer.decision import Decision
-
-Booleans = np.ndarray[Any, np.dtype[np.bool_]]
+from kp_scorer.report.calibration import domain_of
+from kp_scorer.report.intervals import Booleans, Floats, Share, weighted_share
 
 LEAST_LABELS: Final = 50
 """So many labels stand for a domain by themselves: from there on ``tests.benchmarks.quality`` checks the intervals."""
@@ -79,28 +78,3 @@ def _quality(domains: tuple[str, ...], rows: Sequence[tuple[float, bool, bool, f
     scores = judged.scores[np.isfinite(judged.scores)]
     tried = (step / 20 for step in range(21) if scores.size and scores.min() < step / 20 <= scores.max())
     return Quality(domains, len(rows), (judged.estimate(), *map(judged.estimate, tried)))
-
-
-def weighted_share(is_part: Booleans, probabilities: Floats) -> Share | None:
-    """The share of a part in all traces, from those that were sampled by these probabilities; None if there are none.
-
-    A ratio estimator, each trace weighing 1 / its probability. The interval is Wilson's where all are equal. Otherwise the
-    distances of each probability's own interval add up by their squares (Zou, Huang and Zhang, 2009), with the variance that
-    comes of not knowing how many traces each stands for. That counts where their shares differ by more than chance.
-    """
-    if not is_part.size:
-        return None
-    total = float((1 / probabilities).sum())
-    share = float(is_part @ (1 / probabilities)) / total
-    below = above = 0.0
-    for probability in np.unique(probabilities):
-        stratum = is_part[probabilities == probability]
-        count, hits, weight = stratum.size, int(stratum.sum()), stratum.size / probability / total
-        own = counted_share(hits, count)
-        assert own, "a stratum has traces"
-        smoothed = (hits + Z**2 / 2) / (count + Z**2)
-        by_chance = (1 - weight) ** 2 * smoothed * (1 - smoothed) / count
-        between = max((own.value - share) ** 2 - by_chance, 0.0) * (Z * weight) ** 2 / count
-        below += (weight * (own.value - own.low)) ** 2 + between
-        above += (weight * (own.high - own.value)) ** 2 + between
-    return Share(share, max(share - math.sqrt(below), 0.0), min(share + math.sqrt(above), 1.0))

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from kp_scorer.analysis.drift import DIMENSIONS
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.report.drift import DIMENSIONS
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 

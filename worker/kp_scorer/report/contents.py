@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.analysis.drift import FEWEST, MUCH, drift, time_of
-from kp_scorer.analysis.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.report.words import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
+from kp_scorer.report.drift import FEWEST, MUCH, drift, time_of
+from kp_scorer.report.phrases import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
+from kp_scorer.report.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 
 Objectives = Mapping[str, str]  # Of traces by id, what each was to do; of those whose contents are at hand.
 DETAILS: Final = ("why", "objective")  # The columns of sentences, which come last.
