@@ -6,67 +6,75 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from http import HTTPStatus
-from socketserver import BaseRequestHandler, ThreadingTCPServer
+from io import BytesIO, StringIO
+from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, Final
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import MetricsSettings
 
 _OPEN_AT_ONCE: Final = 8
-_TIMEOUT_S: Final = 5.0  # A peer that takes longer to send its request, or then to read the answer, is disconnected.
+_TIMEOUT_S: Final = 5.0  # A peer that takes longer to send its request, or to read a part of the answer, is disconnected.
 _ROOM_WITHIN_S: Final = 0.5
 _REQUEST_BYTES: Final = 8_192
-_BLANK_LINE: Final = b"\r\n\r\n"
 
 log = structlog.get_logger("kp_scorer.monitoring")
 
 Reasons = Callable[[], Sequence[str]]
 
 
-# Not http.server's, which reads 6.5 MB of headers, and gives each line of them its time.
-class _Handler(BaseRequestHandler):
-    server: "_Server"
-
+class _Handler(WSGIRequestHandler):
     def handle(self) -> None:
-        """Answer a request once the blank line behind its headers is there; none if that is not within the limits."""
+        """Answer a request once the blank line behind its headers has arrived; disconnect if that is not within the limits.
+
+        ``http.server`` would read 6.5 MB of headers, and allow each line of them its own time.
+        """
         request, deadline = b"", time.monotonic() + _TIMEOUT_S
         with suppress(OSError):
             while b"\n\r\n" not in request and b"\n\n" not in request:
-                self.request.settimeout(max(0.001, deadline - time.monotonic()))
-                chunk = self.request.recv(_REQUEST_BYTES)
+                self.connection.settimeout(max(0.001, deadline - time.monotonic()))
+                chunk = self.connection.recv(_REQUEST_BYTES)
                 request += chunk
                 if not chunk or len(request) > _REQUEST_BYTES:
                     return
-            self.request.settimeout(_TIMEOUT_S)
-            self.request.sendall(self.server.answer(request))
+            self.connection.settimeout(_TIMEOUT_S)
+            self.rfile.close()
+            self.rfile = BytesIO(request)
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing: a peer could fill the log."""
+
+    def get_stderr(self) -> Any:
+        """Return a stream for tracebacks that nobody reads, for the same reason."""
+        return StringIO()
 
 
-class _Server(ThreadingTCPServer):
-    allow_reuse_address = True
+class _Server(ThreadingMixIn, WSGIServer):
+    allow_reuse_port = False  # Or a second process would take a part of the probes, without a word.
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, settings: MetricsSettings, pages: Mapping[bytes, Callable[[], bytes]]):
+    def __init__(self, settings: MetricsSettings, application: Callable[..., list[bytes]]):
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        self._pages = pages
         self._open: list[socket.socket] = []
         self._closed = threading.Condition()
         super().__init__((settings.host, settings.port), _Handler)
+        self.set_app(application)
 
-    def answer(self, request: bytes) -> bytes:
-        method, _, path = request.partition(b"\n")[0].partition(b" ")
-        page = self._pages.get(path.partition(b" ")[0].partition(b"?")[0].strip())
-        if method not in (b"GET", b"HEAD"):
-            return _response(HTTPStatus.NOT_IMPLEMENTED)
-        response = page() if page else _response(HTTPStatus.NOT_FOUND)
-        # Some monitors probe by HEAD, which gets the same headers alone.
-        return response if method == b"GET" else response.partition(_BLANK_LINE)[0] + _BLANK_LINE
+    def server_bind(self) -> None:
+        """Listen, without the look-up of the host's name that ``HTTPServer`` makes: DNS may take seconds to fail."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, once there is room: the oldest makes it, so that idle connections keep no probe out."""
@@ -95,15 +103,33 @@ class _Server(ThreadingTCPServer):
         """Log nothing of what a peer can cause."""
 
 
-def _probed(reasons: Sequence[str]) -> bytes:
+def _application(registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons) -> Callable[..., list[bytes]]:
+    pages: dict[str, Any] = {
+        "/metrics": make_wsgi_app(registry),
+        "/livez": partial(_probe, why_not_live),
+        "/readyz": partial(_probe, lambda: why_not_live() or why_not_ready()),
+    }
+
+    def answer(environ: dict[str, Any], start_response: Any) -> list[bytes]:
+        page, method = pages.get(environ["PATH_INFO"]), environ["REQUEST_METHOD"]
+        if page is None or method not in ("GET", "HEAD"):
+            start_response("501 Not Implemented" if page else "404 Not Found", [])
+            return []
+        started: list[Any] = []
+        # Some monitors probe by HEAD, which gets the same headers alone.
+        body = b"".join(page({**environ, "REQUEST_METHOD": "GET"}, lambda *arguments: started.extend(arguments)))
+        status, headers = started
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
+        return [] if method == "HEAD" else [body]
+
+    return answer
+
+
+def _probe(why_not: Reasons, _: object, start_response: Any) -> list[bytes]:
+    reasons = list(why_not())
     status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-    body = json.dumps({"pid": os.getpid(), "reasons": list(reasons)}) + "\n"
-    return _response(status, "application/json", body.encode())
-
-
-def _response(status: HTTPStatus, content_type: str = "text/plain", body: bytes = b"") -> bytes:
-    head = f"HTTP/1.0 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
+    return [(json.dumps({"pid": os.getpid(), "reasons": reasons}) + "\n").encode()]
 
 
 @contextmanager
@@ -119,15 +145,10 @@ def http_server(
 
     SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
     """
-    pages = {
-        b"/metrics": lambda: _response(HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(registry)),
-        b"/livez": lambda: _probed(why_not_live()),
-        b"/readyz": lambda: _probed(why_not_live() or why_not_ready()),
-    }
     with ExitStack() as serving:
         if settings.port:
             try:
-                server = serving.enter_context(_Server(settings, pages))
+                server = serving.enter_context(_Server(settings, _application(registry, why_not_live, why_not_ready)))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise SettingsError(f"metrics.host, {port_setting}: cannot listen there: {error.strerror}") from None
