@@ -1,5 +1,6 @@
 """Workers that die at any moment change no score, decide nothing twice and lose nothing."""
 
+import json
 import random
 from collections.abc import Mapping
 from contextlib import suppress
@@ -114,12 +115,13 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
 
 def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
     # What clients with other limits let through is dead-lettered anew by the next worker.
-    strict = arena.settings(limits__steps=1)
+    *some, allowed = traces(6)
+    refused = [trace | {"steps": trace["steps"] * 20} for trace in some]
+    strict = arena.settings(queues__message_bytes=len(json.dumps(allowed)))
     with (
         supervised(strict, arena.directory, 1, lambda place, life: {} if life else {"CRASH_AT": "dead"}) as fleet,
         Client(arena.settings()) as client,
     ):
-        *refused, short = traces(6)
         dead = submit(client, refused)
         wait_until(lambda: fleet.ends == [-9], ENDED_WITHIN_S)
-        arena.finish(fleet, [*dead, *submit(client, [short | {"steps": short["steps"][:1]}])], dead)
+        arena.finish(fleet, [*dead, *submit(client, [allowed])], dead)

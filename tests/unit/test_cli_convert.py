@@ -216,10 +216,10 @@ def test_invalid_options_are_refused_before_reading(option: str, value: str) -> 
 
 
 def test_limits_of_the_settings_apply() -> None:
-    wordy = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "word " * 20}]}
-    done = run(json_lines(wordy, CHAT), "--success", "--set", "limits.field_chars=99")
+    wordy = {"messages": [*CHAT["messages"], {"role": "assistant", "content": "word " * 1_000}]}
+    done = run(json_lines(wordy, CHAT), "--success", "--set", "queues.message_bytes=4000")
     assert done.exit_code == 1
-    assert [row.get("problems", [{}])[0].get("field") for row in rows(done)] == ["messages.2", None]
+    assert [row.get("problems", [{}])[0].get("field") for row in rows(done)] == ["$", None]
 
 
 def test_example_of_the_document_converts_as_described() -> None:

@@ -119,7 +119,7 @@ WRONG: Final = {
     "checks.secrets": ("loud",),
     "embedding.embedder": ("none-at-all",),
     "embedding.threads": ("-1",),
-    "limits.depth": ("7", "201"),
+    "queues.message_bytes": ("0", "1" + "0" * 16),
     "worker.batch_size": ("0",),
     "log.level": ("INFO",),
     "queues.traces": ("two words", ""),
@@ -300,6 +300,12 @@ def test_scoring_of_another_file_wins_over_settings_and_leaves_the_rest_of_them(
 def test_scoring_of_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=re.escape(message)):
         load_scoring(written(tmp_path, text), Settings())
+
+
+def test_larger_messages_may_hold_more_in_proportion() -> None:
+    small, large = (load_settings({"queues.message_bytes": size}).limits for size in (1_000, 4 * 2**20))
+    assert (small.message_bytes, small.steps, small.values) == (1_000, 2_000, 20_000)
+    assert (large.steps, large.values, large.field_chars, large.depth) == (8_000, 80_000, 400_000, 32)
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, islice
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -33,6 +33,14 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
     steps: Count = 2_000  # Number of steps.
     field_chars: Count = 100_000  # Length of any one string, in characters.
     depth: Annotated[int, Field(ge=8, le=200)] = 32  # Nesting of objects and lists, counted from the trace itself.
+
+    @classmethod
+    def of(cls, message_bytes: int) -> Self:
+        """Return the limits of submissions of so many bytes; beyond the default, the other limits grow in proportion."""
+        usual = cls()
+        factor = max(1.0, message_bytes / usual.message_bytes)
+        scaled = {name: int(getattr(usual, name) * factor) for name in ("values", "steps", "field_chars")}
+        return cls(message_bytes=message_bytes, **scaled)
 
 
 _MOST_PROBLEMS: Final = 10  # Of values over a limit: there may be as many as there are values.

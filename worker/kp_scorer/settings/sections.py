@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
@@ -120,6 +121,7 @@ class QueueSettings(Section):
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
     accepted_private: OptionalQueueName = ""
+    message_bytes: Count = 1_048_576
     results_limit: CountOrZero = 100_000
     results_bytes: CountOrZero = 268_435_456
     rejected_waits: bool = False
@@ -362,7 +364,6 @@ class Settings(Section):
     embedding: EmbeddingSettings = EmbeddingSettings()
     checks: ChecksSettings = ChecksSettings()
     ledger: LedgerSettings = LedgerSettings()
-    limits: Limits = Limits()
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     serve: ServeSettings = ServeSettings()
@@ -406,6 +407,11 @@ class Settings(Section):
         for outcome in get_args(Outcome):
             if results.via(outcome) == "task" and not results.task:
                 yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The limits of a submission, which follow from ``queues.message_bytes``."""
+        return Limits.of(self.queues.message_bytes)
 
     @property
     def results_bytes(self) -> int:
