@@ -15,7 +15,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, run, run_in_shell
-from tests.support.processes import FAST_WORKER, PATIENCE_S, opened, start_worker, wait_until
+from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, opened, start_worker, wait_until
 from tests.support.traces import fresh_samples, jsonl, rows_in
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -158,7 +158,8 @@ def test_an_embedder_that_cannot_be_loaded_is_needed_only_where_it_is_required(s
 
 
 def test_worker_without_redis_exits_3(settings: Settings, tmp_path: Path) -> None:
-    nowhere = with_changed(settings, redis__url=NOWHERE, worker__patience_s=0.5)
-    with start_worker(nowhere, tmp_path / "log", ready=False) as worker:
+    nowhere = with_changed(settings, redis__url=NOWHERE)
+    command, variables = ("tests.support.constants", *KP_SCORER_WORKER), {"CONSTANTS": "WorkerSettings.patience_s=0.5"}
+    with start_worker(nowhere, tmp_path / "log", ready=False, command=command, variables=variables) as worker:
         assert worker.process.wait(PATIENCE_S) == 3
         assert worker.events("worker_cannot_start")

@@ -98,8 +98,8 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
         # Ten seconds; it answers some times a second.
         server.launch("key-load-delay 100")
         wait_until(lambda: is_loading(server))
-        settings = settings_at(server.url, metrics__port=port, worker__patience_s=0.2)
-        variables = {"NOTIFY_SOCKET": str(tmp_path / "notify")}
+        settings = settings_at(server.url, metrics__port=port)
+        variables = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CONSTANTS": "WorkerSettings.patience_s=0.2"}
         with at_work(settings, tmp_path, ready=False, variables=variables) as (worker, _):
             (reason,) = wait_until(lambda: [each for each in probe("--ready")[1] if "LOADING" in each])
             assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")

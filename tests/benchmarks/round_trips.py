@@ -24,7 +24,7 @@ from kp_scorer.store.novelty_log import RedisLog
 from tests.benchmarks.common import Row, arguments, as_new, batches, own_redis, redis_of, report, samples, unit_vectors
 
 _RECORD_TTL_MS: Final = int(LedgerSettings().ttl_s * 1_000)
-_LEASE_MS: Final = int(WorkerSettings().decision_timeout_s * 1_000)
+_LEASE_MS: Final = int(WorkerSettings.stalled_after_s * 1_000)
 
 
 class RandomEmbedder(Embedder):

@@ -11,7 +11,7 @@ from kp_scorer.settings import Settings
 
 from tests.support.arena import TRACES, Arena, submit, supervised, traces, wait_until_ended
 from tests.support.crashing_worker import STALLS
-from tests.support.processes import wait_until
+from tests.support.processes import SOON_STALLED, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -29,10 +29,10 @@ def test_visibility_timeout_shorter_than_a_stalled_batch(arena: Arena) -> None:
 
 def test_stalled_worker_ends_and_another_decides(arena: Arena) -> None:
     def stall(place: int, life: int) -> Mapping[str, str]:
-        return {"STALL_S": "600" if life == 0 else "0"}
+        return {"STALL_S": "600" if life == 0 else "0", **SOON_STALLED}
 
     load = [*traces(10, STALLS), *traces(TRACES - 10)]
-    settings = arena.settings(worker__decision_timeout_s=2.0)
+    settings = arena.settings()
     with supervised(settings, arena.directory, 1, stall) as fleet, Client(settings) as client:
         submitted = submit(client, load)
         wait_until(lambda: fleet.ends)

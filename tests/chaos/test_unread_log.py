@@ -17,7 +17,7 @@ from kp_scorer.settings.loading import as_environment
 
 from tests.support.arena import Arena, submit, traces, wait_until_ended
 from tests.support.crashing_worker import STALLS
-from tests.support.processes import CRASHING_WORKER, FAST_WORKER, PATIENCE_S, free_port, launch_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, FAST_WORKER, PATIENCE_S, SOON_STALLED, free_port, launch_worker, wait_until
 from tests.support.prometheus import scraped
 
 _PIPE_BYTES: Final = 4_096
@@ -52,10 +52,10 @@ def test_a_worker_decides_and_ends_while_nobody_reads_its_log(arena: Arena) -> N
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_stalled_worker_ends_while_nobody_reads_its_log(arena: Arena) -> None:
-    settings = arena.settings(worker__decision_timeout_s=3.0)
+    settings = arena.settings()
     with unread(arena.directory / "log") as pipe, Client(settings) as client:
         os.write(pipe, bytes(_PIPE_BYTES))
-        worker = launch_worker(settings, arena.directory / "log", CRASHING_WORKER, {"STALL_S": "300"})
+        worker = launch_worker(settings, arena.directory / "log", CRASHING_WORKER, {"STALL_S": "300", **SOON_STALLED})
         try:
             submit(client, traces(1, STALLS))
             assert worker.process.wait(PATIENCE_S) == _STALLED
@@ -74,12 +74,14 @@ main()
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_a_stalled_worker_without_its_watchdog_ends_too(arena: Arena) -> None:
-    settings = arena.settings(worker__decision_timeout_s=3.0)
+    settings = arena.settings()
     with Client(settings) as client:
         submit(client, traces(1, STALLS))
     done = subprocess.run(
         [sys.executable, "-c", UNWATCHED],
-        env=os.environ | as_environment(settings) | {"KP_LOG_FORMAT": "json", "KP_METRICS_PORT": "0", "STALL_S": "300"},
+        env=os.environ
+        | as_environment(settings)
+        | {"KP_LOG_FORMAT": "json", "KP_METRICS_PORT": "0", "STALL_S": "300", **SOON_STALLED},
         capture_output=True,
         text=True,
         timeout=60,

@@ -57,6 +57,12 @@ def keep_honest(letters: DeadLetters) -> set[str]:
     return {f"kp:trace:acme:{number}" for number in range(6)}
 
 
+def limited(max_dead_letters: int, max_dead_letter_bytes: int = 2**28) -> LedgerSettings:
+    constants = {"max_dead_letters": max_dead_letters, "max_dead_letter_bytes": max_dead_letter_bytes}
+    settings: LedgerSettings = type("LimitedLedger", (LedgerSettings,), {"__module__": __name__, **constants})()
+    return settings
+
+
 def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, name: str = "") -> None:
     for number in range(count):
         letters.dead_letter(os.urandom(size_bytes), DeadLettering(reason, "$", name.format(number)))
@@ -68,7 +74,7 @@ def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, nam
 def test_junk_pushes_out_junk(
     of_worker: redis.Redis, keys: Keys, store: Store, metrics: Metrics, reason: Reason, name: str, count: int, size_bytes: int
 ) -> None:
-    bounded = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=MOST, max_dead_letter_bytes=2 * MB), metrics)
+    bounded = DeadLetters(of_worker, keys, limited(MOST, 2 * MB), metrics)
     honest = keep_honest(bounded)
     flood(bounded, count, size_bytes, reason, name)
     stored = list(bounded.read())
@@ -87,7 +93,7 @@ def test_junk_pushes_out_junk(
 def test_letters_that_no_class_has_go_first_and_room_is_made_whatever_is_damaged(
     of_worker: redis.Redis, redis_client: redis.Redis, keys: Keys
 ) -> None:
-    letters = DeadLetters(of_worker, keys, LedgerSettings(max_dead_letters=6))
+    letters = DeadLetters(of_worker, keys, limited(6))
     old = keep_honest(letters)
     # Letters of one millisecond have no order.
     kept_s = redis_client.time()

@@ -53,14 +53,14 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
 def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
     settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    settings = with_changed(settings, ledger__resend_after_s=3, ledger__max_resends=0)
+    settings = with_changed(settings, ledger__resend_after_s=3)
     (trace,) = short_traces(1, seed=21)
 
     def empty_since_ms() -> int:
         value: Any = redis_client.get(keys.drained)
         return int(value or 0)
 
-    with at_work(settings, tmp_path) as (worker, client):
+    with at_work(settings, tmp_path, variables={"CONSTANTS": "LedgerSettings.max_resends=0"}) as (worker, client):
         # Where the log is, so that a trace can be begun, and neither placed nor decided.
         client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=PATIENCE_S)
         (log,) = redis_client.keys("*log:word-hash-1")

@@ -45,7 +45,8 @@ class Scene(NamedTuple):
         # Sent long ago, in this order.
         self.redis_client.zadd(self.keys.pending, {FIRST: 1, SECOND: 2})
         self.monkeypatch.setattr(reconciler, "send_traces", watched)
-        settings = LedgerSettings(resend_after_s=0.001, max_resends=1)
+        self.monkeypatch.setattr(LedgerSettings, "max_resends", 1)
+        settings = LedgerSettings(resend_after_s=0.001)
         reconciler.reconcile(self.app, self.queues, self.store, settings, Metrics(()))
 
     def states(self) -> list[str]:

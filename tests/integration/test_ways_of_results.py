@@ -335,7 +335,7 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
 def test_a_worker_does_not_start_on_a_list_named_as_its_stream(settings: Settings, redis_client: redis.Redis) -> None:
     redis_client.lpush("decisions.accepted", "left")
     with pytest.raises(ServiceUnavailable, match=r"WRONGTYPE decisions\.accepted: expected a stream, or nothing"):
-        declare_as_worker(with_changed(settings, worker__patience_s=0.1, **STREAM))
+        declare_as_worker(with_changed(settings, **STREAM), patience_s=0.1)
 
 
 def test_commands_name_the_streams_that_they_do_not_read(settings: Settings, store: Store) -> None:

@@ -13,14 +13,16 @@ TRACE_LEASE_MS: Final = 120_000
 RESEND_AFTER_MS: Final = 600_000
 RECORD_TTL_MS: Final = 86_400_000
 KEPT_MS: Final = KEPT_S * 1_000
-LEDGER: Final = LedgerSettings(
-    ttl_s=RECORD_TTL_MS / 1_000,
-    resend_after_s=RESEND_AFTER_MS / 1_000,
-    max_resends=1,
+
+
+class SmallLedger(LedgerSettings):
+    max_resends = 1
     # So few that letters are often dropped, for being too many or, two of those that can be decoded, too large.
-    max_dead_letters=3,
-    max_dead_letter_bytes=790,
-)
+    max_dead_letters = 3
+    max_dead_letter_bytes = 790
+
+
+LEDGER: Final = SmallLedger(ttl_s=RECORD_TTL_MS / 1_000, resend_after_s=RESEND_AFTER_MS / 1_000)
 
 
 def class_key(of_class: str) -> str:

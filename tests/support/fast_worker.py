@@ -24,6 +24,8 @@ from kp_scorer.process.startup import LoadEmbedder
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
+from tests.support.constants import set_constants
+
 _DIMENSIONS: Final = 128
 _SHORT_CHARS: Final = 2_000
 
@@ -64,6 +66,7 @@ class WordHashEmbedder(Embedder):
 
 def run(load_embedder: LoadEmbedder = WordHashEmbedder) -> None:
     warnings.filterwarnings("ignore", category=SecurityWarning)
+    set_constants()
     app = create_app(load_settings(), load_embedder)
     app.worker_main(["--quiet", "worker", "--hostname", f"fast-{os.getpid()}@%h"])
 

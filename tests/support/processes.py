@@ -27,6 +27,8 @@ CRASHING_WORKER = ("tests.support.crashing_worker",)
 """The fast worker, dying, erring or stalling where a test wants it to."""
 
 CONTAINER_BYTES = 1_536 * 2**20
+SOON_STALLED: Final = {"CONSTANTS": "WorkerSettings.stalled_after_s=3"}
+"""A variable for these, by which a worker without progress ends soon."""
 CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), *KP_SCORER_WORKER)
 """The worker in the memory that deploy/kubernetes gives its container."""
 

@@ -30,7 +30,7 @@ from tests.support.required import required
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
 QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected")
 
-PATIENT: Final = {"broker.timeout_s": 20.0, "worker.patience_s": 120.0}
+PATIENT: Final = {"broker.timeout_s": 20.0}
 """Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
 
 LARGEST_BYTES: Final = 2**24
@@ -92,10 +92,10 @@ def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
         yield load_settings({"broker.url": own_url, "redis.url": redis_url})
 
 
-def declare_as_worker(settings: Settings) -> None:
+def declare_as_worker(settings: Settings, patience_s: float = 120.0) -> None:
     """Do what a worker does before it consumes: declare its queues."""
     with make_celery(settings) as app, Store.open(settings) as store:
-        wait_for_services(settings, app, store, submission_queues(settings), Patience(settings.worker.patience_s, lambda: None))
+        wait_for_services(settings, app, store, submission_queues(settings), Patience(patience_s, lambda: None))
 
 
 def confirming(url: str) -> Connection:

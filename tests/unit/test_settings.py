@@ -218,10 +218,6 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "de
         *(({"queues.accepted": name}, "is the name of a key that workers use") for name in OF_WORKERS),
         ({"checks.own": {"secrets": "note"}}, "^checks.own: secrets is set by checks.secrets"),
         ({"checks.own": {"A": "note"}}, "^checks.own.A: "),
-        (
-            {"checks.secrets": "note", "worker.decision_timeout_s": 20},
-            "^worker.decision_timeout_s: expected 30 s and checks.time",
-        ),
         # Other machines need a token and TLS.
         ({"serve.host": "0.0.0.0"}, "^serve: host: beyond this machine"),
         ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),

@@ -135,7 +135,7 @@ class Runtime:
         self._renewing = tasks.start("renew_lease", self._renew, _RENEW_EVERY_S)
         self._start_maintenance(tasks)
         self._watchdog.watch_threads(tasks.threads)
-        self._watchdog.watch("consumer", self.heartbeat.elapsed_s, settings.worker.decision_timeout_s)
+        self._watchdog.watch("consumer", self.heartbeat.elapsed_s, settings.decision_timeout_s)
         self._watchdog.watch("shutdown", self._shutdown.elapsed_s, settings.worker.grace_s)
 
     def _start_maintenance(self, tasks: PeriodicTasks) -> None:
@@ -178,7 +178,7 @@ class Runtime:
             on_fatal=self._shut_down,
         )
         self._opened.callback(pipeline.stop)
-        limit_s = settings.worker.decision_timeout_s
+        limit_s = settings.decision_timeout_s
         self._watchdog.watch_threads(pipeline.threads)
         self._watchdog.watch("deciding", pipeline.deciding_stalled_s, limit_s)
         # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.

@@ -97,7 +97,11 @@ class BrokerSettings(_ServerSection):
     schemes = BROKER_SCHEMES
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
-    hold_s: Seconds = 600.0
+    hold_s: ClassVar[float] = 600.0
+    """RabbitMQ: how long a message is in flight before it goes to the end of its queue, as when nobody reads decisions.
+
+    RabbitMQ takes it away after its consumer_timeout of 30 minutes, and counts a delivery.
+    """
 
     @property
     def is_redis(self) -> bool:
@@ -272,9 +276,11 @@ class LedgerSettings(Section):
 
     ttl_s: Seconds = 86_400.0
     resend_after_s: Seconds = 600.0
-    max_resends: CountOrZero = 3
-    max_dead_letters: Count = 100_000
-    max_dead_letter_bytes: Count = 268_435_456
+    max_resends: ClassVar[int] = 3
+    """How often a trace is sent again without a decision before it becomes a dead letter."""
+    max_dead_letters: ClassVar[int] = 100_000
+    max_dead_letter_bytes: ClassVar[int] = 2**28
+    """How many dead letters are kept, and how many bytes of them; a quarter of Redis' maxmemory at most."""
 
     @property
     def ttl_ms(self) -> int:
@@ -289,10 +295,11 @@ class WorkerSettings(Section):
     in_flight_bytes: Count = 335_544_320
     batch_size: Annotated[int, Field(ge=1, le=256)] = 32
     max_attempts: Count = 5
-    patience_s: Seconds = 30.0
-    decision_timeout_s: Seconds = 120.0
     grace_s: Seconds = 25.0
     remote_control: bool = False
+    patience_s: ClassVar[float] = 60.0
+    """How long a starting worker waits for Redis and the broker, each. Its supervisor starts it again."""
+    stalled_after_s: ClassVar[float] = 120.0
 
 
 class MetricsSettings(Section):
@@ -384,9 +391,6 @@ class Settings(Section):
             yield "embedding.required: expected false where embedding.embedder is 'none'"
         if "secrets" in self.checks.own:
             yield "checks.own: secrets is set by checks.secrets"
-        if len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s) > self.worker.decision_timeout_s:
-            # Each may have its process started anew.
-            yield f"worker.decision_timeout_s: expected {self.checks.start_s:g} s and checks.timeout_s for each check, or more"
         if self.worker.remote_control and not self.broker.url.startswith("amqp"):
             yield "worker.remote_control needs RabbitMQ: workers do not subscribe to anything in Redis"
 
@@ -407,6 +411,11 @@ class Settings(Section):
         for outcome in get_args(Outcome):
             if results.via(outcome) == "task" and not results.task:
                 yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
+
+    @property
+    def decision_timeout_s(self) -> float:
+        """How long a worker may make no progress before it counts as stalled; each check may have its process started anew."""
+        return max(self.worker.stalled_after_s, len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s))
 
     @cached_property
     def limits(self) -> Limits:

@@ -22,7 +22,7 @@
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
     {prefix}:dropped            hash     how many dead letters of each reason were dropped to make room; one key
     {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age,
-                                         and to ``ledger.max_dead_letters`` and ``ledger.max_dead_letter_bytes``
+                                         and to 100,000 and 256 MiB
     {prefix}:dead_sizes         hash     bytes that each dead letter takes and its class, its reason and its trace's namespace
     {prefix}:dead_classes       zset     classes of dead letters by the bytes that those of each take
     {prefix}:dead_of:{class}    zset     as ``dead``, of one class. All these expire with the last dead letter
