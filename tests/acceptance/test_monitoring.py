@@ -27,7 +27,7 @@ from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import REASONS, ServiceUnavailable
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.report.drift import Drift, drift, time_of
@@ -43,7 +43,16 @@ from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command, invoked
 from tests.support.documents import anchors_of, lines_of
-from tests.support.processes import FAST_WORKER, PATIENCE_S, at_work, free_port, opened, start_worker, wait_until
+from tests.support.processes import (
+    CRASHING_WORKER,
+    FAST_WORKER,
+    PATIENCE_S,
+    at_work,
+    free_port,
+    opened,
+    start_worker,
+    wait_until,
+)
 from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running_prometheus, samples_of, scraped, values_of
 from tests.support.rabbitmq import OwnNode, RabbitMQ
 from tests.support.servers import RedisServer
@@ -154,15 +163,32 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert 0 < samples["kp_scorer_processing_seconds_sum"] < 60
         assert samples["kp_scorer_batch_traces_sum"] == samples["kp_scorer_window_entries"] == 20
         assert (samples["kp_scorer_deliveries_total"], samples["kp_scorer_redeliveries_total"]) == (21, 0)
-        assert samples['kp_scorer_dead_letters_total{reason="invalid"}'] == total(samples, "kp_scorer_dead_letters_total") == 1
         assert (samples["kp_scorer_ready"], samples["kp_scorer_degraded"]) == (1, 0)
         assert samples["kp_scorer_mirror_lag_seconds"] < 10
         samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20))
+        assert samples['kp_scorer_dead_lettered{reason="invalid"}'] == total(samples, "kp_scorer_dead_lettered") == 1
         assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
         assert 1e-4 < samples["kp_scorer_redis_memory_used_ratio"] < 0.1
     assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings))
+
+
+def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    measured = with_changed(settings, metrics__port=free_port())
+    redis_client.lpush("traces", *(f'{{"@type": "nothing that is known", "number": {number}}}' for number in range(3)))
+    dying = {"CRASH_AT": "dead", "CRASH_AFTER": "2"}
+    with start_worker(measured, tmp_path / "first.log", ready=False, command=CRASHING_WORKER, variables=dying) as worker:
+        assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
+    with at_work(measured, tmp_path), Store.open(settings) as store:
+        wait_until(lambda: store.dead_letters.count() == 3)
+        occurrences = wait_until(lambda: sum(each.occurrences for each in store.dead_letters.read()))
+        counted = 'kp_scorer_dead_lettered{reason="invalid"}'
+        wait_until(lambda: scraped(measured).get(counted) == occurrences, timeout_s=20)
+        (report,) = store.worker_reports()
+        assert report.dead_letters < occurrences
 
 
 @pytest.mark.slow
@@ -411,7 +437,8 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"])
-    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, {"redis": Condition(0.0, 0)}))
+    servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
+    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered))
     metrics.count_left_out("decisions.rejected", 0)
     return samples_of(generate_latest(metrics.registry).decode())
 

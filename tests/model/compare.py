@@ -40,7 +40,9 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.dead_letter_sizes: _fields({each: f"{size} {of_class}" for each, (size, of_class) in model.letter_sizes.items()}),
         KEYS.dead_letter_classes: model.classes,
         KEYS.dropped: model.dropped,
-        KEYS.counts: _counts({"submitted": model.submitted, "decided": model.decided, "dead": model.dead}),
+        KEYS.counts: _counts(
+            {"submitted": model.submitted, "decided": model.decided, "dead": model.dead, **model.dead_lettered}
+        ),
         KEYS.tallies: _counts(model.tallies),
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,

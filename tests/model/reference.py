@@ -44,6 +44,7 @@ class Reference:
         self.classes: dict[str, int] = {}
         self.class_index: dict[str, dict[str, int]] = {}
         self.dropped = Counter[str]()
+        self.dead_lettered = Counter[str]()
         self.workers: dict[str, int] = {}
         self.reports: dict[str, bytes] = {}
         self.drained: int | None = None
@@ -210,6 +211,7 @@ class Reference:
         old = self.letters.get(letter_id)
         first_ms, burials = (old.first_ms, old.burials + 1) if old else (self.now, 1)
         self.serials += 1
+        self.dead_lettered[reason] += 1
         self.letters[letter_id] = Letter(
             payload, reason, detail, trace_id, deliveries, first_ms, self.now, burials, self.serials
         )

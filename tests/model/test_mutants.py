@@ -63,6 +63,7 @@ _BY_SCRIPT: Final = {
         ("named == '' or is_known", "is_known", "what could not be decoded has a letter without a name"),
         ("record, state = nil, nil", "", "a letter speaks for the records of two traces"),
         ("add(dead_letter, 'burials', 1)", "", "occurrences are not counted"),
+        ("add(counts, reason, 1)", "", "reasons are not counted"),
     ),
     "ledger": (
         (

@@ -214,10 +214,10 @@ def test_a_report_has_the_figures_since_the_start() -> None:
 
 def test_counters_begin_at_0_and_have_no_series_of_their_creation() -> None:
     metrics = Metrics(())
-    metrics.count_dead_letter("conflict")
+    metrics.count_dropped("conflict", 1)
     samples = samples_from(metrics)
-    dead_letters = {reason: samples[f'kp_scorer_dead_letters_total{{reason="{reason}"}}'] for reason in REASONS}
-    assert dead_letters == {reason: float(reason == "conflict") for reason in REASONS}
+    dropped = {reason: samples[f'kp_scorer_dead_letters_dropped_total{{reason="{reason}"}}'] for reason in REASONS}
+    assert dropped == {reason: float(reason == "conflict") for reason in REASONS}
     assert [name for name in samples if "_created" in name] == []
 
 

@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError
 from kp_scorer.broker.connection import broker_condition, check_publishing, waiting, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
-from kp_scorer.errors import BrokerBlocked, NoQueue
+from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.connection import Condition
@@ -39,6 +39,7 @@ class Backlog(NamedTuple):
     blocked: str = ""  # Why RabbitMQ accepts no messages; empty if it does.
     limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
     used_bytes: Mapping[str, float] = MappingProxyType({})  # Of the bytes that each takes in Redis, the used share; if limited.
+    dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # How often since the ledger began, by reason.
     waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
     at_s: float = 0.0  # When, by the monotonic clock.
 
@@ -151,6 +152,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
         blocked=blocked(app, settings),
         limit=limit,
         used_bytes=used_bytes,
+        dead_lettered=store.dead_letters.dead_lettered(),
         waited_for=waited_for,
         at_s=time.monotonic(),
     )

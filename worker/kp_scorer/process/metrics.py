@@ -49,7 +49,7 @@ class Metrics:
         values = counter("values", about, ("domain", "dimension", "bin"))
         self._left_out = counter("decisions_left_out", "Decisions that a full queue was not sent, by queue", ("queue",))
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
-        self._dead_letters = counter("dead_letters", "Messages dead-lettered, by reason", ("reason",))
+        self._dead_letters = Counter("dead_letters", "By this worker, for its report", registry=None)
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
         self._deliveries = counter("deliveries", "Messages delivered")
         self._redeliveries = counter("redeliveries", "Messages redelivered")
@@ -67,7 +67,6 @@ class Metrics:
             self._findings.labels(check)
             self._failures.labels(check, failure)
         for reason in REASONS:
-            self._dead_letters.labels(reason)
             self._dropped.labels(reason)
 
     def _define_histograms(self) -> None:
@@ -103,6 +102,8 @@ class Metrics:
         self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
+        about = "How often a submission was dead-lettered since the ledger began, by reason"
+        self._dead_lettered = gauge("dead_lettered", about, ("reason",))
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
         self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
@@ -130,6 +131,8 @@ class Metrics:
             self._results_used.labels(name).set(backlog.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
+        for reason, count in backlog.dead_lettered.items():
+            self._dead_lettered.labels(reason).set(count)
         for name, server in backlog.servers.items():
             self._evicted.labels(name).set(_known(server.evicted_keys))
             self._evicts.labels(name).set(bool(server.evicts))
@@ -142,9 +145,9 @@ class Metrics:
         if deliveries > 1:
             self._redeliveries.inc()
 
-    def count_dead_letter(self, reason: Reason) -> None:
-        """Count a dead letter that is stored."""
-        self._dead_letters.labels(reason).inc()
+    def count_dead_letter(self, _: Reason) -> None:
+        """Count a dead letter that is stored, for the report: metrics show the ledger's count, which outlives the process."""
+        self._dead_letters.inc()
 
     def count_dropped(self, reason: Reason, count: int) -> None:
         """Count dead letters that made room for others."""

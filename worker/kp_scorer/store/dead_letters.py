@@ -8,7 +8,7 @@ import redis
 import structlog
 
 from kp_scorer.decision import Decision, Received
-from kp_scorer.errors import Reason, ServiceUnavailable
+from kp_scorer.errors import REASONS, Reason, ServiceUnavailable
 from kp_scorer.settings.sections import LedgerSettings
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.keys import KEPT_S, Keys
@@ -196,6 +196,11 @@ class DeadLetters:
             log.warning("dead_letters_dropped", reason=reason.decode(), count=count)
             if self._counter:
                 self._counter.count_dropped(cast("Reason", reason.decode()), count)
+
+    def dead_lettered(self) -> dict[Reason, int]:
+        """Count by reason how often a submission was dead-lettered since the ledger began, also by processes that have died."""
+        counts: Any = self._client.hmget(self._keys.counts, REASONS)
+        return dict(zip(REASONS, map(number_in, counts), strict=True))
 
     def dropped(self) -> dict[str, int]:
         """How many made room for others by now, by reason; reasons of none are not there."""

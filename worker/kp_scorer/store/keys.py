@@ -16,7 +16,8 @@
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
                                          ``ledger.ttl_s`` after it was decided or died, and not before
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
-    {prefix}:counts             hash     how many were submitted, decided and dead; one key
+    {prefix}:counts             hash     how many were submitted, decided and dead, and how often one was dead-lettered for
+                                         each reason; one key
     {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
                                          domains and those that settings name. ``lua/commit.lua`` lists its fields
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days

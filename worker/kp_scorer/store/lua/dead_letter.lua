@@ -51,6 +51,7 @@ elseif named ~= trace_id then
     record, state = nil, nil
 end
 add(dead_letter, 'burials', 1)
+add(counts, reason, 1)
 redis.call('PEXPIRE', dead_letter, ttl_ms)
 redis.call('ZADD', dead_letters, now, dead_letter_id)
 join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload)
