@@ -5,7 +5,7 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,8 +13,10 @@ from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 from kp_scorer.errors import SettingsError
+from kp_scorer.settings import load_settings
 
-from tests.support.builders import load_embedder
+from tests.support.builders import load_embedder, minimal_payload
+from tests.support.commands import command
 from tests.support.json_files import change_json
 from tests.support.required import require_torch
 
@@ -84,14 +86,17 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
     assert embedder.dimensions == expected.shape[1]
 
 
+@pytest.mark.parametrize("load", [on_openvino, on_torch])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)
-def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: Path, precision: str) -> None:
+def test_a_model_saved_in_half_precision_gets_its_vectors(
+    tiny: Tiny, tmp_path: Path, precision: str, load: Callable[[Tiny], Embedder]
+) -> None:
     from sentence_transformers import SentenceTransformer
 
     halved = SentenceTransformer(str(tiny.directory), device="cpu", model_kwargs={"dtype": precision}).eval()
-    halved.save(str(tmp_path), create_model_card=False)
-    vectors = on_torch(Tiny(halved, tmp_path)).embed(TEXTS)
+    halved.save(str(tmp_path / "halved"), create_model_card=False)
+    vectors = load(Tiny(halved, tmp_path / "halved")).embed(TEXTS)
     expected = np.stack([halved.encode(text, convert_to_tensor=True).float().numpy() for text in TEXTS])
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert (vectors * expected).sum(axis=1).min() > 1 - 2e-3
@@ -146,6 +151,48 @@ def test_a_model_that_cannot_embed_as_many_tokens_as_its_files_say_is_refused_at
     monkeypatch.setattr("kp_scorer.embedding.model._OFFSET_POSITIONS", ())
     with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot embed the 130 tokens that it says it takes"):
         load_embedder(embedder=engine, model=str(copy))
+
+
+@pytest.fixture
+def partly_broken(tiny: Tiny, tmp_path: Path) -> Path:
+    """The same model with a row of its embeddings that is no number, that of one word."""
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    model: Any = SentenceTransformer(str(tiny.directory), device="cpu")
+    with torch.no_grad():
+        model.transformers_model.embeddings.word_embeddings.weight[model.tokenizer.convert_tokens_to_ids("castle")] = torch.nan
+    model.save(str(tmp_path / "broken"), create_model_card=False)
+    return tmp_path / "broken"
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_model_with_weights_that_are_no_numbers_is_not_converted(partly_broken: Path) -> None:
+    with pytest.raises(SettingsError, match=r"^embedding\.model: .* has weights that are infinite or no numbers$"):
+        load_embedder(embedder="openvino", model=str(partly_broken))
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_text_without_a_vector_fails_alone_in_score(partly_broken: Path) -> None:
+    objectives = ["a tree", "a castle", "a river"]
+    traces = [minimal_payload(trace_id=f"kp:trace:{number}", objective=each) for number, each in enumerate(objectives)]
+    settings = load_settings({"embedding.embedder": "torch", "embedding.model": str(partly_broken)})
+    done = command(settings, "score", "-", stdin="\n".join(map(json.dumps, traces)))
+    assert done.exit_code == 1
+    first, failed, last = map(json.loads, done.stdout.splitlines())
+    assert (first["trace_id"], last["trace_id"], last["novelty"]["source"]) == ("kp:trace:0", "kp:trace:2", "embedding")
+    expected = {"trace_id": "kp:trace:1", "state": "dead", "reason": "scoring_failed", "detail": "FloatingPointError"}
+    assert failed == {**expected, "line": 2}
+    assert "castle" not in done.stderr
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_model_that_needs_code_of_its_own_is_refused_for_that(tiny: Tiny, tmp_path: Path) -> None:
+    copy = tiny._replace(directory=shutil.copytree(tiny.directory, tmp_path / "copy"))
+    (copy.directory / "own.py").write_text("raise AssertionError('this must not run')", "utf-8")
+    change_json(copy.directory / "config.json", model_type="own", auto_map={"AutoModel": "own.Own", "AutoConfig": "own.Config"})
+    with pytest.raises(SettingsError, match=r"^embedding\.model: .* needs code of its own \(trust_remote_code\)"):
+        on_torch(copy)
 
 
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kp_scorer import offline
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, NotConverted, TraceConflict
+from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, NotConverted, TraceConflict, TraceDead
 from kp_scorer.offline import Scorer, convert, decide_offline, offline_decider, score_traces
 from kp_scorer.settings import Settings, load_settings
 
@@ -52,7 +52,7 @@ def outcomes(decisions: Iterator[Decision]) -> list[object]:
             row = decision.model_dump(exclude={"timings", "decided_at"})
             row["novelty"].pop("entry")
             rows.append(row)
-    except (InvalidTrace, TraceConflict, ArithmeticError, KeyError) as error:
+    except (InvalidTrace, TraceConflict, TraceDead, KeyError) as error:
         rows.append(repr(error))
     return rows
 

@@ -12,7 +12,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import NotConverted, ServiceUnavailable, SettingsError
+from kp_scorer.errors import NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
@@ -66,10 +66,11 @@ class Scorer:
     def score(self, trace: Mapping[str, Any] | ReasoningTrace) -> Decision:
         """Score a trace and add it to the window; one that was scored before keeps its decision.
 
-        InvalidTrace if it is no ReasoningTrace or over a limit; TraceConflict if an earlier one has its id and other content.
+        InvalidTrace if it is no ReasoningTrace or over a limit; TraceConflict if an earlier one has its id and other content;
+        TraceDead if the embedder has no vector for its text.
         """
         checked = trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, self._limits)
-        (resolved,) = self._decider.decide([checked], alone=True)
+        resolved = _decide_alone(self._decider, checked)
         if not isinstance(resolved, Decision):
             raise resolved
         return resolved
@@ -103,9 +104,9 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 
 
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
-    """Decide a batch, in order, as if it were decided one by one: a trace that cannot be decided fails none before it.
+    """Decide a batch, in order, as if it were decided one by one: a trace that cannot be scored is dead, and fails no other.
 
-    EmbedderUnhealthy if the embedder fails whatever it is given; any other error is the fault of the trace whose turn it is.
+    EmbedderUnhealthy if the embedder fails whatever it is given.
     """
     try:
         together = decider.decide(batch)
@@ -116,7 +117,18 @@ def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterato
         together = []
     yield from together
     for trace in batch[len(together) :]:
-        yield from decider.decide([trace], alone=True)
+        yield _decide_alone(decider, trace)
+
+
+def _decide_alone(decider: Decider, trace: ReasoningTrace) -> Resolved:
+    try:
+        (resolved,) = decider.decide([trace], alone=True)
+    except ScorerError:
+        raise
+    except Exception as error:
+        # As a worker dead-letters it. The error's message may quote the trace.
+        return TraceDead(trace.id, "scoring_failed", type(error).__name__)
+    return resolved
 
 
 def offline_decider(settings: Settings) -> Decider:

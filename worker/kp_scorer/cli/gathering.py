@@ -27,7 +27,7 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict
+from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict, TraceDead
 from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -38,7 +38,7 @@ _MOST_LABELS_BYTES: Final = 2**26  # Of a file with labels, which are all held.
 
 _TIME: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
 
-Result = Decision | InvalidTrace | TraceConflict  # Of a line: the decision on its trace, or why there is none.
+Result = Decision | InvalidTrace | TraceConflict | TraceDead  # Of a line: the decision on its trace, or why there is none.
 
 
 class GatheredTrace(NamedTuple):
@@ -179,7 +179,7 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             results = decide_offline(decider, [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)])
             for line in batch:
                 result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
-                # A ledger in memory has no other workers and no deaths.
+                # A ledger in memory has no other workers.
                 assert isinstance(result, Result)
                 if isinstance(result, Decision):
                     note_if_unmeasured(result)

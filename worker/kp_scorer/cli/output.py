@@ -16,7 +16,7 @@ from typing import Any, Final, TextIO
 import click
 
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict, UnknownFormat
+from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict, TraceDead, UnknownFormat
 from kp_scorer.files import open_regular
 
 NO_EMBEDDER: Final = (
@@ -102,7 +102,7 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
     print_note(f"wrote {name}")
 
 
-def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "") -> dict[str, Any]:
+def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, file: str = "") -> dict[str, Any]:
     """Print to stderr what is wrong with a line of the input, for lines of no format once a file; return it for programs."""
     place = {name: value for name, value in (("file", file), ("line", line_number)) if value}
     reason = str(error)
@@ -113,6 +113,8 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict, file: str = "
         print_note(": ".join(filter(None, (file, f"line {line_number}" if line_number else "", reason))))
     if isinstance(error, TraceConflict):
         return {"trace_id": error.trace_id, "state": "conflict", **place}
+    if isinstance(error, TraceDead):
+        return {"trace_id": error.trace_id, "state": "dead", "reason": error.reason, "detail": error.detail, **place}
     return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
 
 

@@ -37,7 +37,7 @@ _OFFSET_POSITIONS: Final = frozenset(
 )
 """Types of models that number positions from behind the padding token's id."""
 
-_CONVERSION: Final = 5  # Change it when models are converted differently, so that older files are not used.
+_CONVERSION: Final = 6  # Change it when models are converted differently, so that older files are not used.
 _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.%s import main; main()"
 """Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
 

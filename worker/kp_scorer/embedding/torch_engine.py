@@ -79,7 +79,7 @@ def unit_vectors(
 
 
 def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> SentenceTransformer:
-    """Load a model from a local directory.
+    """Load a model from a local directory, in single precision.
 
     SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers makes other
     vectors of it, or if it cannot embed a text of so many tokens.
@@ -101,7 +101,9 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
             unit_vectors(model, full, torch.ones_like(full)).cpu()
     except Exception as error:
         problem = "cannot be loaded"
-        if length:
+        if "trust_remote_code" in str(error):
+            problem = "needs code of its own (trust_remote_code), which is not run here"
+        elif length:
             problem = f"cannot embed the {length} tokens that it says it takes: set max_seq_length in sentence_bert_config.json"
         raise SettingsError(f"embedding.model: {path} {problem} ({type(error).__name__})") from error
     if Tokens(tokenizer).row(_SAMPLE)[0] != ids[0].tolist():
@@ -110,7 +112,8 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         raise SettingsError(
             f"embedding.model: {path} makes other vectors than sentence-transformers does, so it is not supported"
         )
-    return model
+    # All engines compute with the same numbers: the vectors of one in half precision would be others.
+    return model.float()
 
 
 class _UnitVectors(torch.nn.Module):
@@ -132,11 +135,15 @@ class _UnitVectors(torch.nn.Module):
 def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
     """Write the converted model, with float16 weights, to ``target`` and a ``.bin`` file beside it.
 
-    Raises as :func:`load_model` does, and ValueError if the converted model's vectors differ from the model's.
+    Raises as :func:`load_model` does, SettingsError if weights are not finite, and ValueError if the converted model's vectors
+    differ from the model's.
     """
     from kp_scorer.embedding.openvino_engine import openvino  # which need not be installed where torch runs models itself
 
     model = load_model(path, tokenizer, max_tokens, "cpu")
+    if not all(torch.isfinite(weights).all() for weights in model.parameters()):
+        # OpenVINO would score them as 65,504, the largest of float16.
+        raise SettingsError(f"embedding.model: {path} has weights that are infinite or no numbers")
     body: Any = model.transformers_model
     size = body.config.vocab_size
     # Tracing records only the code path of the example; other shapes show whether it serves them too.
