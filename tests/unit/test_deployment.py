@@ -93,8 +93,31 @@ def test_the_certificate_of_a_private_index_is_there_where_pip_runs(certificate:
     assert "PIP_CERT=${PIP_CERT:+/run/secrets/pip-cert}" in " ".join(arguments_of("ENV", stages()["pip"])).split()
 
 
+def test_the_lock_has_hashes_of_all_but_torch_and_what_builds_the_package() -> None:
+    entries = re.findall(r"^(([\w-]+)==\S+)(.*(?:\n .*)*)", (REPOSITORY / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert {name for _, name, rest in entries if "--hash=sha256:" not in rest} == {"torch"}
+    read = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    project, locked = read["project"], {name for _, name, _ in entries}
+    for group in (project["dependencies"], *project["optional-dependencies"].values()):
+        named = {re.split(r"[^\w-]", requirement)[0].lower() for requirement in group}
+        assert named - {"kp-scorer"} <= locked
+    assert set(read["build-system"]["requires"]) <= {pin for pin, _, _ in entries}
+
+
+def test_all_that_is_installed_for_users_is_verified() -> None:
+    printed = subprocess.run(
+        ["make", "--dry-run", "--always-make", "dev", "torch"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    installs = [line for line in printed.stdout.splitlines() if " -m pip " in line]
+    assert len(installs) == 5
+    assert all("--constraint constraints.txt" in line or line.startswith("sed -n '/^pip==/") for line in installs)
+    environment = " ".join(arguments_of("ENV", stages()["pip"]))
+    assert {"PIP_CONSTRAINT=/src/constraints.txt", "PIP_BUILD_CONSTRAINT=/src/constraints.txt"} <= set(environment.split())
+
+
 def test_no_index_and_no_registry_is_named() -> None:
-    assert "://" not in (REPOSITORY / "deploy" / "Dockerfile").read_text("utf-8")
+    for path in ("constraints.txt", "deploy/Dockerfile"):
+        assert "://" not in (REPOSITORY / path).read_text("utf-8")
     assert [stage.base for stage in stages().values() if stage.base not in stages()] == ["${BASE}"]
 
 
