@@ -9,8 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer import adapters
-from kp_scorer.adapters import Converter
+from kp_scorer.adapters import Converter, converter
 from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_files
 from kp_scorer.errors import NotConverted
@@ -426,10 +425,10 @@ def test_run_whose_clock_is_ahead_cuts_no_other_off() -> None:
 
 
 def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_MOST_OPEN", 2)
-    converter = Converter(SUPPLIED, LIMITS, "otel")
-    assert list(converter.feed(1, export(*WINDY))) == []
-    (trace,) = converter.feed(2, of_another_run(1, 0))
+    monkeypatch.setattr(converter, "_MOST_OPEN", 2)
+    reader = Converter(SUPPLIED, LIMITS, "otel")
+    assert list(reader.feed(1, export(*WINDY))) == []
+    (trace,) = reader.feed(2, of_another_run(1, 0))
     assert isinstance(trace, dict)
 
 

@@ -10,10 +10,9 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kp_scorer import adapters
-from kp_scorer.adapters import FORMATS, MOST_DEPTH
+from kp_scorer.adapters import FORMATS, MOST_DEPTH, Converter, converter
 from kp_scorer.adapters.building import Run
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
 from kp_scorer.trace import is_trace_id
@@ -306,7 +305,7 @@ def test_chat_of_800_turns_is_a_trace_of_all_that_was_said() -> None:
 
 
 def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_MOST_RECORDS", 10)
+    monkeypatch.setattr(converter, "_MOST_RECORDS", 10)
     others = [test_adapter_otel.WINDY[1] | {"traceId": f"{n:032x}"} for n in range(2)]
     sources = [test_adapter_otel.export(others[0]), otel_chat(6), test_adapter_otel.export(others[1])]
     traces, refused = converted_and_refused("otel", sources)
@@ -335,8 +334,8 @@ def paths_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
 def test_value_of_another_type_anywhere_in_a_record_ends_no_other_run(name: str) -> None:
     for path in paths_in(EXAMPLES[name])[1:]:
         for odd in ODD_VALUES:
-            converter = adapters.Converter(SUPPLIED, Limits(), name)
-            results = [*converter.feed(1, replaced(EXAMPLES[name], path, instead(odd))), *converter.end()]
+            reader = Converter(SUPPLIED, Limits(), name)
+            results = [*reader.feed(1, replaced(EXAMPLES[name], path, instead(odd))), *reader.end()]
             refused = [str(result) for result in results if isinstance(result, NotConverted)]
             assert not any("error of ours" in error for error in refused), (path, odd)
 
@@ -354,6 +353,13 @@ def test_records_that_once_ended_all_are_read_or_refused(name: str, record: obje
     assert len(traces) + len(refused) == 2
     assert traces
     assert "error of ours" not in str(refused)
+
+
+@of_each_format
+def test_objects_of_a_format_fit_it_and_no_other_specific_format(name: str) -> None:
+    for item in objects_in(EXAMPLES[name] if isinstance(EXAMPLES[name], list) else [EXAMPLES[name]]):
+        specific = [other for other, each in FORMATS.items() if each.fits(item) and not each.is_general]
+        assert specific == ([] if FORMATS[name].is_general else [name])
 
 
 def test_error_of_ours_is_that_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:

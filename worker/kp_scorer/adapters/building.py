@@ -1,4 +1,4 @@
-"""From the pieces of a run to a trace: its id, its objective, its steps and how it ended."""
+"""Makes a trace from the pieces of a run: its id, its objective, its steps and its outcome."""
 
 import hashlib
 import math
@@ -16,7 +16,7 @@ from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_OPTIONS: Final = {  # What supplies a field that a source lacks.
+_OPTIONS: Final = {  # For each field that sources may lack: its path in the trace, and the option that supplies it.
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),
     "created_at": ("metadata.created_at", "--created-at"),
@@ -37,40 +37,51 @@ _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%"
 
 
 class SuppliedFields(NamedTuple):
-    """The fields of traces that sources lack, as the caller supplies them, or where they stand in each record."""
+    """The fields of traces that sources lack: their values, or their places in each record."""
 
     confidence: Fraction | None
     task_domain: Domain | None
     visibility: Visibility
     privacy_level: PrivacyLevel
-    success: bool | None = None  # For runs whose source does not say whether they succeeded.
-    created_at: IsoDatetime | None = None  # For runs whose source does not say when they were.
-    paths: Mapping[str, str] = MappingProxyType({})  # Dotted, into a run's record, by the field: one of these, or ``id``.
+    success: bool | None = None  # For runs whose source does not record it.
+    created_at: IsoDatetime | None = None  # For runs whose source does not record it.
+    paths: Mapping[str, str] = MappingProxyType({})  # By one of these fields, or ``id``: its dotted path in a record.
 
 
 class Run(NamedTuple):
-    """One agent run in a source. What the source lacks is None."""
+    """One agent run in a source. A field that the source lacks is None."""
 
-    node: Node  # Where it stands.
+    node: Node  # Its place in the source.
     trace_id: str
     pieces: Sequence[Piece]
     created_at: str | None = None
     success: bool | None = None
     framework: str | None = None
-    answer: Node | None = None  # What the run put out in the end, where the format has a place for that.
-    record: object = None  # What the caller's paths lead into; None if that is what stands at ``node``.
+    answer: Node | None = None  # The final result, where the format has a field for it.
+    record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
 
 
-def trace_id(kind: str, own: str, content: object) -> str:
-    """The id of a run: its own, as in a URL, if it has one of fitting length, else a digest of its source; always the same."""
-    if own and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{quote(own, _PRINTABLE, errors='replace')}"):
+def trace_id(kind: str, own_id: str, content: object) -> str:
+    """Return the id of a run: its own, escaped as in a URL, or a digest of its content if that is missing or too long."""
+    if own_id and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{quote(own_id, _PRINTABLE, errors='replace')}"):
         return full
     digest = hashlib.blake2b(as_json(content).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     return f"{TRACE_ID_PREFIX}{kind}:{digest}"
 
 
+def run_of_session(kind: str, own_id: str, lines: Sequence[Node], pieces: Sequence[Piece]) -> Run:
+    """Make a run of the lines of a session, which an agent of this kind wrote."""
+    run_id = trace_id(kind, own_id, [line.value for line in lines])
+    return Run(lines[0], run_id, pieces, first_timestamp(lines), framework=kind)
+
+
+def first_timestamp(records: Iterable[Node]) -> str | None:
+    """Return the first ``timestamp`` of any record."""
+    return next((time for record in records if (time := record.at("timestamp").text())), None)
+
+
 def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
-    """For each piece a digest of all pieces up to it, which are the same whatever ids their calls have."""
+    """Yield for each piece the digest of all pieces up to it, without the ids of their calls."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in pieces:
         content = as_json([piece.kind, piece.text.strip(), piece.name, parsed(piece.arguments)])
@@ -79,7 +90,7 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def moment(node: Node, microseconds: float) -> str:
-    """The time so long after the beginning of 1970, as ISO 8601 in UTC; raises NotConverted if no calendar has it."""
+    """Return a time since 1970 as ISO 8601 in UTC; raise NotConverted if its year is not in 1 to 9999."""
     try:
         return (_EPOCH + timedelta(microseconds=int(microseconds))).isoformat()
     except OverflowError:
@@ -87,7 +98,7 @@ def moment(node: Node, microseconds: float) -> str:
 
 
 def microseconds(node: Node) -> int:
-    """A time since the beginning of 1970, as ISO 8601, or with a space between date and time; without a zone it is in UTC."""
+    """Return an ISO 8601 time, by default in UTC, in microseconds since 1970; raise NotConverted for anything else."""
     try:
         time = datetime.fromisoformat(node.required_text())
     except ValueError:
@@ -98,9 +109,9 @@ def microseconds(node: Node) -> int:
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, Any]:
     """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
 
-    The objective is the first message of the user, the result the last of the agent; without one, the last result of a tool.
-    Raises NotConverted: there is no objective, no step or no result; a field that the source lacks is not supplied either; or
-    the trace is over a limit.
+    The objective is the first message of the user. The result is the last message of the agent, or else the last result of a
+    tool. Raises NotConverted if there is no objective, no step or no result; if neither the source nor the caller supplies a
+    field; or if the trace is over a limit.
     """
     objective = next((piece for piece in run.pieces if piece.kind == "user"), None)
     if objective is None:
@@ -131,7 +142,7 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
 
 
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
-    """What is no content: what the caller's paths lead to, else what the source says, else what the caller supplies."""
+    """Return the id and the metadata: from the caller's paths, else from the source, else as the caller supplies them."""
     record = run.node.value if run.record is None else run.record
     fields: dict[str, Any] = {"id": run.trace_id}
     fields |= {"success": run.success, "created_at": run.created_at, "framework": run.framework}
@@ -160,7 +171,7 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
         case "success", str() if value.lower() in _SUCCESSES + _FAILURES:
             return value.lower() in _SUCCESSES
         case "created_at", int() | float() if is_number and value > 0:
-            # Seconds, milliseconds, microseconds or nanoseconds, all of which are some 10^9 seconds.
+            # Its size shows the unit: times of today are some 10^9 seconds, 10^12 ms, 10^15 µs or 10^18 ns.
             return moment(place, value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3)))))
         case "confidence", int() | float() if is_number and 0 <= value <= 1:
             return value
@@ -180,9 +191,8 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-    # The steps that pieces are. All that the agent does up to the next result or message of the user is one turn. If one of the
-    # results before it is an error and a tool is called in it, its first step is a recovery. A turn without a call tries
-    # nothing again.
+    # A turn is everything that the agent does up to the next result or message of the user. Its first step is a recovery if one
+    # of the results just before it is an error and the turn calls a tool; without a call it tries nothing again.
     steps: list[dict[str, Any]] = []
     after_error = False
     for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):
@@ -204,7 +214,7 @@ def _step(piece: Piece) -> dict[str, Any]:
 
 
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:
-    """The error by its place in the source, not in the trace, which the user does not see."""
+    """Return an error by its place in the source, as the user does not see the trace."""
     refusals = []
     for field, expected in error.problems:
         parts = field.split(".")
@@ -213,6 +223,6 @@ def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -
             expected = f"{field}: {expected}"
         refusals.append((node or origin).refusal(expected))
     line = refusals[0].line
-    # A text may be a step and the result as well.
+    # A text may be both a step and the result.
     problems = (problem for refusal in refusals if refusal.line == line for problem in refusal.problems)
     return NotConverted(line, list(dict.fromkeys(problems)))

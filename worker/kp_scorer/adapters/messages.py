@@ -1,8 +1,8 @@
-"""The messages of a run, whatever records them: roles, blocks of content, calls of tools and what those return.
+"""Reads the messages of a run in any format: roles, blocks of content, calls of tools and their results.
 
-One reader serves all formats, by the shapes that messages have: OpenAI's chats and items of the Responses API, Anthropic's
+One reader serves all formats and goes by the shapes of messages: OpenAI's chats and items of the Responses API, Anthropic's
 blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions.
-Each format only leads to what a model or an agent got and put out.
+A format only leads to the inputs and outputs of models and agents.
 """
 
 import re
@@ -19,7 +19,7 @@ _ERROR: Final = re.compile(
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-_SPEAKERS: Final[dict[str, Speaker | None]] = {  # Who speaks in a message, by its role, or its type where it has that.
+_SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type.
     # Instructions are no part of a run.
     **dict.fromkeys(("system", "developer"), None),
     **dict.fromkeys(("user", "human"), "user"),
@@ -30,40 +30,41 @@ _CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
 _NAMES: Final = ("name", "toolName", "tool_name", "function_name")
 _ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
 _IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_id", "source_call_id", "id")
-# Before it was called ``response`` in the GenAI conventions it was called ``result``.
+# ``response`` was ``result`` in earlier GenAI conventions.
 _RETURNED: Final = ("output", "response", "result", "server_tool_call_response", "content")
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
-"""Types of blocks that are a call with a name, as those are that end in ``tool_use``; other calls are built in."""
+"""Types of blocks that are a call with a name, beside those that end in ``tool_use``. Other calls are built in."""
 _ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
 _CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
 _RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
 _THOUGHTS: Final = ("reasoning", "thinking")
-_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # Fields that are no arguments.
-_ALTERNATIVES: Final = ("choices", "candidates", "generations")  # Several answers to a request, of which clients use the first.
-_HOLDERS: Final = {  # Keys of a request, or of an answer, that hold its messages or its text.
+_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
+_ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
+_HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
     "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
-_OF_ANSWERS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
-_OF_DEFINITIONS: Final = {"function", "input_schema", "inputSchema", "parameters"}  # Of tools that some record among messages.
+_ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
+_DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}
+"""Some exporters record the definitions of tools among the messages."""
 _TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
 
 
 class Piece(NamedTuple):
-    """What happens in a run: the user asks, the agent says something or calls a tool, the tool returns something."""
+    """A piece of a run: the user asks, the agent says something or calls a tool, or the tool returns something."""
 
     node: Node
     kind: Literal["user", "agent", "call", "result"]
-    text: str = ""  # Of a call: the call as the agent wrote it, where it wrote one.
-    name: str = ""  # Of the tool.
-    arguments: Any = None  # As the format has them: JSON, or a text that mostly is.
+    text: str = ""  # For a call, the words in which the agent wrote it, if it did.
+    name: str = ""  # The tool's.
+    arguments: Any = None  # As the source holds them: JSON, or a text that mostly is JSON.
     call_id: str = ""
     latency_ms: float | None = None
-    is_error: bool = False  # Whether the format says that a result is an error.
+    is_error: bool = False  # Whether the source marks a result as an error.
 
 
 class Transcript:
-    """Reads lists of messages of which each may begin with the one before: what was read is not read again."""
+    """Reads lists of messages, each of which may begin with the list before it, and reads no message twice."""
 
     def __init__(self) -> None:
         self._messages: list[Any] = []
@@ -72,7 +73,7 @@ class Transcript:
     def pieces(
         self, messages: Node, speaker: Speaker = "agent", is_readable: Callable[[object], bool] = lambda _: True
     ) -> list[Piece] | None:
-        """The pieces in a list of messages, or None if one of them is not readable."""
+        """Return the pieces in a list of messages; None if one of them is not readable."""
         count = len(self._messages)
         start = count if isinstance(messages.value, list) and messages.value[:count] == self._messages else 0
         items = [item._replace(value=_item_in(item.value)) for item in messages.items(start)]
@@ -86,9 +87,10 @@ class Transcript:
 
 
 def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """The pieces in what a model or an agent got or put out: messages, what holds them, or a text; None if it is neither.
+    """Return the pieces in an input or output: messages, an object that holds them, or a text; None if it is none of these.
 
-    Of a model, a message is what has a role; what others got or put out may be anything. An answer may lack its role.
+    With ``is_model``, every object with a role is a message. Inputs and outputs of other spans may be anything. An answer may
+    lack its role.
     """
     try:
         return _pieces_in(content, speaker, transcript, is_model=is_model)
@@ -106,19 +108,19 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
             return list(_pieces_of_transcript(content))
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
-        # LangChain's models get lists of conversations; events have an answer each.
+        # LangChain's models get a list of conversations, and each event has a list of one answer.
         if len(value) == 1 and isinstance(value[0], list | dict) and not _is_item(_item_in(value[0])):
             return _pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
         if not is_model and not any(_is_item_for_sure(_item_in(item)) for item in value):
             return None
-        # Among messages a block of a type that is not known says nothing.
+        # Among messages, a block of an unknown type holds nothing.
         is_chat = any(is_message(_item_in(item)) for item in value)
         return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and _type(item) != ""))
     if not isinstance(value, dict):
         return None
-    # Beside a text there may be more that a model put out, unless the object is that of an answer.
+    # An object with a text and other fields is an answer only if it has fields of answers.
     more = {key for key in value if value[key] and key != "text"}
-    is_answer = speaker == "agent" and not _is_item(value) and ("text" not in value or not more or bool(more & _OF_ANSWERS))
+    is_answer = speaker == "agent" and not _is_item(value) and ("text" not in value or not more or bool(more & _ANSWER_FIELDS))
     message = {"role": "assistant"} | value if is_answer else value
     if _is_item_for_sure(message) or (is_model and _is_item(value)):
         return list(pieces_of([content._replace(value=message)], speaker))
@@ -126,18 +128,18 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
 
 
 def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """The pieces in what an object without a role holds under a key of requests or answers."""
+    """Return the pieces that an object without a role holds under a key of requests or answers."""
     fields = content.object()
     if "role" in fields:
         return None
     if fields == {"content": "role"}:
-        # An exporter took a message for a list, and so recorded the first of its keys.
+        # An exporter took a message for a list, and recorded the first of its keys.
         return []
     for key in _HOLDERS["agent" if speaker == "agent" else "user"]:
         inner = content.at(key).parsed()
         while key in _ALTERNATIVES and isinstance(inner.value, list) and inner.value:
             inner = inner.items()[0]
-        # A text beside other fields may be a part of what a model put out.
+        # A text beside other fields may be only a part of the output of a model.
         is_part = is_model and speaker == "agent" and isinstance(inner.value, str) and len(fields) > 1
         pieces = None if is_part or inner.value is None else _pieces_in(inner, speaker, transcript, is_model=is_model)
         if pieces is not None:
@@ -153,7 +155,7 @@ def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
 
 
 def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Piece]:
-    """The pieces in messages and in items that stand beside messages, and are blocks of one each."""
+    """Yield the pieces in messages, and in the items that stand beside messages in place of a block."""
     for item in items:
         if is_message(item.value):
             yield from pieces_of_message(item)
@@ -164,7 +166,7 @@ def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Pie
 
 
 def pieces_of_message(message: Node) -> Iterator[Piece]:
-    """The pieces in a message, which must have a role. Instructions, of the system or the developer, are no part of a run."""
+    """Yield the pieces in a message, which must have a role. A message of the system or the developer has none."""
     message = message._replace(value=_with_role(message.object()))
     role = message.at("role")
     if (name := _role(role.required_text())) not in _SPEAKERS:
@@ -177,7 +179,7 @@ def pieces_of_message(message: Node) -> Iterator[Piece]:
     elif speaker and isinstance(content.value, list) and any(_sort_of(block) in ("call", "result") for block in content.value):
         yield from _pieces_of_content(message, "result", content)
     elif speaker == "result":
-        is_definition = isinstance(content.value, dict) and bool(_OF_DEFINITIONS & set(content.value))
+        is_definition = isinstance(content.value, dict) and bool(_DEFINITION_FIELDS & set(content.value))
         if message.at("tool_call_id").value or not is_definition:
             yield _result(message, content)
 
@@ -191,21 +193,21 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
     calls = message.first("tool_calls", "toolCalls").parsed().items()
     for call in calls or message.at("additional_kwargs", "tool_calls").items():
-        # LangChain has the calls that are blocks here as well.
+        # LangChain repeats here the calls that are blocks.
         if (piece := _call(call)).call_id not in ids or not ids:
             yield piece
-    # The form before a message could have several calls.
+    # The earlier form, in which a message has one call.
     legacy = message.at("function_call"), message.at("additional_kwargs", "function_call")
     yield from map(_call, [each for each in legacy if each.value is not None][:1])
 
 
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
-    """A text of the user or the agent, unless it is blank."""
+    """Return a text as a list of one piece; an empty list if it is blank."""
     return [Piece(node, kind, text)] if text.strip() else []
 
 
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
-    """The pieces in a text, or in a list of blocks, where texts are one with nothing but images between them."""
+    """Yield the pieces in a text or in a list of blocks, in which texts are one piece if only images are between them."""
     if isinstance(content.value, dict) and "parts" in content.value:
         content = content.at("parts")
     if not isinstance(content.value, list):
@@ -225,7 +227,7 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 
 
 def _pieces_of_block(block: Node) -> Iterator[Piece]:
-    """The pieces in a block that is no text: a thought, a call or a result; nothing in others."""
+    """Yield the pieces in a block that is no text: in a thought, a call or a result. Other blocks have none."""
     kind, sort = _type(block.object()), _sort_of(block.value)
     if sort in ("call", "result"):
         keys = _CALL_KEYS if sort == "call" else _RESULT_KEYS
@@ -242,7 +244,7 @@ def _pieces_of_block(block: Node) -> Iterator[Piece]:
 
 
 def _blocks_in(content: Node) -> Node:
-    """A content; as a list of blocks, if it is a text that is the JSON of one, as some record them."""
+    """Return a content as a list of blocks if it is the JSON of one, as some exporters record it; else as it is."""
     blocks = content.parsed() if isinstance(content.value, str) else content
     are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(_sort_of, blocks.value))
     return blocks if are_blocks else content
@@ -262,7 +264,7 @@ def _result(holder: Node, content: Node) -> Piece:
 
 
 def returned_in(value: object) -> tuple[str, bool]:
-    """The text of what a tool returned, out of the envelopes that protocols put it in, and whether they say that it failed."""
+    """Return the text of a result without the envelopes of protocols, and whether an envelope marks it as an error."""
     if isinstance(value, dict):
         fields, is_error = set(value), any(value.get(key) is True for key in _ERROR_KEYS) or value.get("status") == "error"
         message = _with_role(value)
@@ -280,11 +282,11 @@ def returned_in(value: object) -> tuple[str, bool]:
 
 
 def _sort_of(block: object) -> str:
-    """What a part of a message is: a call, a built-in call, a result, a thought, a text, or left out; empty if none of them."""
+    """Return the sort of a block: call, built-in call, result, thought, text or left out; empty if it is none of them."""
     if not isinstance(block, dict):
         return ""
     kind, function = _type(block), block.get("function")
-    # As Chat Completions has a call; without arguments it is a tool's definition.
+    # In Chat Completions a call has arguments, and the definition of a tool has none.
     is_of_function = isinstance(function, dict) and {"name", "arguments"} <= set(function)
     has_all = not kind and all(any(key in block for key in keys) for keys in (_NAMES, _ARGUMENTS, _IDS))
     if any(isinstance(block.get(key), dict) for key in _CALL_KEYS):
@@ -309,7 +311,7 @@ def _is_item(value: object) -> bool:
 
 
 def _is_item_for_sure(value: object) -> bool:
-    """Whether a value that may be anything is a message: it has one of the roles, and a message's content, or calls."""
+    """Return whether a value that may be anything is a message: it has a known role, and content or calls."""
     if not isinstance(value, dict):
         return False
     message = _with_role(value)
@@ -321,7 +323,7 @@ def _is_item_for_sure(value: object) -> bool:
 
 
 def _item_in(item: object) -> object:
-    """An item of a list of messages, which may be a text that shows it, or a pair of its role and its text."""
+    """Return an item of a list of messages. It may be recorded as a text, or as a pair of its role and its text."""
     item = parsed(item)
     if isinstance(item, list) and len(item) == 2 and _role(item[0]) in _SPEAKERS and isinstance(item[1], str):
         return {"role": item[0], "content": item[1]}
@@ -329,12 +331,12 @@ def _item_in(item: object) -> object:
 
 
 def is_message(value: object) -> bool:
-    """Whether a value is a chat message, as far as one can tell."""
+    """Return whether a value looks like a chat message."""
     return isinstance(value, dict) and isinstance(_with_role(value).get("role"), str)
 
 
 def _with_role(value: dict[str, Any]) -> dict[str, Any]:
-    """A message with its role; those of LangChain and AutoGen have a type instead, and may be recorded as a constructor."""
+    """Return a message with its role. Messages of LangChain and AutoGen have a type instead, or are a constructor call."""
     kind: object = value.get("type")
     fields: object = value
     if isinstance(value.get("role"), str):
@@ -344,7 +346,7 @@ def _with_role(value: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(value.get("data"), dict):
         fields = value["data"]
     elif isinstance(value.get("message"), dict) and "role" in value["message"]:
-        # Of a choice, or of an event that is one.
+        # A choice holds its message, as an event of one does.
         return dict(value["message"])
     if isinstance(fields, dict) and "content" in fields and _role(kind) in _SPEAKERS:
         return fields | {"role": _role(kind)}
@@ -371,7 +373,7 @@ def _own_fields(item: Node, kind: str) -> dict[str, Any]:
 
 
 def _text_of_block(block: object) -> str | None:
-    """The text of a block; None if it is none, or is something else beside it."""
+    """Return the text of a block; None if the block is no text, or a thought."""
     if isinstance(block, str):
         return block
     if not isinstance(block, dict) or _type(block) in _THOUGHTS or block.get("thought") is True:
@@ -381,7 +383,7 @@ def _text_of_block(block: object) -> str | None:
 
 
 def text_in(value: object) -> str:
-    """A result as a text: the texts of a list of blocks one a line, nothing of an image or a sound, anything else as JSON."""
+    """Return a result as a text: blocks of text one a line, images and sounds as nothing, anything else as JSON."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):
@@ -393,7 +395,7 @@ def text_in(value: object) -> str:
 
 
 def is_error(result: Piece) -> bool:
-    """Whether a result is an error, as ``worker/CONVERT.md`` defines it."""
+    """Return whether a result is an error, as ``worker/CONVERT.md`` defines it."""
     if result.is_error or _ERROR.match(result.text):
         return True
     content = parsed(result.text)
@@ -401,7 +403,7 @@ def is_error(result: Piece) -> bool:
 
 
 def call_input(call: Piece) -> dict[str, Any] | None:
-    """A call's arguments as an object; anything else becomes the ``arguments`` of one."""
+    """Return the arguments of a call as an object; anything else becomes the ``arguments`` of one."""
     content = parsed(call.arguments)
     if content is None or isinstance(content, dict):
         return content
@@ -409,7 +411,7 @@ def call_input(call: Piece) -> dict[str, Any] | None:
 
 
 def call_text(call: Piece) -> str:
-    """A call as a text: as the agent wrote it, or the tool's name with its arguments in brackets."""
+    """Return a call as a text: as the agent wrote it, or the name of the tool with its arguments in brackets."""
     if call.text:
         return call.text
     arguments = parsed(call.arguments)

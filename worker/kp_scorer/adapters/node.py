@@ -1,4 +1,4 @@
-"""Values of a source that know where they stand, so that every error can name the place, and which fields of them were read."""
+"""Values of a source that know their places, so that every error names one, and note which of their fields were read."""
 
 import json
 import re
@@ -8,26 +8,26 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.adapters.shown import shown_by_python
 from kp_scorer.errors import NotConverted, Problem
 
-MOST_DEPTH: Final = 100  # Of a source: far more than any format nests, and little enough to be walked through and printed.
+MOST_DEPTH: Final = 100  # Sources nest less deeply by far, and the stack allows more by far.
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
-"""How a text begins that may hold an object or a list; pydantic shows a message as its fields, the role or content first."""
+"""Matches the beginning of an object or a list. pydantic shows a message as its fields, with the role or content first."""
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
-"""Fields that say what an object is; to most readers its other fields say the same."""
+"""Fields that state the kind of an object. Most readers know it by its other fields, so these do not count as unread."""
 
 
 class Node(NamedTuple):
-    """A value of a source, and its place; a missing value is None, as null is."""
+    """A value of a source and its place. A missing value is None, as null is."""
 
     line: int  # The line on which the source begins, counted from 1.
     path: str  # Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself.
     value: Any
     reads: dict[str, tuple[dict[str, Any], set[str]]] | None = None
-    """The objects of a run by their paths, each with the keys that were read of it; None if nobody asks."""
+    """The objects of a run by their paths, each with the keys that were read; None if that is not recorded."""
 
     def at(self, *keys: str) -> "Node":
-        """The value under a key of this object, of the object there, and so on; missing if one of those there is."""
+        """Return the value under a path of keys; a missing one if an object on the way is missing."""
         node = self
         for key in keys:
             fields = {} if node.value is None and node is not self else node.object()
@@ -37,17 +37,17 @@ class Node(NamedTuple):
         return node
 
     def first(self, *keys: str) -> "Node":
-        """The value under the first of several keys that is there; under the first key if none is."""
+        """Return the value under the first of these keys that is present; a missing one if none is."""
         return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
 
     def object(self) -> dict[str, Any]:
-        """This value, which must be an object."""
+        """Return this value, which must be an object."""
         if not isinstance(self.value, dict):
             raise self.refusal("expected an object")
         return self.value
 
     def items(self, start: int = 0) -> list["Node"]:
-        """The items of this value from ``start`` on; it must be a list, or missing."""
+        """Return the items of this value from ``start`` on. It must be a list, or missing."""
         if self.value is None:
             return []
         if not isinstance(self.value, list):
@@ -56,11 +56,11 @@ class Node(NamedTuple):
         return [self._replace(path=self._below(number), value=item) for number, item in items]
 
     def each(self) -> list["Node"]:
-        """The items of this value, if it is a list; otherwise the value itself."""
+        """Return the items of this value if it is a list; otherwise the value itself."""
         return self.items() if isinstance(self.value, list) else [self]
 
     def text(self) -> str:
-        """This value, which must be a text; empty if it is missing."""
+        """Return this value, which must be a text; empty if it is missing."""
         if self.value is None:
             return ""
         if not isinstance(self.value, str):
@@ -68,13 +68,13 @@ class Node(NamedTuple):
         return self.value
 
     def required_text(self) -> str:
-        """This value, which must be a text that is not empty."""
+        """Return this value, which must be a text that is not empty."""
         if not (text := self.text()):
             raise self.refusal("expected a text that is not empty")
         return text
 
     def number(self) -> float | None:
-        """This value, which must be a number of at least 0, or missing."""
+        """Return this value, which must be a number of at least 0, or missing."""
         if self.value is None:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not self.value >= 0:
@@ -82,11 +82,11 @@ class Node(NamedTuple):
         return self.value
 
     def parsed(self) -> "Node":
-        """This value; parsed, if it is a text that holds a JSON object or list."""
+        """Return this value; the object or list that it holds if it is a text of one."""
         return self._replace(value=parsed(self.value))
 
     def refusal(self, expected: str) -> NotConverted:
-        """The error for this place; to be raised."""
+        """Return the error for this place, to be raised."""
         return NotConverted(self.line, [Problem(self.path or "$", expected)])
 
     def _below(self, key: str | int) -> str:
@@ -94,7 +94,7 @@ class Node(NamedTuple):
 
 
 def source(line: int, value: object) -> Node:
-    """A source of the input; raises NotConverted if it is nested too deep for any format."""
+    """Return a source of the input; raise NotConverted if it is nested too deeply."""
     node = Node(line, "", value)
     if _is_too_deep(value):
         raise node.refusal(f"expected nesting of at most {MOST_DEPTH}")
@@ -102,7 +102,7 @@ def source(line: int, value: object) -> Node:
 
 
 def unread_in(run: Node) -> set[str]:
-    """The names of the fields in a run's records that hold something and were never read; without the places in lists."""
+    """Return the paths, without positions in lists, of the fields of a run that hold something and were never read."""
     read, unread = set(), set()
     start = _NUMBERS.sub("", run.path)
     for path, (fields, keys) in (run.reads or {}).items():
@@ -116,12 +116,12 @@ def unread_in(run: Node) -> set[str]:
 
 
 def objects_in(items: object) -> list[dict[str, Any]]:
-    """The objects in a list; none in anything else."""
+    """Return the objects in a list; none for anything else."""
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
 
 
 def field_at(value: object, path: str) -> Any:
-    """The value at a dotted path in an object, or in the JSON of one; keys may have dots as well. None if it is missing."""
+    """Return the value at a dotted path in an object, or in the JSON of one; None if it is missing. Keys may contain dots."""
     value = parsed(value)
     if isinstance(value, list):
         value = {str(number): item for number, item in enumerate(value)}
@@ -133,7 +133,7 @@ def field_at(value: object, path: str) -> Any:
 
 
 def parsed(value: object) -> Any:
-    """The object or list that a text holds, as JSON or as Python shows it, if not nested too deep; any other value as it is."""
+    """Return the object or list that a text holds, as JSON or as Python's ``repr``; any other value as it is."""
     if not isinstance(value, str) or not _HOLDS_ONE.match(value):
         return value
     try:
@@ -144,7 +144,7 @@ def parsed(value: object) -> Any:
 
 
 def _shown_by_python(text: str) -> Any:
-    """The object or list that a text is the ``repr`` of; None if it is none, or too long."""
+    """Return the object or list that a text is the ``repr`` of; None if it is none, or too long."""
     if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
         return None
     with suppress(ValueError):
@@ -153,12 +153,12 @@ def _shown_by_python(text: str) -> Any:
 
 
 def as_json(value: object) -> str:
-    """A value as JSON: the same text for the same content, whatever the order of keys."""
+    """Return a value as JSON, with sorted keys, so that equal values give the same text."""
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
 def _is_too_deep(value: object) -> bool:
-    # Level by level, not by recursion, which may end before this does.
+    # Level by level: recursion may exceed the stack before it reaches the limit.
     level: list[Any] = [value]
     for _ in range(MOST_DEPTH + 1):
         level = [outer for outer in level if isinstance(outer, dict | list)]

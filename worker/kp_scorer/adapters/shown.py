@@ -1,4 +1,4 @@
-"""Values as Python and pydantic show them, read in one pass: Python's own parser takes a thousand bytes for each character.
+"""Reads values as Python and pydantic show them, in one pass: Python's own parser takes a thousand bytes for each character.
 
 ``{'a': (1, None)}`` and ``Message(role='user', content=[])`` become the JSON that they stand for. A message may be shown by its
 fields alone, without commas between them. What JSON lacks becomes null; a member of an enumeration becomes its value.
@@ -26,7 +26,7 @@ _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 
 
 def shown_by_python(text: str, most_depth: int) -> Any:
-    """The value that a text is the ``repr`` of, or the fields of the message that it shows; ValueError if it is neither."""
+    """Return the value that a text is the ``repr`` of, or the fields of the message that it shows; else raise ValueError."""
     values, fields, _ = _Reader(text, most_depth).arguments("")
     if len(values) + bool(fields) != 1:
         raise ValueError
@@ -34,7 +34,7 @@ def shown_by_python(text: str, most_depth: int) -> Any:
 
 
 class _Reader:
-    """Reads one token ahead; at the end that is an empty sign."""
+    """Reads one token ahead. The last token is an empty sign."""
 
     def __init__(self, text: str, most_depth: int) -> None:
         self._tokens = _tokens(text)
@@ -42,7 +42,7 @@ class _Reader:
         self._kind, self._text = next(self._tokens)
 
     def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
-        """Read up to a bracket: values, fields, which need no commas between them, and whether a comma was last."""
+        """Read values and fields up to a bracket; return them, and whether a comma was last. Fields need no commas."""
         values: list[Any] = []
         fields: dict[str, Any] = {}
         has_comma = False
@@ -82,14 +82,14 @@ class _Reader:
         return self._within(self._take())
 
     def _texts(self) -> str | None:
-        # A long one is shown in parts.
+        # Python may show a long text in parts.
         parts = [self._take()]
         while self._kind == "text":
             parts.append(self._take())
         return None if parts[0].startswith("b") else "".join(map(_unquoted, parts))
 
     def _word(self) -> Any:
-        """The fields of an object, shown as the call of its constructor; else a constant."""
+        """Read a constant, or an object that is shown as the call of its constructor; return the fields of such an object."""
         word = self._take()
         value: Any = {"True": True, "False": False}.get(word)
         if iskeyword(word) and value is None and word != "None":
@@ -100,7 +100,7 @@ class _Reader:
         return value
 
     def _within(self, opening: str, *, is_call: bool = False) -> Any:
-        """The value that began with this bracket."""
+        """Read the value that begins with this bracket."""
         self._depth_left -= 1
         if self._depth_left < 0 or opening not in _CLOSING:
             raise ValueError
@@ -116,13 +116,13 @@ class _Reader:
         return value
 
     def _pairs(self) -> dict[str, Any] | None:
-        """The pairs of an object; None for a set, which JSON lacks."""
+        """Read the pairs of an object; return None for a set, which JSON lacks."""
         fields: dict[str, Any] = {}
         is_set = False
         while not self._is_at("}"):
             name = self._value()
             if self._is_at(":"):
-                # Shown as a text within a text and so on, an object could have exponential length.
+                # As the text of its key, a nested object could double its length at each level.
                 if isinstance(name, dict | list):
                     raise ValueError
                 self._take()

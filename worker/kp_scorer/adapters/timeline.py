@@ -1,10 +1,10 @@
-"""A run recorded as spans: the inputs and outputs of each call of a model and of each tool, brought to one order.
+"""Joins the spans of a run: the inputs and outputs of each call of a model and of each tool, in one order.
 
-Each call of a model gets the entire conversation again, and the result of a tool is in its own span and in the next call's
-input. So a piece counts where it comes up first. Some servers number the calls of each answer anew, so an id may stand for
-several calls; a call without an id is known by its name and arguments, which may come up several times as well.
+The input of each call of a model repeats the entire conversation, and the result of a tool is both in its own span and in the
+next input. So a piece counts where it occurs first. Some servers number the calls of each answer anew, so one id may stand for
+several calls. A call without an id is identified by its name and arguments, which may recur too.
 
-Everything here takes time in proportion to what the spans hold, whatever they hold.
+All of this takes time in proportion to the size of the spans, whatever they hold.
 """
 
 import operator
@@ -21,7 +21,7 @@ _EMPTY = ("", "{}", "null")
 
 SpanKind = Literal["model", "tool", "event", "other"]
 
-KINDS: Final[dict[str, SpanKind]] = {  # By types of observations, OpenInference's kinds of spans and operations of GenAI.
+KINDS: Final[dict[str, SpanKind]] = {  # By Langfuse's types of observations, OpenInference's kinds and GenAI's operations.
     **dict.fromkeys(("GENERATION", "LLM", "chat", "generate_content", "text_completion"), "model"),
     **dict.fromkeys(("TOOL", "RETRIEVER", "execute_tool"), "tool"),
     "EVENT": "event",
@@ -37,22 +37,22 @@ class Span(NamedTuple):
     started_ns: int
     ended_ns: int | None
     kind: SpanKind
-    name: str  # Of the tool; empty for a model.
-    inputs: Sequence[Piece]  # Of a tool, its call; of a model, the conversation so far; of another span, its input.
-    outputs: Sequence[Piece]  # Of a tool, its result; of a model, its answer; of another span, its output.
+    name: str  # The tool's; empty for other spans.
+    inputs: Sequence[Piece]  # The call of a tool; the conversation so far of a model; the input of another span.
+    outputs: Sequence[Piece]  # The result of a tool; the answer of a model; the output of another span.
     has_failed: bool = False
 
 
 def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | None, record: dict[str, Any]) -> Run:
-    """The run that spans are, in the order of time; it stands at ``origin``, and did not succeed if its only root failed.
+    """Make a run of spans, whose place is ``origin``. It did not succeed if its only root failed.
 
-    A call of a model around or within another, or of a tool within one of that name, is the same call recorded twice. Spans of
-    other kinds supply only what no call of a model shows: what was asked, and the answer. The outermost of them says best
-    what was asked, as frameworks put it in words of their own for the models.
+    A call of a model around or within another is the same call recorded twice, and so is a call of a tool within one of that
+    name. Spans of other kinds supply only what no call of a model shows: the question and the answer. The outermost span has
+    the question in the user's words, which frameworks rephrase for the models.
     """
     repeated = _repeated(spans)
     moments = [
-        # Where times are equal, what began first comes first.
+        # At equal times, the span that began first is first.
         (time_ns, span.started_ns, number, is_end)
         for number, span in enumerate(spans)
         if span.kind != "other" and number not in repeated
@@ -81,17 +81,17 @@ def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | N
 
 
 def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
-    """The pieces of a run after what was asked, in place of the message that has it."""
+    """Return the pieces of a run with the question first, in place of the message that contains it."""
     if not (places := _places(asked, pieces)):
         return [asked, *pieces]
     place = places[0]
-    # What comes before it, and before the agent did anything, are instructions.
+    # Messages of the user before it, while the agent has done nothing, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
 
 
 def _places(part: Piece, pieces: Sequence[Piece]) -> list[int]:
-    """The places of the pieces of the same kind whose texts have that of ``part`` in them, however they are spaced."""
+    """Return the places of the pieces of its kind whose texts contain that of ``part``, apart from white space."""
     text = _spaced(part)
     return [place for place, piece in enumerate(pieces) if piece.kind == part.kind and text in _spaced(piece)]
 
@@ -105,15 +105,15 @@ def _is_json(piece: Piece) -> bool:
 
 
 def _repeated(spans: Sequence[Span]) -> set[int]:
-    """The numbers of the spans that record a call which another span around or within them records as well."""
+    """Return the numbers of the spans that record the call of another span around or within them."""
     numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
     within: defaultdict[int | None, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):
         within[numbers.get(span.parent_id)].append(number)
     repeated: set[int] = set()
     around: Counter[str] = Counter()
-    models: defaultdict[int | None, list[int]] = defaultdict(list)  # Of the calls right within each span the first two.
-    # Not by recursion, as spans may be nested deeper than that goes.
+    models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls directly within each span.
+    # Not by recursion: spans may be nested more deeply than the stack allows.
     waiting = [(number, True) for number in within[None]]
     while waiting:
         number, is_entered = waiting.pop()
@@ -128,7 +128,7 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
         around[span.name] -= is_tool
         inside = models.pop(number, [])
         if span.kind == "model" and (span.inputs or span.outputs):
-            # Of two that hold one another the one with more in it; what holds several is no call of its own.
+            # Of two nested calls the larger one counts. A span around several calls is none itself.
             sizes = [len(spans[each].inputs) + len(spans[each].outputs) for each in (number, *inside)]
             is_outer = len(inside) < 2 and sizes[0] >= max(sizes)
             repeated.update(inside if is_outer else [number])
@@ -141,20 +141,20 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
 
 @dataclass(eq=False, slots=True)
 class _Call:
-    place: int  # Among the pieces.
+    place: int  # Its position among the pieces.
     name: str
     call_id: str
-    by_tool_alone: bool = False  # Whether only a tool has recorded it, no model.
-    started_ns: int = 0  # When a tool began it that no model had called yet.
-    has_begun: bool = False  # Whether a tool has begun it.
-    result: int | None = None  # The place of its result among the pieces.
+    by_tool_alone: bool = False  # Whether only the span of a tool has it, and no model's.
+    started_ns: int = 0  # When the tool began, if no model had called it yet.
+    has_begun: bool = False  # Whether the tool has begun.
+    result: int | None = None  # The position of its result among the pieces.
 
 
 class _Queues:
-    """Calls by each of several keys, in their order, as long as they are open."""
+    """The open calls by each of several keys, in their order."""
 
     def __init__(self, is_open: Callable[[_Call], bool]) -> None:
-        """``is_open`` never becomes true again for a call."""
+        """Hold calls for which ``is_open`` is true. Once false for a call, it stays false."""
         self._is_open = is_open
         self._by_key: defaultdict[tuple[str, ...], deque[_Call]] = defaultdict(deque)
 
@@ -173,26 +173,28 @@ class _History:
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
-        self.ids: set[str] = set()  # Of its calls.
-        self.calls: set[_Call] = set()  # Those of the conversation that its calls are.
+        self.ids: set[str] = set()  # The ids of its calls.
+        self.calls: set[_Call] = set()  # The same calls in the conversation.
         self.answered: set[_Call] = set()
         self.open = _Queues(lambda call: call not in self.answered)
 
 
 class _Conversation:
-    """The pieces of a run so far, and which of its calls have begun and ended."""
+    """The pieces of a run so far, and which of its calls have begun or ended."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self._texts: Counter[tuple[str, str]] = Counter()  # How often each text is among the pieces.
-        self._said: dict[int, tuple[Piece, str]] = {}  # What calls say, by the ``id`` of their pieces, which are kept with it.
-        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by what they say, and by both.
+        self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
+        self._call_words: dict[
+            int, tuple[Piece, str]
+        ] = {}  # By the ``id`` of a piece, which is kept so that the ``id`` stays its own.
+        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by words, and by both.
         self._unanswered = _Queues(lambda call: call.result is None)
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
-        self._has_several = False  # Whether an id stands for several calls: only an entire list says which of them it has.
+        self._has_several = False  # Whether an id stands for several calls: then only an entire list tells them apart.
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
         match span.kind, is_end:
@@ -210,7 +212,7 @@ class _Conversation:
                 self._of_span[number] = self._begin_tool(piece, span)
 
     def _add_history(self, pieces: Sequence[Piece]) -> None:
-        """Add what is new in a conversation so far; all earlier pieces are in it again, as often as they came up."""
+        """Add the new pieces of a conversation. It repeats all earlier pieces, each as often as it occurred."""
         new, matches = self._new_in(pieces)
         history, matched = self._history, iter(matches)
         history.pieces = pieces
@@ -224,7 +226,7 @@ class _Conversation:
                 history.answered.add(call_before)
                 self._add_result(call_before, piece)
             elif piece.kind == "result" and self._calls.get((piece.call_id,)):
-                # A list may lack its beginning, and with it the call. Otherwise the call has a result already.
+                # The call may be in the beginning that a list lacks. Otherwise it has a result already.
                 cut_off = self._unanswered.first("id", piece.call_id)
                 if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
@@ -235,9 +237,9 @@ class _Conversation:
                     self._add_text(piece)
 
     def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
-        """The pieces that the list before lacks, and for each call among them the one that it is; else all pieces and calls."""
+        """Return the pieces that the previous list lacks, or all, and the calls of the conversation that their calls are."""
         before = len(self._history.pieces)
-        # The same pieces, not equal ones: a piece holds its message, of which each piece would be compared with all.
+        # By identity: a piece holds its message, so equality would compare each message once for each of its pieces.
         if not self._has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
             new = pieces[before:]
             calls = [piece for piece in new if piece.kind == "call"]
@@ -248,12 +250,12 @@ class _Conversation:
         return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
 
     def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
-        # For each call in a list of messages the one that it is, if that came up already. A list may lack its beginning, so its
-        # calls are the last ones. A call is the same if only its arguments differ, which may be recorded in other words, unless
-        # its id comes up more often than it did before.
+        # Find for each call in a list of messages the same call of the conversation, if any. A list may lack its beginning, so
+        # its calls are the newest ones. Two calls of one id and name are the same even if their arguments differ, as exporters
+        # rephrase those; unless the id occurs more often than before.
         ids = Counter(map(self._id, calls))
         keys = Counter((self._id(call), self._words(call)) for call in calls)
-        # Gemini numbers the calls of an answer, but not where it is repeated.
+        # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
         last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
         matches = []
@@ -261,19 +263,19 @@ class _Conversation:
             own = self._id(call)
             at_its_place = next(last[own], None)
             if at_its_place:
-                # A tool that was tried again has more calls than the model made.
+                # A tool that is retried has more calls than the model made.
                 at_its_place.by_tool_alone = False
             same = next(alike[own, self._words(call)], None)
             matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
         return matches
 
     def _add_answer(self, span: Span) -> None:
-        """Add an answer of a model: all of it is new, but for a call whose tool has begun already, or that is still open."""
+        """Add an answer of a model. All of it is new, except a call whose tool has begun, and a call that is still open."""
         for piece in span.outputs:
             if piece.kind == "call":
                 call = self._still_open(piece) or self._begun_within(span, piece) or self._new(piece)
                 call.by_tool_alone = False
-                # A tool's span may have the arguments in another form.
+                # The span of a tool may have the arguments in another form.
                 self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
                 self._add_words(call, piece)
             elif piece.kind == "result" and self._calls.get((piece.call_id,)):
@@ -283,14 +285,14 @@ class _Conversation:
                 self._add_text(piece)
 
     def _still_open(self, piece: Piece) -> _Call | None:
-        """The call in an answer, if it came up already: its tool began before, or it has no result yet."""
+        """Return the same call of the conversation if its tool has begun, or if it has no result yet."""
         own = piece.call_id
         started = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
         alike = [call for call in self._calls[own, self._words(piece)][-1:] if call.result is None]
         return next(iter(started + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
-        """The call in an answer, if its tool began before the answer had ended, and one of the two has no id."""
+        """Return the same call if its tool began before the answer ended, and one of the two has no id."""
         for key in (("words", self._words(piece)), ("name", piece.name)):
             call = self._of_tools.first(*key)
             if call and call.started_ns >= span.started_ns and not (piece.call_id and call.call_id):
@@ -299,7 +301,7 @@ class _Conversation:
         return None
 
     def _begin_tool(self, piece: Piece, span: Span) -> _Call:
-        """The call that a tool answers: one with its id, otherwise one of its name, and of its arguments if there is one."""
+        """Return the call that a tool carries out: by its id, or else by its name and arguments, or else by its name."""
         if piece.call_id:
             call = (
                 self._waiting.first("id", piece.call_id, piece.name)
@@ -310,7 +312,7 @@ class _Conversation:
         else:
             call = self._waiting.first("words", self._words(piece)) or self._waiting.first("name", piece.name)
         if not call:
-            # Not called by a model, or not yet; or called once, and tried once more.
+            # No model has called it yet, or the tool is retried.
             call = self._new(piece)
             call.by_tool_alone, call.started_ns = True, span.started_ns
         if span.ended_ns is not None:
@@ -345,7 +347,7 @@ class _Conversation:
             call.result = len(self.pieces)
             self.pieces.append(piece)
         elif self.pieces[call.result].text in _EMPTY and piece.text not in _EMPTY:
-            # Some tools are recorded without what they returned.
+            # Some spans of tools lack the result.
             is_error = piece.is_error or self.pieces[call.result].is_error
             self.pieces[call.result] = piece._replace(is_error=is_error)
 
@@ -357,14 +359,14 @@ class _Conversation:
         return call.call_id or self._words(call)
 
     def _words(self, call: Piece) -> str:
-        """What a call says: its name and its arguments, which are read once, however often it is looked for."""
-        if id(call) not in self._said:
-            self._said[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
-        return self._said[id(call)][1]
+        """Return the name and arguments of a call as a text, which is made once for each piece."""
+        if id(call) not in self._call_words:
+            self._call_words[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
+        return self._call_words[id(call)][1]
 
 
 def _key(result: Piece) -> tuple[str, ...]:
-    """By what the call of a result is found in a list of messages: by its id, otherwise by its name."""
+    """Return the key of the call of a result in a list of messages: by its id, or else by its name."""
     if result.call_id:
         return "id", result.call_id
     return ("name", result.name) if result.name else ("any",)

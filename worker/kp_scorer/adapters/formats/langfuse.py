@@ -1,8 +1,8 @@
-"""Langfuse's exports: traces with their observations, or observations alone.
+"""Exports of Langfuse: traces with their observations, or observations alone.
 
-A source is a trace with ``observations``, as the API has it; an object with ``trace`` and ``observations``, as the download of
-a trace has it; one observation, as the rows of the tables' and of the blob storage's exports are; a page of any (``data``); or
-a list of any. All observations of one trace id, wherever they stand in the input, are one run.
+A source is one of these, a page of them (``data``) or a list of them: a trace with ``observations``, which the API returns; an
+object with ``trace`` and ``observations``, which the download of a trace is; or one observation, which is a row in the exports
+of tables and of the blob storage. All observations of one trace id are one run, wherever they are in the input.
 
 Specifications: https://langfuse.com/docs/observability/data-model, https://cloud.langfuse.com/generated/api/openapi.yml for the
 API, https://langfuse.com/docs/api-and-data-platform/features/blob-storage-export-fields for rows, which are in snake case.
@@ -15,18 +15,21 @@ from contextlib import suppress
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, microseconds, trace_id
+from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
 from kp_scorer.adapters.node import Node, as_json, objects_in, parsed
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
-"""How some name the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
-_OF_TRACE: Final = frozenset({"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"})
-"""Fields of a trace, one of which it has beside its id and its time."""
+"""The names that some frameworks give to the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
+_TRACE_FIELDS: Final = frozenset(
+    {"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"}
+)
+"""A trace has at least one of these fields beside its id and its time."""
 
 
 def fits(value: dict[str, Any]) -> bool:
-    """Whether an object is a trace, an observation or a page of them."""
+    """Return whether an object is a trace, an observation or a page of them."""
     page = value.get("data")
     return any(map(_fits, objects_in(page) if isinstance(page, list) else [value]))
 
@@ -34,23 +37,23 @@ def fits(value: dict[str, Any]) -> bool:
 def _fits(value: dict[str, Any]) -> bool:
     fields = set(value)
     is_observation = "type" in fields and {"traceId", "trace_id"} & fields and {"startTime", "start_time"} & fields
-    is_trace = {"id", "timestamp"} <= fields and _OF_TRACE & fields
+    is_trace = {"id", "timestamp"} <= fields and _TRACE_FIELDS & fields
     return isinstance(value.get("observations"), list) or bool(is_observation or is_trace)
 
 
 def ends(items: Sequence[Node]) -> int | None:
-    """0 once the trace is here with its observations; observations alone say nowhere that they were the last."""
+    """Return 0 after a trace with its observations. Observations alone never say which is the last."""
     return 0 if objects_in(items[-1].at("observations").value) else None
 
 
 def records(source: Node) -> list[Node]:
-    """The traces and observations in a source, a page or a list."""
+    """Return the traces and observations in a source, a page or a list."""
     is_page = isinstance(source.value, dict) and isinstance(source.value.get("data"), list)
     return (source.at("data") if is_page else source).each()
 
 
 def run_id(record: Node) -> str:
-    """The id of the trace to which a trace or an observation belongs."""
+    """Return the trace id of a trace or an observation."""
     if _is_observation(record):
         return record.first("traceId", "trace_id").required_text()
     trace = _trace(record)
@@ -59,30 +62,30 @@ def run_id(record: Node) -> str:
     return trace.at("id").required_text()
 
 
-def run(own: str, items: Sequence[Node]) -> Run:
-    """The run that all of one trace id is."""
+def run(own_id: str, items: Sequence[Node]) -> Run:
+    """Make a run of all traces and observations with one trace id."""
     traces = [_trace(item) for item in items if not _is_observation(item)]
     observations = [each for item in items for each in ([item] if _is_observation(item) else item.at("observations").items())]
-    # A list of traces has only the ids of their observations, which are in other records.
+    # In a list of traces, each has the ids of its observations, which other records hold.
     ids = [each for each in observations if isinstance(each.value, str)]
     observations = [each for each in observations if not isinstance(each.value, str)]
     if ids and not observations:
         raise ids[0].refusal("expected the observation, which no record holds")
     transcript = Transcript()
     spans = [_span(node, transcript) for node in observations]
-    # A span with the name of a tool that a model called is that tool.
+    # Any span is that of a tool if a model called a tool of its name.
     tools = {piece.name for span in spans if span.kind == "model" for piece in span.outputs if piece.kind == "call"}
     spans = [_tool_of(span, tools) for span in spans]
     roots = [span.node for span in spans if not span.parent_id]
     times_us = [microseconds(node.at("timestamp")) for node in traces if node.at("timestamp").value is not None]
     times_us += [span.started_ns // 1_000 for span in spans]
-    # The input and the output of the trace are those of a span around the others.
+    # The trace has an input and an output, so it is like a span around the others.
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
-    own_id = trace_id("langfuse", own, [node.value for node in (*traces, *observations)])
+    run_id = trace_id("langfuse", own_id, [node.value for node in (*traces, *observations)])
     described = (traces or roots or observations)[0].object()
     scores = (each for each in objects_in(described.get("scores")) if isinstance(each.get("name"), str))
     named = {each["name"]: each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
-    return run_of((traces or observations)[0], own_id, spans, min(times_us, default=None), described | {"scores": named})
+    return run_of((traces or observations)[0], run_id, spans, min(times_us, default=None), described | {"scores": named})
 
 
 def _is_observation(record: Node) -> bool:
@@ -94,18 +97,18 @@ def _trace(record: Node) -> Node:
 
 
 def _tool_name(node: Node) -> str:
-    """The name of a tool by the attributes of its span; those of an agent may name the tool that it chose."""
+    """Return the name of a tool from the attributes of its span. Attributes of an agent may name the tool that it chose."""
     is_tool = "TOOL" in (node.at("type").text().upper(), _attribute(node, "openinference.span.kind"))
     return _attribute(node, "gen_ai.tool.name", "ai.toolCall.name", *(["tool.name"] if is_tool else []))
 
 
 def _tool_of(span: Span, tools: set[str]) -> Span:
-    """The span; as that of a tool, if a model called one of its name, or as that of none, if it says nothing."""
+    """Return a span as that of a tool if a model called one of its name, and as that of no tool if it holds nothing."""
     if span.kind == "other" and span.node.at("name").text() in tools:
         return _span(span.node, Transcript(), "tool")
     contents = (span.node.at(key).parsed().value for key in ("input", "output"))
     if span.kind == "tool" and tools and span.name not in tools and all(each in (None, "", {}, []) for each in contents):
-        # Around the calls of a turn, or a handoff, which the model calls by another name.
+        # It surrounds the calls of a turn, or is a handoff, which the model calls by another name.
         return span._replace(kind="other", inputs=[], outputs=[])
     return span
 
@@ -134,10 +137,10 @@ def _span(node: Node, transcript: Transcript, kind: SpanKind | None = None) -> S
 def _returned(node: Node) -> list[Piece]:
     text, is_error = returned_in(node.at("output").parsed().value)
     if isinstance(node.at("output").value, str) and text == as_json(node.at("output").parsed().value):
-        # As it is written there.
+        # Keep its own spelling.
         text = node.at("output").text()
     if not text.strip("{} \n"):
-        # Some record what a tool returned among the attributes alone.
+        # Some frameworks record the result among the attributes alone.
         text = returned_in(parsed(_attribute(node, "output.value")))[0] or text
     text = text or node.first("statusMessage", "status_message").text()
     is_error = is_error or _is_failed(node)
@@ -149,7 +152,7 @@ def _is_failed(node: Node) -> bool:
 
 
 def _attribute(node: Node, *keys: str) -> str:
-    """The first of the span's attributes that is there; Langfuse keeps those that it does not read itself."""
+    """Return the first of these attributes that a span has. Langfuse keeps the attributes that it does not read itself."""
     metadata = node.at("metadata").parsed()
     attributes = metadata.at("attributes") if isinstance(metadata.value, dict) else metadata
     values = [attributes.at(key).value for key in keys] if isinstance(attributes.value, dict) else []
@@ -159,16 +162,19 @@ def _attribute(node: Node, *keys: str) -> str:
 def _both(node: Node, transcript: Transcript, *, is_model: bool) -> tuple[list[Piece], list[Piece]]:
     inputs = _pieces(node, "input", "user", transcript if is_model else Transcript(), is_model=is_model)
     if node.at("output").value == "None" and isinstance(node.at("input").parsed().value, str):
-        # What records messages as text shows so that an answer has none, only calls.
+        # Exporters that record messages as texts write this for an answer of calls alone.
         return inputs, []
     return inputs, _pieces(node, "output", "agent", Transcript(), is_model=is_model)
 
 
 def _pieces(node: Node, key: str, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece]:
-    """The pieces in an input or output; what has no shape of messages is one text, in a download quoted as in JSON."""
+    """Return the pieces in an input or output. Content that is no message is one text, which a download quotes as JSON."""
     content = node.at(key)
     if isinstance(content.value, str) and content.value.startswith('"'):
         with suppress(ValueError):
             content = content._replace(value=json.loads(content.value))
     pieces = pieces_in(content.parsed(), speaker, transcript, is_model=is_model)
     return utterance(content, speaker, text_in(content.value)) if pieces is None else pieces
+
+
+FORMAT = Format(fits, run, records, run_id, ends=ends)

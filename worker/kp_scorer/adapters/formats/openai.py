@@ -1,9 +1,9 @@
-"""OpenAI's conversations: the messages of Chat Completions, and the items of the Responses API.
+"""Conversations of OpenAI: the messages of Chat Completions, and the items of the Responses API.
 
-A source is an object with ``messages``, and with ``choices`` where the answer was recorded beside its request; an object with
-``input`` and ``output``, as what is sent to the Responses API and what comes back have them; a log with ``request`` and
-``response``; a line of a batch, whose other half has the same ``custom_id``; or a list of messages or items alone. What is sent
-to models of Anthropic and Gemini, and what comes back, is read in the same places.
+A source is an object with ``messages``, and with ``choices`` where the answer is recorded beside its request; an object with
+``input`` and ``output``, which are the fields of the Responses API; a log with ``request`` and ``response``; a line of a batch,
+whose other half has the same ``custom_id``; or a list of messages or items alone. Requests to models of Anthropic and Gemini,
+and their answers, are read from the same fields.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.openai.com/docs/api-reference/responses/object.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, moment, trace_id
+from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
 
@@ -20,30 +21,30 @@ _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "requ
 
 
 def fits(value: dict[str, Any]) -> bool:
-    """Whether an object is a conversation, a message or an item."""
+    """Return whether an object is a conversation, a message or an item."""
     is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
     return bool(_KEYS & set(value)) or is_of_responses or is_message(value)
 
 
-def batch_id(conversation: Node) -> str | None:
-    """The id that a request of a batch has in common with its response; None for what is of no batch."""
+def run_id(conversation: Node) -> str | None:
+    """Return the id that a request of a batch shares with its response; None for a conversation that is in no batch."""
     value = conversation.value
     return conversation.at("custom_id").text() or None if isinstance(value, dict) and "custom_id" in value else None
 
 
 def ends(conversations: Sequence[Node]) -> int | None:
-    """0 once both halves of a conversation of a batch are here, or two of one, of which nothing says which is the right one."""
+    """Return 0 once both halves of a conversation of a batch are there, or one half twice, which makes it ambiguous."""
     return 0 if len(conversations) > 1 or {"body", "response"} <= set(conversations[0].object()) else None
 
 
 def records(source: Node) -> list[Node]:
-    """The conversations in a source: several, if it is a list of what is neither message nor item."""
+    """Return the conversations in a source: several if it is a list that holds neither messages nor items."""
     is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
     return [source] if is_alone else source.each()
 
 
-def run(_own: str, conversations: Sequence[Node]) -> Run:
-    """The run that a conversation is."""
+def run(_own_id: str, conversations: Sequence[Node]) -> Run:
+    """Make a run of a conversation."""
     conversation = conversations[0]
     if len(conversations) > 1:
         if any(sum(half in each.object() for each in conversations) > 1 for half in ("body", "response")):
@@ -53,13 +54,13 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
         pieces = list(pieces_of(conversation.items()))
         return Run(conversation, trace_id("openai", "", conversation.value), pieces)
     request, response = _body(conversation, "request"), _body(conversation, "response")
-    asked, answered = _first(request, "messages", "input"), _first(response, "choices", "output", "candidates")
-    pieces = _pieces(asked, "user")
-    if answered is not response and answered.path.endswith("choices"):
-        # Of several choices, clients use the first.
-        pieces += [piece for choice in answered.items()[:1] for piece in pieces_of_message(choice.at("message"))]
-    elif answered is not conversation:
-        pieces += _pieces(answered, "agent")
+    question, answer = _first(request, "messages", "input"), _first(response, "choices", "output", "candidates")
+    pieces = _pieces(question, "user")
+    if answer is not response and answer.path.endswith("choices"):
+        # Clients use the first of several choices.
+        pieces += [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    elif answer is not conversation:
+        pieces += _pieces(answer, "agent")
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
     time = (response if isinstance(response.value, dict) else conversation).first("created_at", "created")
@@ -68,7 +69,7 @@ def run(_own: str, conversations: Sequence[Node]) -> Run:
 
 
 def _body(conversation: Node, key: str) -> Node:
-    """The request or the response in a log that has both, and in a batch's body; otherwise the conversation."""
+    """Return the request or the response in a log or in the body of a batch; without one, the conversation itself."""
     message = conversation.at(key).parsed()
     message = conversation if message.value is None else message
     body = message.at("body").parsed() if isinstance(message.value, dict) else message
@@ -81,10 +82,13 @@ def _first(message: Node, *keys: str) -> Node:
 
 
 def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
-    """The pieces in what was asked or answered; raises NotConverted that names where a list has no shape of that."""
+    """Return the pieces in a question or an answer; raise NotConverted where a list of them holds no message."""
     content = node.parsed()
     items = content.value if isinstance(content.value, list) else []
     if node.path.endswith("messages") and not any(isinstance(item, str | list) for item in items):
         return [piece for message in content.items() for piece in pieces_of_message(message)]
     pieces = pieces_in(content, speaker, Transcript(), is_model=True)
     return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
+
+
+FORMAT = Format(fits, run, records, run_id, ends=ends, is_general=True, has_chats=True, has_ids_of_files=True)

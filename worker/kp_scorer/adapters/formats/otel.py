@@ -1,12 +1,12 @@
-"""OpenTelemetry spans of agents, in the protocol's JSON, by the conventions of GenAI, OpenInference, AI SDK and OpenLLMetry.
+"""Spans of OpenTelemetry, by the conventions of GenAI, OpenInference, the AI SDK and OpenLLMetry.
 
-A source is an export (``resourceSpans``), a line of what the Collector's file exporter writes, or a span as Python's SDK prints
-it on a console. All spans of one trace id are one run.
+A source is an export in the JSON of the protocol (``resourceSpans``), which the Collector's file exporter writes too, or a span
+that the console exporter of Python's SDK prints. All spans of one trace id are one run. If the status of its only root is an
+error, the run did not succeed. A status of Ok means less, as many frameworks set it wherever nothing was raised.
 
 Specifications: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding for the form,
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ for ``gen_ai.*``,
-https://arize-ai.github.io/openinference/spec/semantic_conventions.html for OpenInference. If the status of the only root is an
-error, the run did not succeed. A status of Ok says less, as many set it wherever nothing was raised.
+https://arize-ai.github.io/openinference/spec/semantic_conventions.html for OpenInference.
 """
 
 import time
@@ -15,21 +15,23 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, microseconds, trace_id
+from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of_message, text_in, utterance
 from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
-_MOST_DIGITS: Final = 19  # Of a number of 64 bits, which is written as a text: more than a number in JSON holds everywhere.
+_MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is written as a text, as JSON's are shorter.
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}
 """Attributes of the AI SDK and of OpenLLMetry, beside OpenInference's ``input.value`` and ``output.value``."""
-_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")  # One is in each GenAI span.
-_LATE_NS: Final = 10_000_000_000  # How long after its root a span of a run may end, and be exported by another process.
+_GENAI: Final = ("gen_ai.operation.name", "gen_ai.input.messages", "gen_ai.output.messages")
+"""Each span of the GenAI conventions has one of these attributes."""
+_LATE_NS: Final = 10_000_000_000  # A span that another process exports may end this long after the root of its run.
 
 
 def fits(value: dict[str, Any]) -> bool:
-    """Whether an object is an export, or a span."""
+    """Return whether an object is an export or a span."""
     return "resourceSpans" in value or _is_span(value)
 
 
@@ -42,7 +44,7 @@ def _is_of_console(span: dict[str, Any]) -> bool:
 
 
 def records(source: Node) -> list[Node]:
-    """The spans of an export, or of a list of them."""
+    """Return the spans of an export, or of a list of exports."""
     spans: list[Node] = []
     for export in source.each():
         if _is_span(export.value):
@@ -70,24 +72,24 @@ def _span_of_console(span: Node) -> Node:
 
 
 def starts(span: Node) -> int:
-    """When a span began, in nanoseconds since 1970; 0 if that is yet to come: all other runs would have ended by then."""
+    """Return when a span began, in nanoseconds since 1970; 0 for a future time, by which all other runs would end."""
     began_ns = _integer(span.at("startTimeUnixNano"))
     return began_ns if began_ns <= time.time_ns() else 0
 
 
 def ends(spans: Sequence[Node]) -> int | None:
-    """From when on nothing of a run begins, in nanoseconds since 1970; None while the last of its spans is no root."""
+    """Return when a run is complete, in nanoseconds since 1970; None unless its newest span is a root that has ended."""
     end = spans[-1].at("endTimeUnixNano")
     return None if spans[-1].at("parentSpanId").text() or end.value is None else _integer(end) + _LATE_NS
 
 
 def run_id(span: Node) -> str:
-    """The id of the trace to which a span belongs."""
+    """Return the trace id of a span."""
     return span.at("traceId").required_text().lower()
 
 
-def run(own: str, nodes: Sequence[Node]) -> Run:
-    """The run that the spans of one trace id are."""
+def run(own_id: str, nodes: Sequence[Node]) -> Run:
+    """Make a run of the spans of one trace id."""
     transcript = Transcript()
     spans = [_span(node, transcript) for node in nodes]
     first = min(spans, key=lambda span: span.started_ns)
@@ -95,19 +97,19 @@ def run(own: str, nodes: Sequence[Node]) -> Run:
     record = described.object() | {"attributes": _attributes_of(described).value}
     if described.object().get("resource") is not None:
         record["resource"] = _attributes_of(described.at("resource")).value
-    own_id = trace_id("otel", own, [node.value for node in nodes])
-    return run_of(first.node, own_id, spans, first.started_ns // 1_000, record)
+    run_id = trace_id("otel", own_id, [node.value for node in nodes])
+    return run_of(first.node, run_id, spans, first.started_ns // 1_000, record)
 
 
 def _span(node: Node, transcript: Transcript) -> Span:
     attributes = _attributes_of(node)
     is_genai = any(key in attributes.value for key in _GENAI)
     named_kind = attributes.at(_GENAI[0] if is_genai else "openinference.span.kind").text()
-    # Messages without an operation are those of a model.
+    # A span that has messages and no operation is a call of a model.
     kind = KINDS.get(named_kind, "model" if is_genai and not named_kind else "other")
     name = ""
     if not is_genai and kind == "other":
-        # The AI SDK and OpenLLMetry have no attribute for what a span is that all have.
+        # In the AI SDK and in OpenLLMetry, no attribute states the kind of every span.
         is_tool = "ai.toolCall.name" in attributes.value or attributes.at("traceloop.span.kind").value == "tool"
         is_model = any(key.startswith(_MODEL_ATTRIBUTES) for key in attributes.value)
         kind = "tool" if is_tool else "model" if is_model else kind
@@ -127,8 +129,8 @@ def _span(node: Node, transcript: Transcript) -> Span:
 
 
 def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
-    """The pieces in an input or output: messages; without any, its value as one, if a model's is not an entire request."""
-    # Messages may be structured, or JSON in a text.
+    """Return the pieces in the messages of an input or output, or else in its value."""
+    # Messages may be structured, or a text of JSON.
     structured = transcript.pieces(attributes.at(f"gen_ai.{direction}.messages").parsed()) or []
     flat = [piece for message in _messages(attributes, direction) for piece in pieces_of_message(message)]
     if pieces := [*structured, *flat]:
@@ -138,12 +140,12 @@ def _pieces(attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, 
         message = {key: attributes.value.get(f"ai.response.{key}") for key in ("text", "toolCalls")}
         value = value._replace(value={"role": "assistant"} | message)
     in_value = pieces_in(value.parsed(), speaker, transcript, is_model=kind == "model")
-    # What a model got that has no messages in it is a request.
+    # An input of a model without messages is the rest of a request: settings, for example.
     return in_value if in_value is not None else [] if kind == "model" else utterance(value, speaker, text_in(value.value))
 
 
 def _messages(attributes: Node, direction: str) -> Iterator[Node]:
-    """OpenInference's and OpenLLMetry's messages; their attributes are paths: ``llm.input_messages.0.message.role``."""
+    """Yield the messages of OpenInference and OpenLLMetry, whose attributes are paths: ``llm.input_messages.0.message``."""
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
         own = [path for path in attributes.value if path.startswith(f"{key}.")]
         paths = {path.removeprefix(f"{key}."): attributes.at(path).value for path in own}
@@ -153,7 +155,7 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
             message = place.at("message") if "message" in place.object() else place
             fields = {"role": "assistant"} | message.object() if direction == "output" else dict(message.object())
             fields["tool_calls"] = [call.get("tool_call", call) for call in objects_in(fields.get("tool_calls"))]
-            # The calls may stand among the contents too.
+            # Calls may be among the contents too.
             contents = objects_in(fields.pop("contents", None))
             blocks = [each if "tool_call" in each else each.get("message_content") for each in contents]
             fields.setdefault("content", [each for each in objects_in(blocks) if {"tool_call", "text"} & set(each)])
@@ -163,7 +165,7 @@ def _messages(attributes: Node, direction: str) -> Iterator[Node]:
 
 
 def _nested(paths: dict[str, Any]) -> Any:
-    """The object that attributes describe whose keys are paths in it, or the list, if they begin with numbers."""
+    """Return the object that paths and their values describe; a list if the paths begin with numbers."""
     groups: defaultdict[str, dict[str, Any]] = defaultdict(dict)
     for path, value in paths.items():
         key, _, inner_path = path.partition(".")
@@ -199,7 +201,7 @@ def _failure_of(span: Node) -> str:
 
 
 def _any_value(node: Node) -> Any:
-    """The JSON that a value stands for: one of seven kinds, each under a name of its own; none of them is null."""
+    """Return a value as JSON. Each of its seven kinds has a name of its own; a value without any is null."""
     kind = next(iter(node.object()), None) if node.value is not None else None
     match kind:
         case None:
@@ -221,3 +223,6 @@ def _integer(node: Node, expected: str = "nanoseconds since 1970", sign: str = "
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
         raise node.refusal(f"expected {expected}")
     return int(text)
+
+
+FORMAT = Format(fits, run, records, run_id, starts, ends)

@@ -1,0 +1,182 @@
+"""Joins the records of each run as sources come, and makes a trace of each run that is complete."""
+
+import heapq
+import traceback
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
+from kp_scorer.adapters.formats import FORMATS, format_of
+from kp_scorer.adapters.messages import is_error
+from kp_scorer.adapters.node import Node, source, unread_in
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import NotConverted
+
+Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or the reason why there is none.
+
+_MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; beyond that the oldest is converted.
+_MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
+_MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
+_MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
+_MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
+
+
+class _Key(NamedTuple):
+    format: str
+    run_id: str
+    file: int = 0  # The number of the only file whose records may join the run; 0 if all may.
+
+
+class Converter:
+    """Converts each run as soon as it is complete, and holds the records of the others."""
+
+    def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
+        """Convert sources of the format of this ``name``; without one, detect the format of each source."""
+        self.unread: Counter[str] = Counter()  # For each field that was not read, the number of converted runs that have it.
+        self.counts: Counter[str] = Counter()
+        """The number of converted ``traces``, of those without tools (``toolless``), of their ``steps``, ``calls`` of tools,
+        ``errors`` and ``recoveries``; and of chats that are no runs, because another chat ``continued`` them."""
+        self._supplied, self._limits, self._name = supplied, limits, name
+        self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # The run with the newest record is last.
+        self._open_records = 0
+        self._ends: list[tuple[int, _Key]] = []  # A heap.
+        self._file = 1  # The number of the current file.
+        self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
+        self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
+        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # Whether a late record of the run was refused already.
+        self._chats: OrderedDict[bytes, Run] = OrderedDict()
+
+    def feed(self, line: int, value: object) -> Iterator[Converted]:
+        """Convert the runs that a source completes. It begins on this line, counted from 1."""
+        now = 0
+        try:
+            node = source(line, value)
+            name = self._name or format_of(value)
+            if not name:
+                raise node.refusal(f"expected a trace, or the shape of {', '.join(FORMATS)}")
+            records = FORMATS[name].records(node)
+        except Exception as error:
+            yield _refusal(Node(line, "", value), error)
+            return
+        for record in records:
+            try:
+                own = FORMATS[name].run_id(record)
+                if own is None:
+                    yield from self._convert(_Key(name, ""), [record])
+                    continue
+                own = self._latest[name] = own or self._latest.get(name, "")
+                now = max(now, self._add(_Key(name, own, self._file * FORMATS[name].has_ids_of_files), record))
+            except Exception as error:
+                yield _refusal(record, error)
+            while self._open_records > _MOST_OPEN:
+                yield from self._close(next(iter(self._open)))
+        yield from self._close_ended(now)
+
+    def end_file(self) -> Iterator[Converted]:
+        """Convert the runs of this file alone, and join the others with their records in earlier files."""
+        for key in self._of_file:
+            if FORMATS[key.format].is_of_one_file:
+                yield from self._close(key)
+                continue
+            for record in self._pop(key):
+                try:
+                    self._add(key._replace(file=0), record)
+                except NotConverted as error:
+                    yield error
+        yield from self._close_ended(0)
+        self._of_file.clear()
+        self._latest.clear()
+        self._file += 1
+
+    def end(self) -> Iterator[Converted]:
+        """Convert the runs that are still open, and the chats that still wait."""
+        while self._open:
+            yield from self._close(next(iter(self._open)))
+        while self._chats:
+            yield self._trace(self._chats.popitem(last=False)[1])
+
+    def _add(self, key: _Key, record: Node) -> int:
+        """Add a record to its run; return its time, by which other runs may be complete."""
+        if key in self._ended:
+            if self._ended[key]:
+                return 0
+            self._ended[key] = True
+            raise record.refusal("expected no more of a run that was complete, and was converted, before this record came")
+        name = key.format
+        if key.file or FORMATS[name].is_of_one_file:
+            self._of_file.pop(key, None)
+            self._of_file[key] = None  # The newest is last, as among the open runs.
+        records = self._open.setdefault(key, [])
+        self._open.move_to_end(key)
+        if len(records) <= _MOST_RECORDS:
+            records.append(record)
+            self._open_records += 1
+        try:
+            if (end := FORMATS[name].ends(records)) is not None:
+                heapq.heappush(self._ends, (end, key))
+            return FORMATS[name].starts(record)
+        except NotConverted:
+            # The record is refused together with its run.
+            return 0
+
+    def _close_ended(self, now: int) -> Iterator[Converted]:
+        while self._ends and self._ends[0][0] <= now:
+            yield from self._close(heapq.heappop(self._ends)[1])
+
+    def _pop(self, key: _Key) -> list[Node]:
+        records = self._open.pop(key, [])
+        self._open_records -= len(records)
+        return records
+
+    def _close(self, key: _Key) -> Iterator[Converted]:
+        if records := self._pop(key):
+            self._ended[key] = False
+            if len(self._ended) > _MOST_ENDED:
+                self._ended.popitem(last=False)
+            yield from self._convert(key, records)
+
+    def _convert(self, key: _Key, records: Sequence[Node]) -> Iterator[Converted]:
+        read = FORMATS[key.format]
+        try:
+            if len(records) > _MOST_RECORDS:
+                raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
+            reads: dict[str, Any] = {}
+            run = read.run(key.run_id, [record._replace(reads=reads) for record in records])
+            yield from self._hold_back(run) if read.has_chats and run.pieces else [self._trace(run)]
+        except Exception as error:
+            yield _refusal(records[0], error)
+
+    def _hold_back(self, run: Run) -> Iterator[Converted]:
+        """Hold a chat back until it is clear that none continues it: a log repeats a chat for each call of the model."""
+        *earlier, own = digests_of(run.pieces)
+        for digest in earlier:
+            self.counts["continued"] += self._chats.pop(digest, None) is not None
+        if own in self._chats:
+            yield self._trace(self._chats.pop(own))
+        self._chats[own] = run
+        if len(self._chats) > _MOST_CHATS:
+            yield self._trace(self._chats.popitem(last=False)[1])
+
+    def _trace(self, run: Run) -> Converted:
+        try:
+            trace = trace_of(run, self._supplied, self._limits)
+        except Exception as error:
+            return _refusal(run.node, error)
+        paths = tuple(self._supplied.paths.values())
+        unread = (name for name in sorted(unread_in(run.node)) if not any(f"{path}.".startswith(f"{name}.") for path in paths))
+        self.unread.update(name for name in unread if name in self.unread or len(self.unread) < _MOST_NAMES)
+        steps, calls = trace["steps"], sum("tool" in step for step in trace["steps"])
+        self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
+        self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
+        self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
+        return trace
+
+
+def _refusal(node: Node, error: Exception) -> NotConverted:
+    """Return any error as a refusal: a defect of this package must not end other runs, and its message may quote a record."""
+    if isinstance(error, NotConverted):
+        return error
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{type(error).__name__} in {frame.name}:{frame.lineno}"
+    return node.refusal(f"expected what can be converted; this is an error of ours: {where}")

@@ -1,0 +1,33 @@
+"""A format that is converted, as its module in ``formats`` describes it."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from kp_scorer.adapters.building import Run
+from kp_scorer.adapters.node import Node
+
+
+class Format(NamedTuple):
+    """A format: which records a source holds, which run each of them belongs to, and what happened in a run."""
+
+    fits: Callable[[dict[str, Any]], bool]
+    """Returns whether an object looks like a source of this format, or like an item of one."""
+    run: Callable[[str, Sequence[Node]], Run]
+    """Makes a run from its id and its records; raises NotConverted."""
+    records: Callable[[Node], Iterable[Node]] = Node.each
+    """Returns the records in a source."""
+    run_id: Callable[[Node], str | None] = lambda _: None
+    """Returns the id that the records of a run share: None if a record is a run by itself, empty if it continues the run of the
+    record before it."""
+    starts: Callable[[Node], int] = lambda _: 0
+    """Returns the time of a record, which completes every run whose ``ends`` is not later."""
+    ends: Callable[[Sequence[Node]], int | None] = lambda _: None
+    """Returns the time from which a run with these records is complete; None if that is unknown."""
+    is_general: bool = False
+    """Whether sources of other formats may fit too: such a format is tried last."""
+    has_chats: bool = False
+    """Whether a record may repeat an earlier record and continue it."""
+    is_of_one_file: bool = False
+    """Whether a run is complete at the end of its file."""
+    has_ids_of_files: bool = False
+    """Whether two files may use one id for two runs: records are joined with those of their own file first."""

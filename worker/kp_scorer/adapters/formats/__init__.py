@@ -1,0 +1,30 @@
+"""The formats that are converted. Each module of this package defines the format of its name as ``FORMAT``.
+
+No two formats fit one object, except for general ones, so the order in which the others are tried does not matter.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Final
+
+from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.node import objects_in
+
+
+def _load_formats() -> dict[str, Format]:
+    names = [module.name for module in iter_modules(__path__)]
+    formats = {name.replace("_", "-"): import_module(f"{__name__}.{name}").FORMAT for name in names}
+    return dict(sorted(formats.items(), key=lambda item: item[1].is_general))
+
+
+FORMATS: Final = _load_formats()
+"""Every format by its name, in the order in which they are tried on a source."""
+
+
+def format_of(value: object) -> str:
+    """Return the name of the format whose shape a source has; empty if no format fits."""
+    items = value if isinstance(value, list) else [value]
+    while items and isinstance(items[0], list):
+        items = items[0]
+    objects = objects_in(items)
+    return next((name for name, each in FORMATS.items() if any(map(each.fits, objects))), "")

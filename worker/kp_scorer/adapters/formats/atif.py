@@ -1,0 +1,44 @@
+"""Trajectories of Harbor, in ATIF.
+
+Specification: https://www.harborframework.com/docs/agents/trajectory-format
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from kp_scorer.adapters.building import Run, first_timestamp, trace_id
+from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.messages import Piece, pieces_of_message
+from kp_scorer.adapters.node import Node
+
+_ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
+"""The role of a message by the ``source`` of its step."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Return whether an object is a trajectory."""
+    version = value.get("schema_version")
+    return isinstance(version, str) and version.startswith("ATIF")
+
+
+def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
+    """Make a run of a trajectory."""
+    (trajectory,) = trajectories
+    steps = trajectory.at("steps").items()
+    pieces = [piece for step in steps for piece in _pieces_of(step)]
+    own_id = trace_id("atif", trajectory.first("trajectory_id", "session_id").text(), trajectory.value)
+    return Run(trajectory, own_id, pieces, first_timestamp(steps), framework=trajectory.at("agent", "name").text())
+
+
+def _pieces_of(step: Node) -> Iterator[Piece]:
+    if (speaker := step.at("source").required_text()) not in _ROLES:
+        raise step.at("source").refusal("expected system, user or agent")
+    if step.at("is_copied_context").value is True:
+        # A trajectory that continues another repeats its steps first.
+        return
+    yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
+    for result in step.at("observation", "results").items():
+        yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
+
+
+FORMAT = Format(fits, run)

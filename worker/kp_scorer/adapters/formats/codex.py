@@ -1,0 +1,44 @@
+"""Sessions of Codex, as JSON Lines of the Responses API's items.
+
+Specification: https://github.com/openai/codex/blob/main/codex-rs/protocol/src/protocol.rs
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from kp_scorer.adapters.building import Run, run_of_session
+from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.messages import Piece, pieces_of, utterance
+from kp_scorer.adapters.node import Node
+
+_TYPES: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Return whether an object is a line of a session."""
+    return value.get("type") in _TYPES and isinstance(value.get("payload"), dict)
+
+
+def run_id(line: Node) -> str:
+    """Return the id of the session that begins with a line; empty for a line that continues one."""
+    return line.at("payload", "id").text() if line.at("type").value == "session_meta" else ""
+
+
+def run(own_id: str, lines: Sequence[Node]) -> Run:
+    """Make a run of a session. Events hold what the user typed, as the program adds messages of the user to the items."""
+    pieces: list[Piece] = []
+    has_typed = any(_is_typed(line) for line in lines)
+    for line in lines:
+        payload = line.at("payload")
+        if _is_typed(line):
+            pieces += utterance(payload, "user", payload.at("message").text())
+        elif line.at("type").value == "response_item" and not (has_typed and payload.at("role").value == "user"):
+            pieces += pieces_of([payload])
+    return run_of_session("codex", own_id, lines, pieces)
+
+
+def _is_typed(line: Node) -> bool:
+    return [line.at("type").value, line.at("payload").at("type").value] == ["event_msg", "user_message"]
+
+
+FORMAT = Format(fits, run, run_id=run_id, is_of_one_file=True)

@@ -1,0 +1,111 @@
+"""Trajectories of SWE-agent and of mini-swe-agent.
+
+- SWE-agent's ``trajectory`` holds the steps; ``history`` holds the task, and the functions that the model called:
+  https://swe-agent.com/latest/usage/trajectories/
+- mini-swe-agent's ``messages`` hold everything. Before its second version the model wrote each command among its text, and the
+  user's next message held the output: https://mini-swe-agent.com/latest/usage/output_files/
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from kp_scorer.adapters.building import Run, trace_id
+from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, utterance
+from kp_scorer.adapters.node import Node
+
+_FENCE: Final = re.compile(r"```(?:bash|mswea_bash_command)\s++")
+"""The fence before a command, which ends at the next fence."""
+
+
+def fits(value: dict[str, Any]) -> bool:
+    """Return whether an object is a trajectory of SWE-agent or of mini-swe-agent."""
+    version = value.get("trajectory_format")
+    is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
+    is_mini = is_mini or (isinstance(version, str) and version.startswith("mini-swe-agent"))
+    return is_mini or isinstance(value.get("trajectory"), list)
+
+
+def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
+    """Make a run of a trajectory."""
+    (trajectory,) = trajectories
+    steps, messages = trajectory.at("trajectory"), trajectory.at("messages")
+    if steps.value is not None:
+        framework, pieces = "SWE-agent", _pieces_of_steps(trajectory, steps)
+    elif messages.value is not None:
+        framework, pieces = "mini-swe-agent", list(_pieces_of_messages(messages.items()))
+    else:
+        raise steps.refusal("expected the list of steps")
+    answer = trajectory.at("info", "submission")
+    return Run(trajectory, trace_id("sweagent", "", trajectory.value), pieces, framework=framework, answer=answer)
+
+
+def _pieces_of_steps(trajectory: Node, steps: Node) -> list[Piece]:
+    history = trajectory.at("history").items()
+    if not history and steps.items():
+        # The first input of the model holds the task too. Before version 1.1 it was ``messages``.
+        history = steps.items()[0].first("query", "messages").items()
+    # Demonstrations precede the task.
+    tasks = [each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value][:1]
+    objective = [piece for message in tasks for piece in pieces_of_message(message)]
+    calls = _calls(history)
+    return [*objective, *(piece for step in steps.items() for piece in _step(step, calls))]
+
+
+def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
+    has_called = False
+    for message in messages:
+        if message.at("role").value == "exit":
+            # ``info`` holds the submission as well.
+            continue
+        pieces = pieces_in(message, "agent", Transcript(), is_model=True) or []
+        for piece in pieces:
+            commands = list(_commands(piece.text)) if piece.kind == "agent" else []
+            if len(pieces) == len(commands) == 1:
+                start, command = commands[0]
+                yield from utterance(message, "agent", piece.text[:start])
+                yield Piece(message, "call", name="bash", arguments={"command": command})
+            else:
+                yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
+            has_called = bool(commands)
+
+
+def _commands(text: str) -> Iterator[tuple[int, str]]:
+    """Yield each command in a text, after the place at which its fence begins."""
+    place = 0
+    while fence := _FENCE.search(text, place):
+        place = fence.end()
+        # The command may be indented, so the fence may match into its first line.
+        if start := text.rfind("\n", fence.start(), place) + 1:
+            if (end := text.find("\n```", start)) < 0:
+                return
+            yield fence.start(), text[start:end]
+            place = end + len("\n```")
+
+
+def _calls(history: Iterable[Node]) -> dict[str, Piece]:
+    """Return each call that the model wrote by the command that it was rendered to, as steps record the command alone."""
+    by_command: dict[str, Piece] = {}
+    for message in history:
+        action = message.at("action").value
+        if isinstance(action, str) and message.at("tool_calls").items():
+            calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
+            # SWE-agent renders no command of several calls, and asks the model again.
+            if len(calls) == 1:
+                by_command[action] = calls[0]
+    return by_command
+
+
+def _step(step: Node, calls: dict[str, Piece]) -> Iterator[Piece]:
+    yield from utterance(step, "agent", step.first("thought", "response").text())
+    action, observation = step.at("action").text(), step.at("observation").text()
+    if words := action.split():
+        seconds = step.at("execution_time").number()
+        call = calls.get(action) or Piece(step, "call", name=words[0], arguments={"command": action})
+        yield call._replace(node=step, text=action, call_id="", latency_ms=None if seconds is None else seconds * 1_000)
+    if words or observation:
+        yield Piece(step, "result", observation)
+
+
+FORMAT = Format(fits, run)
