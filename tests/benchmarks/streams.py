@@ -3,7 +3,7 @@
 Passes of texts of every length are measured on one core each, side by side, and on all cores together. With more cores than
 here, a pass on all of them takes its serial share as before, and the rest divided by the cores (Amdahl), by the share that
 fits what the cores here measure. Real texts arrive at random moments and are given to streams by the rule of
-``process/decide.py``, each in a pass of its own.
+``process/embed.py``, each in a pass of its own.
 
 - ``load``: texts that arrive, as a share of what all cores can do side by side.
 - ``p50``, ``p95``, ``p99``: from arrival to vector, in times of the mean of a lone text's pass on all cores, ``lone_ms``.

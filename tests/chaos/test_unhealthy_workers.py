@@ -62,7 +62,7 @@ def test_a_maintenance_thread_that_dies_ends_the_process(arena: Arena) -> None:
         check=False,
     )
     assert done.returncode == EXIT_CODE, done.stderr
-    assert '"stalled": "renew_lease"' in done.stderr
+    assert '"stalled": "lease_renewer"' in done.stderr
 
 
 @pytest.mark.slow

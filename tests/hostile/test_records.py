@@ -20,7 +20,7 @@ from kp_scorer.novelty import Candidate, Window
 from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.process.reconciler import reconcile
+from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
 from kp_scorer.store import Store
@@ -65,12 +65,12 @@ def decide(store: Store, *trace_ids: str) -> None:
     store_decisions(store, {trace_id: decision_on(trace_id) for trace_id in trace_ids}, DIGEST)
 
 
-def reconciled(settings: Settings, store: Store) -> None:
-    """Have the reconciler look once at what is pending."""
+def resent(settings: Settings, store: Store) -> None:
+    """Have the resender look once at what is pending."""
     queues = submission_queues(settings)
     with make_celery(settings) as app:
         declare_queues(app, queues.in_order)
-        reconcile(app, queues, store, LedgerSettings(resend_after_s=0.001), Metrics(()))
+        resend_lost(app, queues, store, LedgerSettings(resend_after_s=0.001), Metrics(()))
 
 
 def test_a_worker_decides_what_comes_with_damaged_records(
@@ -130,7 +130,7 @@ def test_damaged_records_end_no_round_of_the_reconciler(
     redis_client.zadd(keys.pending, index)
     for trace_id in trace_ids:
         redis_client.zadd(keys.pending, {trace_id: 1})
-    reconciled(settings, store)
+    resent(settings, store)
     assert redis_client.llen(settings.queues.traces) == 4
     (letter,) = store.dead_letters.read()
     assert (letter.reason, letter.trace_id) == ("damaged", trace_ids[5])
@@ -186,7 +186,7 @@ def test_a_record_without_its_state_comes_to_an_end(
     # The log notes a place also where the ledger has forgotten the trace.
     store.novelty_log("space-1").append([Candidate(placed, DIGEST, np.full(4, 0.5, np.float32))], None)
     assert [record and record.reason for record in store.ledger.look_up([lost, placed])] == ["damaged", None]
-    reconciled(settings, store)
+    resent(settings, store)
     (letter,) = store.dead_letters.read()
     assert (letter.reason, letter.trace_id) == ("damaged", lost)
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
@@ -200,7 +200,7 @@ def test_a_pending_record_without_its_digest_comes_to_an_end(
     redis_client.hdel(keys.record(lost), "digest")
     for _ in range(LedgerSettings.max_resends + 2):
         redis_client.zadd(keys.pending, {lost: 1}, xx=True)
-        reconciled(settings, store)
+        resent(settings, store)
     (letter,) = store.dead_letters.read()
     assert (letter.reason, letter.trace_id, letter.occurrences) == ("lost", lost, 1)
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)

@@ -85,7 +85,7 @@ def failed(store: Store, sent: Any) -> Decision | None:
 
 
 def lost(store: Store, _: Any) -> Decision | None:
-    """By the reconciler, which has only what the client noted."""
+    """By the resender, which has only what the client noted."""
     payload = submission()
     return store.dead_letters.dead_letter(
         payload, DeadLettering("lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)

@@ -14,7 +14,7 @@ from kp_scorer.broker import dead_queue
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
-from kp_scorer.broker.dead_queue import SideQueue
+from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import Publisher, publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
@@ -35,13 +35,13 @@ def settings_here(rabbitmq: RabbitMQ) -> Settings:
 
 
 @pytest.fixture
-def intake(settings_here: Settings, store: Store) -> Iterator[SideQueue]:
+def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
     """The intake of an app whose queues are declared."""
     queues = submission_queues(settings_here)
     assert queues.intake
     with make_celery(settings_here) as app:
         declare_queues(app, [*queues.in_order, queues.intake])
-        yield SideQueue(app, queues.intake, settings_here, store, Publisher(app, settings_here, store))
+        yield QueueDrainer(app, queues.intake, settings_here, store, Publisher(app, settings_here, store))
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
@@ -66,7 +66,7 @@ def receive(rabbitmq: RabbitMQ, count: int) -> list[Any]:
     return get_all(rabbitmq.settings())
 
 
-def drain(intake: SideQueue) -> bool:
+def drain(intake: QueueDrainer) -> bool:
     """Have its messages moved; return whether the queue of traces had room for them."""
     try:
         intake.drain()
@@ -94,7 +94,7 @@ def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decide
     assert store.ledger.counts() == (120, 0, 120, 0)
 
 
-def test_only_the_content_of_a_message_moves(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
+def test_only_the_content_of_a_message_moves(intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     headers = {"task": [1], "id": "a", "ignore_result": False, "compression": GZIP, "CC": [rabbitmq.name("dead")], "eta": "now"}
     properties = {"expiration": "3600000", "priority": 9, "reply_to": "x", "message_id": "y", "content_encoding": "utf-16"}
     put(settings_here, [b"\xff{}"], application_headers=headers, **properties)
@@ -111,7 +111,7 @@ def test_only_the_content_of_a_message_moves(intake: SideQueue, settings_here: S
 
 
 def test_the_beginning_of_a_message_that_is_too_large_moves(
-    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ
+    intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ
 ) -> None:
     largest_bytes = largest_body_bytes(settings_here.limits)
     put(settings_here, [b"x" * (largest_bytes + 1), *[b"y" * 700_000] * 3, b"z"])
@@ -119,7 +119,7 @@ def test_the_beginning_of_a_message_that_is_too_large_moves(
     assert [len(message.body) for message in receive(rabbitmq, 5)] == [BEGINNING_BYTES, *[700_000] * 3, 1]
 
 
-def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
+def test_messages_stay_while_the_queue_is_full(intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     bodies = [b"%04d" % number for number in range(50)]
     received: list[bytes] = []
     with limited_by_policy(settings_here, settings_here.queues.traces, 10):
@@ -141,7 +141,7 @@ def test_messages_stay_while_the_queue_is_full(intake: SideQueue, settings_here:
 
 
 def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
-    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
+    intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # RabbitMQ has one such limit, for all its users together, so it is not changed here.
     def refuse(producer: Any, messages: Sequence[Any], *args: Any) -> list[bool]:
@@ -161,7 +161,7 @@ def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
 
 
 def test_messages_stay_on_the_intake_during_an_outage(
-    intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+    intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: Any) -> list[bool]:
         raise ServiceUnavailable("dead letters: away")
@@ -205,7 +205,7 @@ def _is_declared(settings: Settings) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["intake", "traces"])
-def test_a_deleted_queue_is_declared_anew(intake: SideQueue, settings_here: Settings, rabbitmq: RabbitMQ, kind: str) -> None:
+def test_a_deleted_queue_is_declared_anew(intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ, kind: str) -> None:
     intake.drain()
     rabbitmq.delete(kind)
     put(settings_here, [b"1"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
-from kp_scorer.broker.dead_queue import SideQueue
+from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
@@ -172,7 +172,7 @@ def test_a_dead_letter_keeps_a_body_that_is_no_submission(rabbitmq: RabbitMQ, st
         # Most are not compressed: decompressing those fails.
         rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
-            SideQueue(app, queues.dead, settings, store, Publisher(app, settings, store)).drain()
+            QueueDrainer(app, queues.dead, settings, store, Publisher(app, settings, store)).drain()
     assert memory.peak_bytes < 2**26, "a message was unpacked"
     assert set(_dead_letters(store)) == set(bodies)
 

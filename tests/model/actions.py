@@ -64,7 +64,7 @@ ACTIONS: Final = {
         Action(World.catch_up, 1, lambda world: any(not worker.finishing for worker in world.workers)),
         Action(World.renew, 2),
         Action(World.crash, 3),
-        Action(World.reconcile, 3, _may_have_operators),
+        Action(World.resend_lost, 3, _may_have_operators),
         Action(World.replay, 2, _may_have_operators),
         Action(World.drop, 1, _may_have_operators),
         Action(World.forget, 1, _may_have_operators),

@@ -1,4 +1,4 @@
-"""Whoever changes the books beside the workers: clients, the reconciler, and people at the command line."""
+"""Whoever changes the books beside the workers: clients, the resender, and people at the command line."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, TraceConflict
-from kp_scorer.process import reconciler
+from kp_scorer.process import submission_resender
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.records import Submission
@@ -72,15 +72,15 @@ def forget(books: Books, trace_id: str) -> None:
     WatchedLedger(books).erase(trace_id)
 
 
-def reconcile(books: Books, is_empty: Callable[[], bool], send: Send) -> None:
+def resend_lost(books: Books, is_empty: Callable[[], bool], send: Send) -> None:
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
     broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    reconciler.reconcile(broker, broker, store, LEDGER, Metrics(()))
+    submission_resender.resend_lost(broker, broker, store, LEDGER, Metrics(()))
 
 
 @contextmanager
 def patched_broker() -> Iterator[None]:
-    """Let the reconciler use the queue of the world it is in."""
+    """Let the resender use the queue of the world it is in."""
 
     def waiting(app: Any, _queue: object) -> int:
         return 0 if app.is_empty() else 1
@@ -91,8 +91,8 @@ def patched_broker() -> Iterator[None]:
             app.send(by_bytes(submission))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reconciler, "waiting", waiting)
-        patch.setattr(reconciler, "send_traces", send_traces)
+        patch.setattr(submission_resender, "waiting", waiting)
+        patch.setattr(submission_resender, "send_traces", send_traces)
         yield
 
 

@@ -69,7 +69,7 @@ def drain(world: World) -> None:
             world.audit()
             return
         if not is_in_flight:
-            world.reconcile(0, 0)
+            world.resend_lost(0, 0)
         world.move(TRACE_LEASE_MS + 1, stalled=0)
     unended = [message.payload.header_id for worker in world.workers for message in worker.in_flight]
     raise Violation(f"never ends: pending {sorted(world.model.pending)}, in flight {unended}")

@@ -42,8 +42,8 @@ SCENARIOS: Final = {
         "send_foreign 1 4, take 0, end, send_foreign 1 4, drop, go_on, drop, go_on 1, take 1, go_on, end, go_on"
     ),
     "the last burial of what has just been decided": _steps(
-        "submit 0 2, go_on, interrupt, move_time 7, reconcile, go_on, go_on, go_on, take 2, begin, go_on, finish,"
-        "move_time 9 7, reconcile, go_on, go_on, finish, go_on"
+        "submit 0 2, go_on, interrupt, move_time 7, resend_lost, go_on, go_on, go_on, take 2, begin, go_on, finish,"
+        "move_time 9 7, resend_lost, go_on, go_on, finish, go_on"
     ),
     "a log that begins anew while one reads it": _steps(
         "catch_up 2, send_foreign 1, take 2, begin, finish, clear, send_foreign 3, take 1, begin, finish, finish, finish"
@@ -60,10 +60,10 @@ SCENARIOS: Final = {
         "send_foreign 2 5, take 0, crash, take 0, crash, take 1, end, go_on"
     ),
     "a trace of which nothing but its record is left for thirty days": _steps(
-        "send_foreign 0, take 0, begin, move_time 11 7, reconcile, go_on"
+        "send_foreign 0, take 0, begin, move_time 11 7, resend_lost, go_on"
     ),
     "a resend that comes after the end": _steps(
-        "submit 0, go_on, interrupt, move_time 7, reconcile, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
+        "submit 0, go_on, interrupt, move_time 7, resend_lost, go_on, go_on, go_on, take 0, begin, finish, finish, go_on"
     ),
     "a window that leaves the log while a mirror reads on": _steps(
         "send_foreign 2 5, send_foreign 0 2, send_foreign 3 2, submit 3 2, go_on 4 1, submit 4 2, send_foreign 2 2, take 7 10,"
@@ -74,8 +74,8 @@ SCENARIOS: Final = {
     "a copy that cannot be decoded, dead while its trace is decided": _steps(
         "submit 3 2, go_on 6 5, go_on 7 8, take 10 10, begin 0 1, send_foreign 3 2, take_strictly 1 1, end"
     ),
-    "a reconciler that claims a trace which a worker decides": _steps(
-        "submit 4, reconcile 0 1, go_on 6 3, reconcile 1 2, move_time 8 2, go_on 3 6, take 2 1, begin 2 11"
+    "a resender that claims a trace which a worker decides": _steps(
+        "submit 4, resend_lost 0 1, go_on 6 3, resend_lost 1 2, move_time 8 2, go_on 3 6, take 2 1, begin 2 11"
     ),
     "a batch that fails after one of its traces was forgotten": _steps(
         "send_foreign 2 3, take 6 7, begin 1 8, forget 7 4, finish_badly 6 2"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.decider import Case, Decider, NoveltyMeter
+from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.scoring import Policy
@@ -41,7 +41,7 @@ class Leased(NamedTuple):
     """A message whose trace this worker decides."""
 
     message: Message
-    case: Case
+    pending: PendingDecision
 
 
 class Worker:
@@ -97,13 +97,13 @@ class Worker:
         messages = source[: 1 if alone else count]
         del source[: len(messages)]
         self.embedder.fails = embedding_fails
-        cases = self.decider.acquire([trace_in(message) for message in messages], alone=alone)
-        leased = [Leased(*each) for each in zip(messages, cases, strict=True)]
-        self._sort_out([each for each in leased if not each.case.is_claimed])
-        claimed = [each for each in leased if each.case.is_claimed]
+        decisions = self.decider.acquire([trace_in(message) for message in messages], alone=alone)
+        leased = [Leased(*each) for each in zip(messages, decisions, strict=True)]
+        self._sort_out([each for each in leased if not each.pending.is_claimed])
+        claimed = [each for each in leased if each.pending.is_claimed]
         note = f"{_named(messages)}, alone: {alone}"
         try:
-            self.decider.embed([each.case for each in claimed], alone=alone)
+            self.decider.embed([each.pending for each in claimed], alone=alone)
         except EmbeddingFailed:
             if alone:
                 self._dead_letter(messages[0], "scoring_failed", EmbeddingFailed.__name__)
@@ -124,7 +124,7 @@ class Worker:
         """Run one more script of finishing what was ready first; or let it fail, as in an outage."""
         if self.finishing is None:
             group, self.ready = self.ready[:LARGEST_BATCH], self.ready[LARGEST_BATCH:]
-            self.finishing = group, Stretch(partial(self.decider.finish, [each.case for each in group]))
+            self.finishing = group, Stretch(partial(self.decider.finish, [each.pending for each in group]))
         group, stretch = self.finishing
         named = _named([each.message for each in group])
         note = f"{named}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"

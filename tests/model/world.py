@@ -11,7 +11,7 @@ from tests.model.baton import Violation
 from tests.model.compare import check_same
 from tests.model.contents import IDS, KINDS, Payload, letter_id_of, payload_of
 from tests.model.invariants import Invariants
-from tests.model.operators import Operator, drop, forget, reconcile, replay, submit
+from tests.model.operators import Operator, drop, forget, replay, resend_lost, submit
 from tests.model.records import KEPT_MS, KEYS, RECORD_TTL_MS, RESEND_AFTER_MS, TRACE_LEASE_MS, WORKER_LEASE_MS
 from tests.model.reference import Reference
 from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW
@@ -152,10 +152,10 @@ class World:
         self.workers[index] = Worker(self.books)
         return f"worker {index}"
 
-    # Operators, the reconciler among them.
+    # Operators, the resender among them.
 
-    def reconcile(self, _: int, __: int) -> str:
-        return self._start("reconciler", reconcile, lambda: not self.queue, self._send)
+    def resend_lost(self, _: int, __: int) -> str:
+        return self._start("resender", resend_lost, lambda: not self.queue, self._send)
 
     def replay(self, which: int, _: int) -> str:
         return self._start("replay", replay, lambda count: which % count, self._send)

@@ -19,7 +19,7 @@ from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.process.startup import Patience, wait_for_services
+from kp_scorer.process.startup import StartupRetry, wait_for_services
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
@@ -95,7 +95,7 @@ def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
 def declare_as_worker(settings: Settings, patience_s: float = 120.0) -> None:
     """Do what a worker does before it consumes: declare its queues."""
     with make_celery(settings) as app, Store.open(settings) as store:
-        wait_for_services(settings, app, store, submission_queues(settings), Patience(patience_s, lambda: None))
+        wait_for_services(settings, app, store, submission_queues(settings), StartupRetry(patience_s, lambda: None))
 
 
 def confirming(url: str) -> Connection:

@@ -13,8 +13,11 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import ServiceUnavailable, TraceConflict
 from kp_scorer.novelty import MemoryLog
-from kp_scorer.process.admission import Admission, Delivery
-from kp_scorer.process.decide import DecideStage, EmbedStage, LookUpStage
+from kp_scorer.process.admission import Admission
+from kp_scorer.process.commit import CommitStage
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.embed import EmbedStage
+from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.scoring import Policy
 from kp_scorer.store.records import MemoryLedger
@@ -65,8 +68,8 @@ class Stages:
         novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW)
         decider, self.metrics = Decider(self.ledger, Policy(), novelty, max_attempts=5), Metrics(())
         self.admission = Admission(group_size, self._resolve)
-        self.decide = DecideStage(self.admission, decider, self.metrics)
-        self.embed = EmbedStage(self.admission, decider, novelty, self.metrics, self.decide.put)
+        self.commit = CommitStage(self.admission, decider, self.metrics)
+        self.embed = EmbedStage(self.admission, decider, novelty, self.metrics, self.commit.put)
         self.look_up = LookUpStage(self.admission, decider, self.metrics, self.embed.put)
 
     def _resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
@@ -94,8 +97,8 @@ class Stages:
         self.admission.stop()
         self.look_up.thread.join(PATIENCE_S)
         self.embed.stop()
-        self.decide.stop()
-        for thread in (*self.embed.threads, self.decide.thread):
+        self.commit.stop()
+        for thread in (*self.embed.threads, self.commit.thread):
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
 

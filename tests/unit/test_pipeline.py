@@ -15,7 +15,7 @@ from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import ScorerError, ServiceUnavailable
-from kp_scorer.process.admission import Delivery
+from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage

@@ -1,4 +1,4 @@
-"""The steps of deciding traces: the only place where scoring, embedding, novelty and the ledger meet."""
+"""The steps of deciding traces, which bring scoring, embedding, novelty and the ledger together."""
 
 import hashlib
 import time
@@ -28,17 +28,17 @@ _NAME_CHARS: Final = 200
 
 log = library_logger(__name__)
 
-Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # Held: another worker is deciding it.
+Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: another worker is deciding the trace.
 
 UNREADABLE: Final = (
     "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
     "or novelty.unreadable to unknown"
 )
-Comparison = tuple[Novelty, tuple[Pinned, ...]]  # With earlier traces, and with the entries of pinned sets.
+Comparison = tuple[Novelty, tuple[Pinned, ...]]  # With earlier traces, and with pinned sets.
 
 
 def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None) -> Pins | None:
-    """The pinned sets that the settings name, not loaded yet; raises SettingsError if there is nothing to compare them with."""
+    """Open the pinned sets that the settings name, without loading them; SettingsError if they need an embedder."""
     if not settings.novelty.pinned or not store:
         return None
     if embedder is None:
@@ -47,7 +47,7 @@ def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None
 
 
 class NoveltyMeter:
-    """The embedder and the cache its vectors go to, by the log of its space; there is never one without the other."""
+    """Measures novelty: it embeds traces, and compares their vectors with those of the novelty log and of pinned sets."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class NoveltyMeter:
 
     @property
     def missing(self) -> str:
-        """Which pinned set is gone, since when nothing is decided; empty if none."""
+        """The pinned set that is gone, so that nothing is decided; empty if none is."""
         return self._pins.missing if self._pins else ""
 
     def asked(self, trace: ReasoningTrace) -> str | None:
@@ -77,10 +77,10 @@ class NoveltyMeter:
     def embed(
         self, traces: Sequence[ReasoningTrace], *, alone: bool = False
     ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
-        """Embed traces and what is asked in them, in order, and equal texts once.
+        """Embed traces, and their objectives where texts are pinned; return a text and its vectors for each trace, in order.
 
-        ``alone`` is a trace that failed together with others. EmbedderUnhealthy if the embedder fails whatever it is given; any
-        other error is the fault of the traces.
+        ``alone`` means that there is one trace, which failed before together with others. EmbedderUnhealthy if the embedder
+        fails whatever it is given; any other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
         objectives = [asked for asked in map(self.asked, traces) if asked is not None]
@@ -94,13 +94,13 @@ class NoveltyMeter:
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
     def candidate(self, trace: ReasoningTrace, digests: Digests, vector: Vector) -> Candidate:
-        """The trace as the log admits it: with whether it counts for all later ones."""
+        """Return the trace as the log admits it."""
         least = self._window.succeeded_confidence
         counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
         return Candidate(trace.id, digests.content, vector, counts, digests.visible)
 
-    def place(self, candidates: Sequence[Candidate], asked: Sequence[Vector | None] = ()) -> list[Comparison | None]:
-        """Place candidates, idempotently, and compare each, and the vectors ``asked``; None if another digest has its id."""
+    def place(self, candidates: Sequence[Candidate], objectives: Sequence[Vector | None] = ()) -> list[Comparison | None]:
+        """Place candidates in the log, idempotently, and compare each and its objective; None if another digest has its id."""
         if self._pins:
             # First, so that nothing is placed that cannot be decided.
             self._pins.refresh()
@@ -108,12 +108,12 @@ class NoveltyMeter:
         admitted = [placement.place for placement in placements if placement]
         pinned: Iterator[tuple[Pinned, ...]] = repeat(())
         if self._pins and admitted:
-            compared = [vector for vector, placement in zip(asked, placements, strict=True) if placement]
+            compared = [vector for vector, placement in zip(objectives, placements, strict=True) if placement]
             pinned = iter(self._pins.compare(self.cache.mirror.vectors(admitted), compared))
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """The novelty, with how much of its text was embedded; of unknown value where what was says nothing of the trace."""
+        """Add how much of the text was embedded; make the source ``unreadable`` if that says too little about the trace."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:
@@ -137,108 +137,110 @@ class NoveltyMeter:
 
 
 @dataclass(slots=True)
-class Case:
+class PendingDecision:
     """A trace on its way to a decision."""
 
     trace: ReasoningTrace
     digests: Digests
-    is_claimed: bool = False  # Whether this worker decides it.
+    is_claimed: bool = False  # True if this worker decides it.
     vector: Vector | None = None
-    asked: Vector | None = None  # Of its objective alone, where texts are pinned.
+    objective_vector: Vector | None = None  # Only where texts are pinned.
     tokens: Counts = field(default_factory=Counts)
     checks: tuple[CheckResult, ...] = ()
-    resolved: Resolved | None = None  # None until it is resolved, and for a trace that is to be decided again, alone.
+    resolved: Resolved | None = None  # None until it is resolved; it stays None if the trace is to be decided again, alone.
     received: Received | None = None
-    times_ms: dict[str, float] = field(default_factory=dict)  # Of its steps so far, by the fields of ``Timings``.
+    times_ms: dict[str, float] = field(default_factory=dict)  # The duration of each step so far, named as in ``Timings``.
 
     @property
     def identity(self) -> Identity:
-        """By which the ledger knows the trace."""
+        """The id and digest by which the ledger knows the trace."""
         return Identity(self.trace.id, self.digests.content)
 
 
 @dataclass
 class Decider:
-    """Turns traces into decisions: acquires, checks and embeds them, places and commits them, each for several at a time.
+    """Turns traces into decisions in four steps, each for several traces at a time: acquire, check, embed, finish.
 
-    ``acquire`` and ``finish`` take one round trip and two. One thread owns each, and ``check``; the mirror belongs to that of
-    ``finish``. Any thread may release.
+    ``acquire`` takes one round trip to Redis and ``finish`` two. One thread owns each step, and that of ``finish`` the mirror
+    too. Any thread may release.
     """
 
     ledger: Ledger
     policy: Policy
     novelty: NoveltyMeter | None  # Without it every trace's novelty is unknown.
-    max_attempts: int  # A trace is dead once so many workers have died or stalled while they decided it.
+    max_attempts: int  # A trace is poison once this many workers have died or stalled while they decided it.
     _: KW_ONLY
     names_nearest: bool = True
     checks: Checks | None = None
     sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
-        """Decide the traces, in order; ``alone``: there is one, which failed before together with others.
+        """Decide the traces, in order, in this thread; ``alone``: there is one, which failed before together with others.
 
-        Deciding again is idempotent: a decided trace keeps its decision. Nothing was lost after ServiceUnavailable, as Redis
-        cannot be reached, nor after EmbedderUnhealthy, as the embedder fails whatever it is given: decide in another process.
+        Deciding again is idempotent: a decided trace keeps its decision. Nothing is lost after ServiceUnavailable, as Redis
+        cannot be reached, nor after EmbedderUnhealthy, when another process has to decide.
         """
-        cases = self._decide(traces, alone=alone)
+        decisions = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
-            while cases[index].resolved is None:
-                cases[index : index + 1] = self._decide([trace], alone=True)
-        return [case.resolved for case in cases if case.resolved is not None]
+            while decisions[index].resolved is None:
+                decisions[index : index + 1] = self._decide([trace], alone=True)
+        return [pending.resolved for pending in decisions if pending.resolved is not None]
 
-    def _decide(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[Case]:
-        cases = self.acquire(traces, alone=alone)
-        for case in cases:
-            self.check(case)
-        self.embed(cases, alone=alone)
-        self.finish(cases)
-        return cases
+    def _decide(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[PendingDecision]:
+        decisions = self.acquire(traces, alone=alone)
+        for pending in decisions:
+            self.check(pending)
+        self.embed(decisions, alone=alone)
+        self.finish(decisions)
+        return decisions
 
-    def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Case]:
+    def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[PendingDecision]:
         """Look traces up, and lease those that are to be decided.
 
-        A trace whose worker has ended before is left out, unless it is acquired ``alone``: if it is what ended the worker, no
-        other trace fails with it. Raises the errors of :meth:`decide`.
+        A trace that has attempts is not leased unless it is acquired ``alone``: if it ends this worker too, no other trace is
+        charged with that. Raises the errors of :meth:`decide`.
         """
-        # Copies are found in the log alone, and their digest costs a long trace a quarter of a millisecond.
-        cases = [Case(trace, trace.digests() if self.novelty else Digests(trace.digest(), b"")) for trace in traces]
+        # Only the log looks for copies, and the digest for it takes a quarter of a millisecond for a long trace.
+        decisions = [
+            PendingDecision(trace, trace.digests() if self.novelty else Digests(trace.digest(), b"")) for trace in traces
+        ]
         started = time.perf_counter()
-        records = self.ledger.acquire([case.identity for case in cases], alone=alone)
+        records = self.ledger.acquire([pending.identity for pending in decisions], alone=alone)
         look_up_ms = ms_since(started)
-        for case, record in zip(cases, records, strict=True):
-            case.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
-            case.resolved = self._by_record(case.identity, record)
-            case.is_claimed = case.resolved is None and (alone or not record.attempts)
-        return cases
+        for pending, record in zip(decisions, records, strict=True):
+            pending.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
+            pending.resolved = self._by_record(pending.identity, record)
+            pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
+        return decisions
 
-    def check(self, case: Case) -> None:
+    def check(self, pending: PendingDecision) -> None:
         """Check the trace, if it is claimed."""
-        if self.checks and case.is_claimed:
-            case.checks = self.checks.run(case.trace)
+        if self.checks and pending.is_claimed:
+            pending.checks = self.checks.run(pending.trace)
 
-    def embed(self, cases: Sequence[Case], *, alone: bool = False) -> None:
-        """Embed the claimed traces together; a worker embeds each as soon as it can. Raises the errors of :meth:`decide`."""
-        claimed = [case for case in cases if case.is_claimed]
+    def embed(self, decisions: Sequence[PendingDecision], *, alone: bool = False) -> None:
+        """Embed the claimed traces together. Raises the errors of :meth:`decide`."""
+        claimed = [pending for pending in decisions if pending.is_claimed]
         if not claimed or not self.novelty:
             return
         started = time.perf_counter()
         with self._releasing(claimed):
-            embedded = self.novelty.embed([case.trace for case in claimed], alone=alone)
-        for case, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
-            case.tokens, case.vector, case.asked = tokenized.counts, vector, asked
-            case.times_ms["embed_ms"] = ms_since(started)
+            embedded = self.novelty.embed([pending.trace for pending in claimed], alone=alone)
+        for pending, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
+            pending.tokens, pending.vector, pending.objective_vector = tokenized.counts, vector, asked
+            pending.times_ms["embed_ms"] = ms_since(started)
 
-    def finish(self, cases: Sequence[Case]) -> None:
-        """Place, judge and commit the claimed traces, which sets ``resolved``; not that of one to be decided again, alone."""
-        if claimed := [case for case in cases if case.is_claimed]:
+    def finish(self, decisions: Sequence[PendingDecision]) -> None:
+        """Place, judge and commit the claimed traces, which resolves all but those that are to be decided again, alone."""
+        if claimed := [pending for pending in decisions if pending.is_claimed]:
             with self._releasing(claimed):
                 self._place_and_commit(claimed)
 
-    def release(self, cases: Sequence[Case]) -> None:
-        """End the leases of traces that are not being decided any more: this worker lives and may not receive them again."""
-        # If this fails, another worker waits until the lease expires.
+    def release(self, decisions: Sequence[PendingDecision]) -> None:
+        """End the leases of traces whose deciding failed, so that another worker need not wait until they expire."""
+        # In an outage they expire.
         with suppress(ServiceUnavailable):
-            self.ledger.release([case.trace.id for case in cases])
+            self.ledger.release([pending.trace.id for pending in decisions])
 
     def refresh(self) -> None:
         """Bring the mirror up to date while there is nothing to decide."""
@@ -246,7 +248,7 @@ class Decider:
             self.novelty.cache.catch_up()
 
     @contextmanager
-    def _releasing(self, claimed: Sequence[Case]) -> Iterator[None]:
+    def _releasing(self, claimed: Sequence[PendingDecision]) -> Iterator[None]:
         try:
             yield
         except Exception:
@@ -254,8 +256,8 @@ class Decider:
             raise
 
     def _by_record(self, identity: Identity, record: Record) -> Resolved | None:
-        """How a trace's record resolves it; None if it is to be decided."""
-        # First, as a damaged record may have any digest.
+        """Return how a trace's record resolves it; None if it is to be decided."""
+        # This comes first, as a damaged record may have any digest.
         if record.reason is not None:
             return TraceDead(identity.trace_id, record.reason, record.detail)
         if record.digest != identity.digest:
@@ -268,47 +270,47 @@ class Decider:
             return TraceDead(identity.trace_id, "poison", f"{record.attempts} workers died or stalled while they decided it")
         return None
 
-    def _place_and_commit(self, claimed: Sequence[Case]) -> None:
+    def _place_and_commit(self, claimed: Sequence[PendingDecision]) -> None:
         started = time.perf_counter()
         comparisons: Sequence[Comparison | None] = [(Novelty(source="no_embedder"), ())] * len(claimed)
         if meter := self.novelty:
             comparisons = meter.place(
                 [meter.candidate(each.trace, each.digests, each.vector) for each in claimed if each.vector is not None],
-                [each.asked for each in claimed],
+                [each.objective_vector for each in claimed],
             )
         place_ms = ms_since(started)
-        judged: list[tuple[Case, Decision]] = []
-        for case, comparison in zip(claimed, comparisons, strict=True):
+        judged: list[tuple[PendingDecision, Decision]] = []
+        for pending, comparison in zip(claimed, comparisons, strict=True):
             if comparison is None:
-                case.resolved = TraceConflict(case.trace.id)
+                pending.resolved = TraceConflict(pending.trace.id)
             else:
-                timings = Timings(**case.times_ms, place_ms=place_ms, batch_size=len(claimed))
+                timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
                 novelty, pinned = comparison
                 if self.novelty:
-                    novelty = self.novelty.with_counts(novelty, case.tokens)
-                judged.append((case, self._judge(case, novelty, pinned, timings)))
+                    novelty = self.novelty.with_counts(novelty, pending.tokens)
+                judged.append((pending, self._judge(pending, novelty, pinned, timings)))
         self._commit(judged)
 
-    def _commit(self, judged: Sequence[tuple[Case, Decision]]) -> None:
+    def _commit(self, judged: Sequence[tuple[PendingDecision, Decision]]) -> None:
         verdicts = [
             Verdict(
-                *case.identity,
+                *pending.identity,
                 decision.model_dump_json().encode(),
                 decision.novelty.entry or "",
                 decision.domain,
                 decision.domain in self.policy.domains,
                 " ".join(guard.name for guard in decision.guards if guard.fired),
             )
-            for case, decision in judged
+            for pending, decision in judged
         ]
-        for (case, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
+        for (pending, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
             if committed == "stored":
-                case.resolved = own
+                pending.resolved = own
             elif committed != "again":
-                case.resolved = committed
+                pending.resolved = committed
 
-    def _judge(self, case: Case, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
-        trace = case.trace
+    def _judge(self, pending: PendingDecision, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
+        trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
         bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
@@ -325,31 +327,31 @@ class Decider:
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
             taken_for=self.policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (case.checks, pinned) for each in part]),
+            outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (pending.checks, pinned) for each in part]),
             **bounds._asdict(),
             **scored._asdict(),
             guards=guards,
-            checks=case.checks,
-            # A producer may choose the id so that the trace is not sampled; the place nobody chooses.
+            checks=pending.checks,
+            # A producer could choose an id that is not sampled, but cannot choose the place in the log.
             sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
             novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
             pinned=pinned if self.names_nearest else tuple(each.model_copy(update={"nearest": None}) for each in pinned),
-            received=case.received,
+            received=pending.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
 
 def fraction_of(text: str) -> float:
-    """A number in 0..1, without 1, that is always the same for a text and evenly spread over texts: its BLAKE2b in 6 bytes."""
+    """Map a text to a number in [0, 1) that is evenly spread over texts: its BLAKE2b digest in 6 bytes."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def _short(name: str | None) -> str | None:
-    """A name that a decision can carry: unread decisions and records are bounded by number."""
+    """Return a name, or None if it is too long: unread decisions and records are bounded by number, not by bytes."""
     return name if name is not None and len(name) <= _NAME_CHARS else None
 
 
 def ms_since(started: float) -> float:
-    """Milliseconds since a time of ``perf_counter``."""
+    """Return the milliseconds since a time of ``perf_counter``."""
     return round((time.perf_counter() - started) * 1_000, 3)

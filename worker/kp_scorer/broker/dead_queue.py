@@ -82,8 +82,8 @@ _BATCHES: Final = 5  # In one call, so that a worker can stop before the queue i
 
 
 @dataclass
-class SideQueue:
-    """The intake queue or the dead queue, which each worker empties. One thread owns it."""
+class QueueDrainer:
+    """Empties the intake queue or the dead queue, as each worker does. One thread owns it."""
 
     app: Celery
     queue: Queue

@@ -181,7 +181,7 @@ class _Client:
         answers: list[str | TraceConflict] = []
         valid = [each for each in checked if isinstance(each, Submission)]
         for portion in portions(valid, lambda each: len(each.payload), _BATCH_BYTES):
-            # Recorded before they are sent: if the message is lost, the trace is pending, and the reconciler resends it.
+            # Recorded before they are sent: if the message is lost, the trace is pending, and the resender resends it.
             opened = list(zip(portion, self._store.ledger.submit(portion), strict=True))
             if pending := [(each.trace_id, each.payload) for each, state in opened if state == "pending"]:
                 send_traces(self._app, self._queues, pending)

@@ -16,8 +16,8 @@ from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliverie
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
-from kp_scorer.process.admission import Delivery
-from kp_scorer.process.pipeline import RETRY_AFTER_S
+from kp_scorer.process.acknowledge import RETRY_AFTER_S
+from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.runtime import Runtime
 from kp_scorer.settings import Settings
 from kp_scorer.store.dead_letters import DeadLettering

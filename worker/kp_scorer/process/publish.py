@@ -16,7 +16,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
-from kp_scorer.process.admission import Delivery
+from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.spans.context import TRACE_ID, context_in
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters

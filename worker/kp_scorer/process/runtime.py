@@ -1,4 +1,4 @@
-"""What a worker process holds open, from Celery's first signal to its last: what SIGTERM does, and when it is not ready."""
+"""The runtime of a worker process, from Celery's first signal to its last: start, readiness, and shutdown at SIGTERM."""
 
 import gc
 import math
@@ -18,7 +18,7 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
-from kp_scorer.broker.dead_queue import SideQueue
+from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import Publisher, send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
 from kp_scorer.checks.checks import Checks
@@ -26,25 +26,26 @@ from kp_scorer.decider import Decider
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
 from kp_scorer.monitoring import http_server
+from kp_scorer.process.acknowledge import Acknowledger
 from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
-from kp_scorer.process.pipeline import Acknowledger, Pipeline
+from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
-from kp_scorer.process.reconciler import reconcile
-from kp_scorer.process.startup import LoadEmbedder, Patience, ServerWatch, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, open_novelty, wait_for_services
+from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
 from kp_scorer.spans import open_recorder
 from kp_scorer.store import Store
 
-_RECONCILE_EVERY_S: Final = 10.0
+_RESEND_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
-_DRAIN_EVERY_S: Final = 2.0
-_MOVE_EVERY_S: Final = 0.2
+_DRAIN_DEAD_EVERY_S: Final = 2.0
+_DRAIN_INTAKE_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
 _COLLECT_EVERY_S: Final = 5.0
-_SILENT_S: Final = 10.0  # A worker is not ready if what it does every second or two has not succeeded for so long.
-_LAST_SPANS_S: Final = 2.0  # How long a worker that ends waits for the collector, if its grace leaves so much.
+_SILENT_S: Final = 10.0  # A worker is not ready once its lease, mirror or heartbeat has not been renewed for this long.
+_LAST_SPANS_S: Final = 2.0  # The time to export the last spans, if the grace leaves that much.
 
 log = structlog.get_logger("kp_scorer.process.runtime")
 
@@ -59,8 +60,10 @@ class Runtime:
         self._load_embedder = load_embedder
         self.node = ""  # What monitors know this worker by.
         self._supervisor = Supervisor(os.environ)
-        # Another minute for systemd, which would end what starts for too long.
-        self._patience = Patience(settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000"))
+        # While it waits, each call gives the start another minute, or systemd would end it.
+        self._startup = StartupRetry(
+            settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000")
+        )
         self._servers = ServerWatch()
         self._opened = ExitStack()
         self._pipeline: Pipeline | None = None
@@ -81,7 +84,7 @@ class Runtime:
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
         self.node = instance.hostname
-        # Celery prints its banner, and that it stops, on stdout, which is for programs; nor is that one of the log's lines.
+        # Celery prints its banner and its farewell on stdout, which is for programs; neither is a line of the log.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not sys.stderr.isatty():
             instance.quiet = True
@@ -89,7 +92,7 @@ class Runtime:
 
     def _open(self, sender: Any, **_: Any) -> None:
         try:
-            # Celery gives the pool as its alias, or as the class that the command line made of it.
+            # Celery names the pool by its alias, or by the class that the command line made of it.
             pool = str(getattr(sender.pool_cls, "__module__", sender.pool_cls)).removeprefix("celery.concurrency.")
             if pool not in ("threads", "thread", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
@@ -100,7 +103,7 @@ class Runtime:
             log.error("worker_cannot_start", detail=str(error))
             raise SystemExit(error.exit_code) from error
         except Exception as error:
-            # Celery would hide it, and go on without a runtime.
+            # Celery would hide it, and start without a runtime.
             log.critical("worker_cannot_start", error=type(error).__name__, where=raised_at(error))
             raise SystemExit(1) from error
 
@@ -110,17 +113,17 @@ class Runtime:
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         count_dropped_lines(metrics.log_lines_dropped.inc)
-        # First of all: a worker that loads its model is alive.
+        # This comes first: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         source = destination_of(settings, settings.queues.traces)
         self._recorder = open_recorder(source, self.node) if settings.otel.enabled else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
-        wait_for_services(settings, app, self.store, self._queues, self._patience)
-        self._servers.look(self._patience.wait_for("redis", partial(conditions, app, settings, self.store)))
+        wait_for_services(settings, app, self.store, self._queues, self._startup)
+        self._servers.look(self._startup.wait_for("redis", partial(conditions, app, settings, self.store)))
         self._publisher = Publisher(app, settings, self.store, metrics.count_left_out)
-        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._patience)
+        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._startup)
         self._decider = Decider(
             self.store.ledger,
             settings.scoring,
@@ -132,7 +135,7 @@ class Runtime:
         )
         self._connect_metrics()
         tasks = opened.enter_context(PeriodicTasks())
-        self._renewing = tasks.start("renew_lease", self._renew, _RENEW_EVERY_S)
+        self._lease_renewer = tasks.start("lease_renewer", self._renew, _RENEW_EVERY_S)
         self._start_maintenance(tasks)
         self._watchdog.watch_threads(tasks.threads)
         self._watchdog.watch("consumer", self.heartbeat.elapsed_s, settings.decision_timeout_s)
@@ -140,20 +143,22 @@ class Runtime:
 
     def _start_maintenance(self, tasks: PeriodicTasks) -> None:
         app, queues, settings = self._app, self._queues, self._settings
-        every_s = min(_RECONCILE_EVERY_S, settings.ledger.resend_after_s / 4)
-        tasks.start("reconcile", partial(reconcile, app, queues, self.store, settings.ledger, self.metrics), every_s)
-        tasks.start("drop_dead_letters", self.store.dead_letters.make_room, every_s)
-        tasks.start("collect_garbage", collect_garbage, _COLLECT_EVERY_S)
-        sides = {"drain_dead_queue": (queues.dead, _DRAIN_EVERY_S), "move_intake": (queues.intake, _MOVE_EVERY_S)}
-        for name, (queue, every_s) in sides.items():
+        resend = partial(resend_lost, app, queues, self.store, settings.ledger, self.metrics)
+        every_s = min(_RESEND_EVERY_S, settings.ledger.resend_after_s / 4)
+        tasks.start("submission_resender", resend, every_s)
+        tasks.start("dead_letter_dropper", self.store.dead_letters.make_room, every_s)
+        tasks.start("garbage_collector", collect_garbage, _COLLECT_EVERY_S)
+        for name, queue, every_s in (
+            ("dead_queue_drainer", queues.dead, _DRAIN_DEAD_EVERY_S),
+            ("intake_drainer", queues.intake, _DRAIN_INTAKE_EVERY_S),
+        ):
             if queue is not None:
-                side_queue = SideQueue(app, queue, settings, self.store, self._publisher)
-                tasks.start(name, side_queue.drain, every_s)
-        looking = tasks.start("look_at_backlog", self._look_at_backlog, _LOOK_EVERY_S)
-        self.metrics.backlog_age_s.set_function(looking.stall.elapsed_s)
+                tasks.start(name, QueueDrainer(app, queue, settings, self.store, self._publisher).drain, every_s)
+        watcher = tasks.start("backlog_watcher", self._look_at_backlog, _LOOK_EVERY_S)
+        self.metrics.backlog_age_s.set_function(watcher.stall.elapsed_s)
 
     def _connect_metrics(self) -> None:
-        """Connect the metrics to the state that they show, which is read whenever they are."""
+        """Connect the gauges to the state that they show; they read it at each scrape."""
         metrics, novelty = self.metrics, self._novelty
         metrics.ready.set_function(lambda: not self._not_ready())
         metrics.degraded.set(novelty is None and self._settings.embedding.embedder != "none")
@@ -163,7 +168,7 @@ class Runtime:
             metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
 
     def start_pipeline(self, acknowledger: Acknowledger, is_consuming: Callable[[], bool]) -> Pipeline:
-        """Start the pipeline, and watch it; ``acknowledger`` acknowledges and requeues its messages."""
+        """Start the pipeline and have it watched; ``acknowledger`` acknowledges and requeues its messages."""
         self._is_consuming = is_consuming
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
@@ -172,7 +177,7 @@ class Runtime:
             acknowledger,
             self.metrics,
             group_size=settings.worker.batch_size,
-            # Only RabbitMQ requeues a message that stays unacknowledged for long.
+            # Only RabbitMQ takes back a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
             resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
             on_fatal=self._shut_down,
@@ -187,11 +192,11 @@ class Runtime:
         return pipeline
 
     def _ready(self, **_: Any) -> None:
-        # The objects that exist now stay for good. Each collection of them would stop all threads for 60 to 90 ms.
+        # The objects that exist now stay for good. To look at them in each collection would stop all threads for 60 to 90 ms.
         gc.collect()
         gc.freeze()
         self._is_ready = True
-        # Celery's own writes a text of many lines between those of the log.
+        # Celery's own handler prints many lines between those of the log.
         signal.signal(signal.SIGUSR1, lambda *_: log.warning("stacks", exception=cry()))
         log.info(
             "worker_ready",
@@ -202,9 +207,9 @@ class Runtime:
         self._supervisor.notify("READY=1")
 
     def beat(self) -> None:
-        """Note that the consumer listens to its connection; end the process if another part has stalled for too long."""
+        """Restart the heartbeat's timer, and end the process if another part has stalled for too long."""
         self.heartbeat.start()
-        # Not by the watchdog alone: without it, what a stalled worker has in flight would be renewed for ever.
+        # The watchdog thread alone is not enough: if it died, a stalled worker would renew its leases for ever.
         self._watchdog.end_if_stalled()
 
     def _renew(self) -> None:
@@ -220,20 +225,20 @@ class Runtime:
         self._servers.look(backlog.servers, backlog.blocked)
 
     def _not_ready(self) -> Sequence[str]:
-        """Why the worker receives no messages, by the last results of its threads; empty if it does. Any thread may ask."""
+        """Return why the worker receives no messages; empty if it does. Any thread may call this."""
         if stalled := self._watchdog.why_not_live():
             return stalled
         if self._is_stopping:
             return ["it was told to stop"]
         if not self._is_ready:
-            return [f"it is starting: {self._patience.waits_for or 'it loads its model, or connects to the broker'}"]
+            return [f"it is starting: {self._startup.waits_for or 'it loads its model, or connects to the broker'}"]
         return list(self._lacking())
 
     def _lacking(self) -> Iterator[str]:
-        if self._renewing.failure or self._renewing.stall.elapsed_s() > _SILENT_S:
-            yield f"redis: {self._renewing.failure or 'it does not answer'}"
-        elif self._pipeline and (behind_s := self._pipeline.decide_stage.behind.elapsed_s()) > _SILENT_S:
-            # Implied if Redis is away.
+        if self._lease_renewer.failure or self._lease_renewer.stall.elapsed_s() > _SILENT_S:
+            yield f"redis: {self._lease_renewer.failure or 'it does not answer'}"
+        elif self._pipeline and (behind_s := self._pipeline.commit_stage.behind.elapsed_s()) > _SILENT_S:
+            # An outage of Redis implies this, and is the reason to name.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
         yield from self._servers.not_ready
         if self._novelty and self._novelty.missing:
@@ -246,7 +251,7 @@ class Runtime:
             yield f"broker: it does not consume the queue {self._settings.queues.traces}, as Celery's options or control say"
 
     def _shut_down(self, error: ScorerError) -> None:
-        """Shut the worker down gracefully, as SIGTERM does, but with the error's exit code. Any thread may call it."""
+        """Shut the worker down as SIGTERM does, but with the error's exit code. Any thread may call it."""
         with self._ending:
             if self._is_stopping:
                 return
@@ -257,7 +262,7 @@ class Runtime:
         state.should_stop = error.exit_code
 
     def _start_shutdown(self, **_: Any) -> None:
-        """Begin a graceful shutdown, as at SIGTERM. The consumer receives no more, and stops once nothing is in flight."""
+        """Begin to shut down: the consumer receives no more messages, and stops once nothing is in flight."""
         self._shutdown.start()
         self._is_stopping = True
         self._supervisor.notify("STOPPING=1")
@@ -271,12 +276,12 @@ class Runtime:
     def _close(self, sender: Any, **_: Any) -> None:
         self._opened.close()
         log.info("worker_stopped")
-        # Celery's command returns the exit code to a caller that drops it: a failed worker would seem to have ended well.
+        # Celery's command drops the exit code: a failed worker would seem to have ended well.
         if sender.exitcode:
             raise SystemExit(sender.exitcode)
 
     def _close_recorder(self) -> None:
         if self._recorder:
-            # Half of what is left of the grace, so that a collector that hangs is no reason to end with an error.
+            # A collector that hangs may take half of what is left of the grace, so that the worker still ends without an error.
             left_s = self._settings.worker.grace_s - self._shutdown.elapsed_s()
             self._recorder.close(min(_LAST_SPANS_S, max(0.0, left_s / 2)))

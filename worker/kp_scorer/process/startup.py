@@ -1,4 +1,4 @@
-"""What a worker waits for, loads and checks before it consumes."""
+"""The start of a worker: it waits for its services, and loads and checks what it needs to consume."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -27,15 +27,15 @@ LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 
 
 @dataclass
-class Patience:
-    """Waits for services that start together with the worker, for a time, and for as long as Redis reads its file."""
+class StartupRetry:
+    """Retries while services start together with the worker, for ``patience_s``; longer while Redis loads its file."""
 
     patience_s: float
     on_wait: Callable[[], None]  # Called at every second of waiting.
-    waits_for: str = ""  # The service that it waits for, and why; empty if for none. Any thread may read it.
+    waits_for: str = ""  # The service that it waits for, and the error; empty if for none. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
-        """Retry until a service answers; raise the last ServiceUnavailable once patience ends, while it is not endless."""
+        """Retry until a service answers; raise its ServiceUnavailable after ``patience_s``, unless ``is_endless`` holds."""
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -55,31 +55,31 @@ class Patience:
 
 
 def _is_loading(error: BaseException | None) -> bool:
-    """Whether an error came about as Redis, which has restarted, still reads its file."""
+    """Return whether an error came up because Redis, which has restarted, still loads its file."""
     return error is not None and (isinstance(error, BusyLoadingError) or _is_loading(error.__context__))
 
 
-def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, patience: Patience) -> None:
-    """Load the scripts, declare all queues, and look at the streams: who cannot publish decisions must not begin to decide.
+def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, startup: StartupRetry) -> None:
+    """Load the scripts, declare all queues and look at the streams: a worker that cannot publish must not begin to decide.
 
-    SettingsError if a setting cannot be used; ServiceUnavailable if what it needs cannot be reached, and patience ended.
+    SettingsError if a setting cannot be used; ServiceUnavailable if a service cannot be reached for ``patience_s``.
     """
-    patience.wait_for("redis", store.ping)
-    patience.wait_for("redis", store.ledger.load_scripts)
+    startup.wait_for("redis", store.ping)
+    startup.wait_for("redis", store.ledger.load_scripts)
     declared = [*queues.in_order, *results_queues(settings, settings.outcomes).values()]
-    patience.wait_for("broker", lambda: declare_queues(app, declared))
+    startup.wait_for("broker", lambda: declare_queues(app, declared))
     if intake := queues.intake:
         try:
-            patience.wait_for("broker", lambda: declare_queues(app, [intake]))
+            startup.wait_for("broker", lambda: declare_queues(app, [intake]))
         except SettingsError as error:
-            # Whoever may declare the intake may make it another kind of queue, and must not stop the workers of all.
+            # A producer that may declare the intake can make it another kind of queue, which must not stop the workers.
             log.error("intake_unusable", queue=intake.name, detail=str(error))
     for name in results_streams(settings):
-        patience.wait_for("redis", store.decision_stream(name).count_unread)
+        startup.wait_for("redis", store.decision_stream(name).count_unread)
 
 
-def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, patience: Patience) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; None without an embedder. Raises as :func:`wait_for_services` does."""
+def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry) -> NoveltyMeter | None:
+    """Load the embedder and read the log of its space; return None without an embedder. Raises as :func:`wait_for_services`."""
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
@@ -93,29 +93,31 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
-        # An operator has to pin a set that is missing, which `up` brings the Redis for.
-        patience.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
+        # If a set is missing, an operator has to pin it, for which `up` starts the Redis.
+        startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
     own_log, window = store.novelty_log(embedder.space), settings.novelty.window()
     novelty = NoveltyMeter(embedder, own_log, window, pins, settings.novelty.unreadable)
-    # Redis answered a moment ago; it may still be loading its file, or have gone away since.
-    log.info("novelty_log_read", entries=patience.wait_for("redis", novelty.cache.catch_up))
+    # Redis answered a moment ago, but may have gone away since.
+    log.info("novelty_log_read", entries=startup.wait_for("redis", novelty.cache.catch_up))
     return novelty
 
 
 class ServerWatch:
-    """Logs how a Redis is set up unsuitably, each shortcoming when it appears; operators change such settings at any time."""
+    """Logs each shortcoming of a Redis when it appears; operators may change its settings at any time."""
 
     def __init__(self) -> None:
         self._logged: frozenset[tuple[str, str]] = frozenset()
         self._blocked = ""
-        self.not_ready: tuple[str, ...] = ()  # What loses submissions, or accepts none, and why. Any thread may read it.
+        self.not_ready: tuple[
+            str, ...
+        ] = ()  # The servers that lose submissions or accept none, and why. Any thread may read it.
 
     def look(self, servers: Mapping[str, Condition], blocked: str = "") -> None:
-        """Log what is new in these conditions, by the names of servers, and in why RabbitMQ accepts no messages."""
+        """Log the new shortcomings of servers, by name, and why RabbitMQ is ``blocked`` if that is new."""
         if blocked and not self._blocked:
             log.error("broker_blocked", detail=blocked)
         self._blocked = blocked
-        # By the remedy: the rest of the text may be a figure, which changes all the time.
+        # The remedy identifies a shortcoming: the rest of the text may be a figure, which changes all the time.
         found = {(name, text.partition(": ")[2]): text for name, server in servers.items() for text in server.shortcomings}
         for key, detail in found.items():
             if key not in self._logged:

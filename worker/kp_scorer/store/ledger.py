@@ -295,7 +295,7 @@ class RedisLedger:
         """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending."""
         oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
         seconds, microseconds = self._client.time()
-        # Nothing was sent before 1970: somebody else has written that, and the reconciler removes it.
+        # Nothing was sent before 1970: somebody else has written that, and the resender removes it.
         is_sent = oldest and oldest[0][1] > 0
         return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
 

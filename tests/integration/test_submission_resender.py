@@ -1,4 +1,4 @@
-"""What the reconciler does with lost traces beside what ``tests/model`` holds: outages, and others who decide meanwhile."""
+"""Lost traces are sent again, also through outages and while other workers decide them; the rest is in ``tests/model``."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues, waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
-from kp_scorer.process import reconciler
+from kp_scorer.process import submission_resender
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import LedgerSettings
@@ -34,7 +34,7 @@ class Scene(NamedTuple):
     keys: Keys
     monkeypatch: pytest.MonkeyPatch
 
-    def reconcile(self, before_sending: Callable[[str], None]) -> None:
+    def resend_lost(self, before_sending: Callable[[str], None]) -> None:
         """Look once, when both are due."""
 
         def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
@@ -44,10 +44,10 @@ class Scene(NamedTuple):
 
         # Sent long ago, in this order.
         self.redis_client.zadd(self.keys.pending, {FIRST: 1, SECOND: 2})
-        self.monkeypatch.setattr(reconciler, "send_traces", watched)
+        self.monkeypatch.setattr(submission_resender, "send_traces", watched)
         self.monkeypatch.setattr(LedgerSettings, "max_resends", 1)
         settings = LedgerSettings(resend_after_s=0.001)
-        reconciler.reconcile(self.app, self.queues, self.store, settings, Metrics(()))
+        submission_resender.resend_lost(self.app, self.queues, self.store, settings, Metrics(()))
 
     def states(self) -> list[str]:
         """Of the first and the second."""
@@ -73,7 +73,7 @@ def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scen
     # The one to be dead-lettered is the last that is claimed.
     scene.store.ledger.count_resend(SECOND)
     sent: list[tuple[str, list[str]]] = []
-    scene.reconcile(lambda trace_id: sent.append((trace_id, scene.states())))
+    scene.resend_lost(lambda trace_id: sent.append((trace_id, scene.states())))
     assert sent == [(FIRST, ["pending", "dead"])]
     assert [letter.detail for letter in scene.store.dead_letters.read()] == ["sent 2 times, never decided"]
 
@@ -83,7 +83,7 @@ def test_a_trace_decided_meanwhile_is_not_resent(scene: Scene) -> None:
         (unsent,) = {FIRST, SECOND} - {sent}
         store_decisions(scene.store, {unsent: decision_on(unsent)}, DIGEST)
 
-    scene.reconcile(decide_the_other)
+    scene.resend_lost(decide_the_other)
     assert scene.on_queue() == 1
     assert sorted(scene.states()) == ["decided", "pending"]
 
@@ -93,7 +93,7 @@ def test_a_trace_that_cannot_be_resent_keeps_no_other_from_it(scene: Scene) -> N
         if trace_id == FIRST:
             raise ValueError("no broker takes this")
 
-    scene.reconcile(refuse_one)
+    scene.resend_lost(refuse_one)
     assert scene.on_queue() == 1
     assert scene.states() == ["pending", "pending"]
     # What was not sent is not counted as sent, so it is not buried for it.

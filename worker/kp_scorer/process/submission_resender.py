@@ -1,4 +1,4 @@
-"""Resends submissions whose messages are lost, as after a broker that restarted without its last second."""
+"""Resends submissions whose messages were lost, for instance by a broker that restarted without its last second."""
 
 import structlog
 from celery import Celery
@@ -12,18 +12,18 @@ from kp_scorer.settings.sections import LedgerSettings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
 
-log = structlog.get_logger("kp_scorer.process.reconciler")
+log = structlog.get_logger("kp_scorer.process.submission_resender")
 
 
-def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
-    """Resend or dead-letter traces that are pending in the ledger but no longer on the queue. Any number of workers may do so.
+def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
+    """Resend or dead-letter the traces that are pending in the ledger but not on the queue. Any number of workers may do so.
 
-    Deciding is idempotent, so resending one that was only late does no harm. ServiceUnavailable if Redis or the broker cannot
-    be reached; a later call claims them again and retries.
+    Deciding is idempotent, so it does no harm to resend a trace that was only late. ServiceUnavailable if Redis or the broker
+    cannot be reached; a later call claims the traces again.
     """
     is_empty = waiting(app, queues.traces) == 0
     claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), queue_is_empty=is_empty)
-    # Those to be dead-lettered first: resending may take long, and a worker may receive them meanwhile.
+    # The traces to dead-letter come first: resending may take long, and a worker may receive them meanwhile.
     for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
         (record,) = store.ledger.look_up([claim.trace_id])
         if not claim.payload or (record and record.reason == "damaged"):
@@ -32,10 +32,10 @@ def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: Led
                 why = DeadLettering("damaged", record.detail, claim.trace_id, deliveries=0)
                 store.dead_letters.dead_letter(claim.payload, why)
         elif record is None or record.state != "pending":
-            # It was decided, or died, while others that were claimed with it were sent.
+            # It ended while others that were claimed with it were sent.
             continue
         elif claim.resends >= settings.max_resends:
-            # The first sending is none of the resends.
+            # The first sending was no resend.
             detail = f"sent {claim.resends + 1} times, never decided"
             why = DeadLettering("lost", detail, claim.trace_id, claim.digest, deliveries=0)
             store.dead_letters.dead_letter(claim.payload, why)
@@ -43,7 +43,7 @@ def reconcile(app: Celery, queues: SubmissionQueues, store: Store, settings: Led
             try:
                 send_traces(app, queues, [(claim.trace_id, claim.payload)])
             except Exception as error:
-                # It is due again later. The error says nothing about the others.
+                # It is due again later; the others may still be sent.
                 log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
                 continue
             store.ledger.count_resend(claim.trace_id)

@@ -1,29 +1,21 @@
-"""The stages of deciding: look up and have checked; embed; place, judge and commit.
-
-The first takes one round trip for whatever waits, the last two for whatever has its vectors. Between them, each stream of the
-engine takes the next texts as soon as it is free.
-"""
+"""The stage that embeds: each stream of the engine takes the next texts as soon as it is free."""
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Final
 
 from kp_scorer.decider import Decider, NoveltyMeter, ms_since
-from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
-from kp_scorer.process.admission import Admission, Delivery
+from kp_scorer.process.admission import Admission, Sink
+from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.watchdog import StallTimer, VitalThread
 
-Sink = Callable[[Sequence[Delivery]], None]  # Where deliveries go next; it does not raise.
-
 _GROUP: Final = 16
-"""With so many texts waiting, vectors go on in groups of so many: each alone costs the later stages 2 ms of a core."""
+"""With 16 or more texts waiting, forward vectors 16 at a time: one by one they would cost the later stages 2 ms each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,7 +101,7 @@ class EmbedStage:
             self._changed.wait_for(lambda: self._can_start() or (self._is_stopping and not self._waiting))
             if not self._waiting:
                 return None
-            # What is not begun any more ends at once: the release of its leases is one round trip.
+            # After an abort, fail everything that still waits in one pass: releasing its leases then takes one round trip.
             texts = self._form_pass() if not self._admission.is_aborted else self._waiting
             self._waiting = [text for text in self._waiting if text not in texts]
             streams = self._embedder.streams
@@ -153,9 +145,9 @@ class EmbedStage:
                 del self._by_text[text.key]
             for text, (vector, asked) in zip(texts, vectors, strict=False):
                 wait_ms = round((started - text.put_at) * 1_000, 3)
-                for case in [delivery.case for delivery in text.deliveries]:
-                    case.vector, case.asked, case.tokens = vector, asked, text.tokenized.counts
-                    case.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
+                for pending in [delivery.pending for delivery in text.deliveries]:
+                    pending.vector, pending.objective_vector, pending.tokens = vector, asked, text.tokenized.counts
+                    pending.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 self._embedded += text.deliveries
             embedded: list[Delivery] = []
             if len(self._waiting) < _GROUP or len(self._embedded) >= _GROUP:
@@ -182,126 +174,5 @@ class EmbedStage:
         return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        self._decider.release([delivery.case for delivery in deliveries])
+        self._decider.release([delivery.pending for delivery in deliveries])
         self._admission.fail(deliveries, error)
-
-
-_IDLE_S: Final = 0.5
-
-
-class LookUpStage:
-    """Resolves what is decided or dead already, and passes on what this worker is to decide."""
-
-    def __init__(self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Sink) -> None:
-        """Start the thread; ``pass_on`` gets deliveries whose traces are leased and checked."""
-        self._admission = admission
-        self._decider = decider
-        self._metrics = metrics
-        self._pass_on = pass_on
-        self.thread = VitalThread(self._run, "look-up")
-        self.thread.start()
-
-    def _run(self, stall: StallTimer) -> None:
-        while group := self._admission.next_group():
-            stall.start()
-            try:
-                self._acquire(group)
-            except Exception as error:
-                self._admission.fail(group, error)
-            else:
-                self._dispatch(group)
-            stall.stop()
-
-    def _acquire(self, group: Sequence[Delivery]) -> None:
-        self._admission.raise_if_aborted()
-        cases = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
-        self._metrics.look_up_s.observe(cases[0].times_ms["look_up_ms"] / 1_000)
-        for delivery, case in zip(group, cases, strict=True):
-            delivery.case, case.received = case, delivery.received
-            case.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - case.times_ms["look_up_ms"], 3)
-
-    def _dispatch(self, group: Sequence[Delivery]) -> None:
-        self._admission.resolve([(each, each.case.resolved) for each in group if each.case.resolved])
-        self._admission.decide_alone([each for each in group if not (each.case.resolved or each.case.is_claimed)])
-        leased = [each for each in group if each.case.is_claimed]
-        if self._decider.checks:
-            for delivery in leased:
-                self._check(delivery)
-        elif leased:
-            self._pass_on(leased)
-
-    def _check(self, delivery: Delivery) -> None:
-        """Check a trace and pass it on at once: the engine waits for none that comes after it."""
-        self.thread.stall.start()
-        started = time.monotonic()
-        try:
-            self._admission.raise_if_aborted()
-            self._decider.check(delivery.case)
-        except Exception as error:
-            self._decider.release([delivery.case])
-            self._admission.fail([delivery], error)
-        else:
-            self._metrics.checks_s.observe(time.monotonic() - started)
-            self._pass_on([delivery])
-
-
-class DecideStage:
-    """Group commit: what is ready when one group has been committed is the next group. Owns the mirror of the novelty log."""
-
-    def __init__(self, admission: Admission, decider: Decider, metrics: Metrics) -> None:
-        """Start the thread. The mirror has just been read to its end."""
-        self._admission = admission
-        self._decider = decider
-        self._metrics = metrics
-        self._ready: SimpleQueue[Sequence[Delivery] | None] = SimpleQueue()
-        self.behind = StallTimer()  # Since the mirror was at the end of the log: never much, as an idle worker reads on, too.
-        self.behind.start()
-        if decider.novelty:
-            metrics.mirror_lag_s.set_function(self.behind.elapsed_s)
-        self.thread = VitalThread(self._run, "committer")
-        self.thread.start()
-
-    def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Decide the traces of these. Any thread may do so."""
-        self._ready.put(deliveries)
-
-    def stop(self) -> None:
-        """End the thread. Nothing may be put before or after that is still to be decided."""
-        self._ready.put(None)
-
-    def _run(self, stall: StallTimer) -> None:
-        while True:
-            together: list[Delivery] = []
-            with suppress(Empty):
-                group = self._ready.get(timeout=_IDLE_S)
-                if group is None:
-                    return
-                together += group
-                while group := self._ready.get_nowait():
-                    together += group
-            stall.start()
-            if together:
-                self._decide(together)
-            else:
-                # The next trace meets the same error and reports it; here it would only end the thread.
-                with suppress(Exception):
-                    self._decider.refresh()
-                    self.behind.start()
-            stall.stop()
-
-    def _decide(self, group: Sequence[Delivery]) -> None:
-        started = time.monotonic()
-        try:
-            self._decider.finish([delivery.case for delivery in group])
-        except Exception as error:
-            self._admission.fail(group, error)
-        else:
-            self.behind.start()
-            self._metrics.finish_s.observe(time.monotonic() - started)
-            self._metrics.batch_traces.observe(len(group))
-            ends = [(delivery, delivery.case.resolved) for delivery in group]
-            self._admission.resolve([(delivery, end) for delivery, end in ends if end])
-            self._admission.decide_alone([delivery for delivery, end in ends if not end])
-            for _, end in ends:
-                if isinstance(end, Decision):
-                    self._metrics.count_decided(end)

@@ -1,0 +1,49 @@
+"""The object that travels the road from the consumer to the acknowledgement."""
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from kp_scorer.decider import PendingDecision
+from kp_scorer.decision import Decision, Received
+from kp_scorer.process.watchdog import StallTimer
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.trace import ReasoningTrace
+
+if TYPE_CHECKING:
+    from kp_scorer.spans.recording import SpanRecording
+
+
+class Delivery:
+    """A message in flight and its progress. One thread at a time uses it.
+
+    If the message is a submission, its ``trace`` is decided first. The resulting ``decision`` is then published, or the
+    message is dead-lettered for the reason in ``dead_lettering``.
+    """
+
+    def __init__(self, message: Any, connection: int) -> None:
+        """Hold a kombu message, received on the connection with this number."""
+        self.message = message
+        self.connection = connection
+        self.received: Received | None = None  # As decisions and dead letters name it; None until the message is read.
+        self.trace: ReasoningTrace | None = None
+        self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
+        self.is_alone = False  # True if it is decided with nothing else in flight, as it failed, or its worker died, before.
+        self.dead_lettering: DeadLettering | None = None
+        self.decision: Decision | None = None
+        self.published_to: set[str] = set()  # The queues and streams that have its decision: a retry leaves them out.
+        self.must_requeue = False  # True after an error of our own: the message goes back to its queue as it is.
+        self.recording: SpanRecording | None = None  # Its spans, once there is something to record.
+        self.received_at_s = time.time()
+        self._received_at = time.monotonic()
+        self.stall = StallTimer()
+        self.stall.start()
+        self.waits_for = ""  # Why the last attempt failed; empty before the first.
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it is a submission whose trace is still to be decided."""
+        return self.trace is not None and self.dead_lettering is None and self.decision is None
+
+    def in_flight_s(self) -> float:
+        """Return the seconds since it was received."""
+        return time.monotonic() - self._received_at

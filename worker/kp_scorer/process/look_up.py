@@ -1,0 +1,66 @@
+"""The stage that looks traces up: it leases what this worker is to decide, and has it checked."""
+
+import time
+from collections.abc import Sequence
+
+from kp_scorer.decider import Decider
+from kp_scorer.process.admission import Admission, Sink
+from kp_scorer.process.delivery import Delivery
+from kp_scorer.process.metrics import Metrics
+from kp_scorer.process.watchdog import StallTimer, VitalThread
+
+
+class LookUpStage:
+    """Looks up and leases each group in one round trip; passes on the traces that are still to be decided."""
+
+    def __init__(self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Sink) -> None:
+        """Start the thread; ``pass_on`` gets deliveries whose traces are leased and checked."""
+        self._admission = admission
+        self._decider = decider
+        self._metrics = metrics
+        self._pass_on = pass_on
+        self.thread = VitalThread(self._run, "look-up")
+        self.thread.start()
+
+    def _run(self, stall: StallTimer) -> None:
+        while group := self._admission.next_group():
+            stall.start()
+            try:
+                self._acquire(group)
+            except Exception as error:
+                self._admission.fail(group, error)
+            else:
+                self._dispatch(group)
+            stall.stop()
+
+    def _acquire(self, group: Sequence[Delivery]) -> None:
+        self._admission.raise_if_aborted()
+        decisions = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
+        self._metrics.look_up_s.observe(decisions[0].times_ms["look_up_ms"] / 1_000)
+        for delivery, pending in zip(group, decisions, strict=True):
+            delivery.pending, pending.received = pending, delivery.received
+            pending.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - pending.times_ms["look_up_ms"], 3)
+
+    def _dispatch(self, group: Sequence[Delivery]) -> None:
+        self._admission.resolve([(each, each.pending.resolved) for each in group if each.pending.resolved])
+        self._admission.decide_alone([each for each in group if not (each.pending.resolved or each.pending.is_claimed)])
+        leased = [each for each in group if each.pending.is_claimed]
+        if self._decider.checks:
+            for delivery in leased:
+                self._check(delivery)
+        elif leased:
+            self._pass_on(leased)
+
+    def _check(self, delivery: Delivery) -> None:
+        """Check a trace and pass it on at once, so that the engine need not wait for the checks of the next ones."""
+        self.thread.stall.start()
+        started = time.monotonic()
+        try:
+            self._admission.raise_if_aborted()
+            self._decider.check(delivery.pending)
+        except Exception as error:
+            self._decider.release([delivery.pending])
+            self._admission.fail([delivery], error)
+        else:
+            self._metrics.checks_s.observe(time.monotonic() - started)
+            self._pass_on([delivery])
