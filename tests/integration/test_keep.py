@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from kp_scorer.store import Store
 
 from tests.support.builders import Payload, make_trace, minimal_payload, steps
 from tests.support.commands import invoked, jsonl_file
+from tests.support.planted import SECRETS
 
 RICH = steps("thought", "tool_call", "observation", "error_recovery")
 
@@ -102,3 +104,80 @@ def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings
     assert (row["id"], row["metadata"]["quality_score"]) == ("kp:trace:fair", getattr(decision, "score", None))
     assert done.exit_code == 1
     assert "kept 1 of 4: 2 unknown, 1 accepted, 1 refused" in done.stderr
+
+
+def run(name: str, objective: str, *, success: bool = True, domain: str = "qa") -> Payload:
+    return minimal_payload(trace_id=f"kp:trace:{name}", objective=objective, success=success, domain=domain)
+
+
+ASKED = [
+    run("lone", "Translate the letter of the mayor into Danish"),
+    *(run(f"failed-{number}", "Refund the order of the blue bicycle", success=False) for number in range(3)),
+    run("refund", "Refund the order of the blue bicycle"),
+    run("copy", "Refund the order of the blue bicycle"),
+    *(run(f"ops-{number}", f"Restart server {number}", success=False, domain="ops") for number in range(2)),
+]
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    return jsonl_file(tmp_path / "asked.jsonl", *ASKED, ASKED[0])
+
+
+def test_best_keeps_the_success_that_covers_what_is_asked_most(asked: Path) -> None:
+    done = keep(asked, "--best", "1")
+    assert done.exit_code == 0, done.output
+    assert rows(done.stdout) == [ASKED[4]]
+    assert "kept 1 of 8 traces" in done.stderr
+
+
+def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Path) -> None:
+    done = keep(asked, "--best", "100%")
+    assert rows(done.stdout) == [ASKED[0], ASKED[4]]
+    assert "nothing was chosen" not in done.stderr
+
+
+def test_why_says_of_every_trace_which_kept_one_stands_for_it(asked: Path, tmp_path: Path) -> None:
+    why = tmp_path / "why.jsonl"
+    keep(asked, "--best", "100%", "--why", why)
+    verdicts = {row.pop("trace_id").removeprefix("kp:trace:"): row for row in rows(why.read_text("utf-8"))}
+    assert verdicts.keys() == {trace["id"].removeprefix("kp:trace:") for trace in ASKED}
+    refund, copied = verdicts["refund"], verdicts["copy"]
+    assert (refund["kept"], refund["stands_for"], refund["similarity"]) == (True, 4, 1.0)
+    assert (copied["kept"], copied["eligible"], copied["nearest"]) == (False, True, "kp:trace:refund")
+    assert (verdicts["ops-0"]["kept"], verdicts["ops-0"]["nearest"]) == (False, None)
+
+
+def test_best_says_where_every_success_is_kept_so_that_nothing_was_chosen(tmp_path: Path) -> None:
+    two = jsonl_file(tmp_path / "two.jsonl", ASKED[0], ASKED[4])
+    assert "every success is kept, so nothing was chosen, in: qa" in keep(two, "--best", "2").stderr
+
+
+def test_best_leaves_out_what_a_check_would_keep_back(tmp_path: Path) -> None:
+    secret = run("secret", f"List the issues with {SECRETS['GitHub token'](random.Random(1))}")
+    both = jsonl_file(tmp_path / "both.jsonl", secret, ASKED[0] | {"extra": 1})
+    done = keep(both, "--best", "2", "--set", "checks.secrets=reject")
+    assert [row["id"] for row in rows(done.stdout)] == [ASKED[0]["id"]], done.output
+    assert "extra" not in rows(done.stdout)[0]
+
+
+@pytest.mark.parametrize("best", ["0", "-1", "101%", "0%", "1.5", "some"])
+def test_best_refuses_what_is_no_share_and_no_number(asked: Path, best: str) -> None:
+    done = keep(asked, "--best", best)
+    assert done.exit_code == 2
+    assert "expected a share of all traces, such as 10%, or a number of them" in done.stderr
+
+
+@pytest.mark.parametrize("flags", [("--stored",), ("--rejected",), ("--review",)])
+def test_best_does_not_go_with_options_that_choose_by_decisions(asked: Path, flags: Sequence[str]) -> None:
+    assert keep(asked, "--best", "1", *flags).exit_code == 2
+
+
+def test_a_thousand_runs_are_chosen_in_batches_as_well_as_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [f"Task {task}: {' '.join(f'word{task * 7 + word}' for word in range(7))}" for task in range(50)]
+    many = jsonl_file(tmp_path / "many.jsonl", *(run(f"{number}", tasks[number % 50]) for number in range(1_000)))
+    at_once = rows(keep(many, "--best", "50").stdout)
+    monkeypatch.setattr("kp_scorer.cli.keeping.BATCH", 100)
+    in_batches = rows(keep(many, "--best", "50").stdout)
+    assert {row["task"]["objective"] for row in at_once} == set(tasks)
+    assert len({row["task"]["objective"] for row in in_batches}) >= 40

@@ -36,7 +36,7 @@ FLOORS: Final = floors_of(
     "decoding",
     "adapters",
     "scoring",
-    "novelty",
+    "coverage novelty",
     "spans",
     "settings",
     "logs local monitoring",

@@ -23,7 +23,7 @@ _COMMANDS: Final = {
         "submit": ("submit", "Submit traces to the queue."),
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
-        "keep": ("score", "Write the traces that are accepted to a file."),
+        "keep": ("keep", "Write the traces worth keeping to a file."),
         "label": ("submit", "Say which traces were good."),
     },
     "Thresholds": {

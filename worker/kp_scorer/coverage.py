@@ -1,0 +1,115 @@
+"""The choice of a set: of many runs, the few that cover all of them best.
+
+A kept run stands for the runs that are like it. The cover of a run is its largest similarity to any kept run, and a run adds as
+much as it would raise the covers of all runs, its own among them. A failed run cannot be kept and yet is covered: it shows what
+is asked for, so the success after many failures adds much, and a copy of a kept run adds nothing. Always keeping the run that
+adds most is the greedy algorithm for facility location, whose cover is at least 1 - 1/e of the best possible (Nemhauser,
+Wolsey and Fisher 1978: "An analysis of approximations for maximizing submodular set functions").
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCH: Final = 2_048
+"""How many runs are compared with each other at once: their similarities take 16 MB."""
+
+_NOTHING: Final = 1e-4
+"""Of a whole run: an exact copy of a kept run adds this much at most, by the rounding of float32."""
+
+Vectors = NDArray[np.float32]
+
+
+class StandIn(NamedTuple):
+    """The kept run that is most like another one."""
+
+    number: int  # Of the kept run, in the order in which runs were kept.
+    similarity: float  # 0..1
+
+
+class KeptRun(NamedTuple):
+    """A run that was just chosen."""
+
+    place: int  # In the batch that it was chosen from.
+    adds: float  # By how much it raised the covers of the batch's runs, in whole runs.
+
+
+class Coverage:
+    """The kept runs of one domain. It grows by what is chosen of batch after batch, each given what is kept already."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._vectors: Vectors = np.empty((0, dimensions), np.float32)
+
+    def __len__(self) -> int:
+        """Return how many runs are kept."""
+        return len(self._vectors)
+
+    def add(self, vectors: Vectors) -> None:
+        """Keep runs that were chosen elsewhere, given as unit vectors of shape (runs, dimensions)."""
+        self._vectors = np.concatenate([self._vectors, vectors])
+
+    def choose(self, vectors: Vectors, eligible: Sequence[bool], most: int) -> list[KeptRun]:
+        """Keep up to ``most`` runs of a batch, in the order of what each adds to those before it.
+
+        ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most; ``eligible`` says for each
+        whether it can be chosen. A run that adds nothing, such as a copy, is not kept even where there is room.
+        """
+        candidates = np.flatnonzero(eligible)
+        similarities = np.maximum(vectors[candidates] @ vectors.T, 0.0)
+        covers = self._covers(vectors)
+        # What a run adds only shrinks as others are kept. So the run at the head of the heap, once its figure is brought up to
+        # date and is still the largest, adds the most, and most of the other figures are never brought up to date.
+        heap = [(-float(added), place) for place, added in enumerate(_added(similarities, covers))]
+        heapq.heapify(heap)
+        chosen: list[KeptRun] = []
+        while heap and len(chosen) < most:
+            _, place = heap[0]
+            adds = float(_added(similarities[place], covers))
+            if adds <= _NOTHING:
+                heapq.heappop(heap)
+            elif adds < -heap[0][0]:
+                heapq.heapreplace(heap, (-adds, place))
+            else:
+                heapq.heappop(heap)
+                covers = np.maximum(covers, similarities[place])
+                chosen.append(KeptRun(int(candidates[place]), adds))
+        self.add(vectors[[run.place for run in chosen]])
+        return chosen
+
+    def stand_ins(self, vectors: Vectors) -> list[StandIn]:
+        """Find for each run the kept run that is most like it; none are found as long as none is kept."""
+        if not len(self._vectors):
+            return []
+        similarities = vectors @ self._vectors.T
+        nearest = similarities.argmax(axis=1)
+        largest = np.clip(similarities[np.arange(len(vectors)), nearest], 0.0, 1.0)
+        return [StandIn(int(number), float(similarity)) for number, similarity in zip(nearest, largest, strict=True)]
+
+    def _covers(self, vectors: Vectors) -> NDArray[np.float32]:
+        if not len(self._vectors):
+            return np.zeros(len(vectors), np.float32)
+        largest: NDArray[np.float32] = (vectors @ self._vectors.T).max(axis=1)
+        return np.maximum(largest, 0.0)
+
+
+def _added(similarities: NDArray[np.float32], covers: NDArray[np.float32]) -> NDArray[np.float32]:
+    added: NDArray[np.float32] = np.maximum(similarities - covers, 0.0).sum(axis=-1)
+    return added
+
+
+def apportioned(runs: Sequence[int], most: int) -> list[int]:
+    """Divide ``most`` places among domains in proportion to their runs, to whole places by the largest remainders.
+
+    Of domains with equal remainders the earlier one gets the place.
+    """
+    total = sum(runs)
+    most = min(most, total)
+    shares = [most * each / total for each in runs] if total else [0.0] * len(runs)
+    places = [int(share) for share in shares]
+    by_remainder = sorted(range(len(runs)), key=lambda domain: places[domain] - shares[domain])
+    for domain in by_remainder[: most - sum(places)]:
+        places[domain] += 1
+    return places
