@@ -439,7 +439,7 @@ def exposed() -> Samples:
     metrics = Metrics((), ["secrets"])
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
     metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered))
-    metrics.count_left_out("decisions.rejected", 0)
+    metrics.count_decisions_dropped("decisions.rejected", 0)
     return samples_of(generate_latest(metrics.registry).decode())
 
 

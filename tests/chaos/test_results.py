@@ -7,6 +7,7 @@ from kombu import Connection
 from kp_scorer.client import Client
 
 from tests.support.arena import TRACES, Arena, decided_of, submit, supervised, traces, wait_until_ended
+from tests.support.changed_settings import with_changed
 from tests.support.outcomes import published
 from tests.support.processes import wait_until
 
@@ -15,7 +16,9 @@ HALF = TRACES // 2
 
 @pytest.mark.slow
 def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Arena) -> None:
-    settings = arena.settings(queues__results_limit=TRACES // 10, queues__rejected_waits=True, scoring__threshold=0.45)
+    settings = arena.settings(queues__results_limit=TRACES // 10, scoring__threshold=0.45)
+    # Rejected decisions on a queue of their own would make room for each other.
+    settings = with_changed(settings, queues__rejected=settings.queues.review)
     read_decisions: list[dict[str, Any]] = []
 
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:

@@ -27,7 +27,7 @@ from tests.support.traces import new_id, short_traces
 def test_only_operators_learn_which_trace_is_nearest(
     via: str, settings: Settings, shipped_redis: Shipped, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    ways = {"results.accepted_via": via, "results.rejected_via": via, "results.nearest": False}
+    ways = {"results.via": via, "results.nearest": False}
     settings = load_settings({"broker.url": settings.broker.url, "redis.url": settings.redis.url, **ways})
     (victim,) = short_traces(1, seed=51)
     probe, asked = victim | {"id": new_id()}, victim | {"id": new_id()}

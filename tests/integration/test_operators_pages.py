@@ -68,7 +68,7 @@ class Fleet:
         url = self.server.url(user)
         chosen = {
             "metrics.port": self.port,
-            "results.accepted_via": self._via,
+            "results.via": self._via,
             "scoring.threshold": 1.0 if self._via == "stream" else 0.0,
             "embedding.embedder": "none",
         }

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +13,8 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.decision import Outcome
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
@@ -49,65 +47,18 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "why", "left_out"), [("accepted", "results: the queue {} is full of unread decisions", 0), ("rejected", "", 1)]
-)
-def test_a_queue_with_room_that_refuses_is_full_once_it_has_done_so_for_a_second(
-    rabbitmq: RabbitMQ, outcome: Outcome, why: str, left_out: int
-) -> None:
+def test_a_queue_that_a_policy_limits_is_full_while_it_refuses(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
-    queue = settings.queues.name(outcome)
-    counts: list[int] = []
+    queue = settings.queues.accepted
     with limited_by_policy(settings, queue, 1), make_celery(settings) as app, Store.open(settings) as store:
-        publisher = Publisher(app, settings, store, lambda name, count: counts.append(count))
-        published = decision(score=float(outcome == "accepted"))
+        publisher = Publisher(app, settings, store)
+        accepted = decision(score=1.0)
 
         def refusals() -> list[str]:
-            return list(map(str, filter(None, publisher.publish_all([publisher.publication(published, {}, None, set())]))))
+            return list(map(str, filter(None, publisher.publish_all([publisher.publication(accepted, {}, None, set())]))))
 
-        # As a queue refuses that is being deleted, or elects its leader.
-        (refusal,) = wait_until(refusals)
-        assert refusal.endswith("is not full")
-        assert (publisher.full(), sum(counts)) == (set(), 0)
-        wait_until(lambda: refusals() == [why.format(queue)] * bool(why))
-        assert (publisher.full(), sum(counts)) == ({queue} if why else set(), left_out)
-
-
-def test_refusals_before_and_after_an_outage_are_not_those_of_a_full_queue(
-    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = rabbitmq.settings()
-    with make_celery(settings) as app, Store.open(settings) as store:
-        publisher = Publisher(app, settings, store)
-        publisher.publish(decision())
-
-        def refused(*_: object) -> list[bool]:
-            return [False]
-
-        def unreachable(*_: object) -> list[bool]:
-            raise ServiceUnavailable("broker: it restarts")
-
-        started = time.monotonic()
-        for answer, at_s in ((refused, 0.0), (unreachable, 0.5), (refused, 1.1)):
-            time.sleep(max(0.0, started + at_s - time.monotonic()))
-            monkeypatch.setattr("kp_scorer.broker.publishing.publish_all", answer)
-            with pytest.raises(ServiceUnavailable):
-                publisher.publish(decision())
-
-
-def test_a_queue_that_was_full_is_full_while_it_refuses_below_its_limit(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings(queues__results_limit=10)
-    left_out: list[int] = []
-    with make_celery(settings) as app, Store.open(settings) as store, confirming(settings.broker.url) as connection:
-        publisher = Publisher(app, settings, store, lambda name, count: left_out.append(count))
-        for number in range(9):
-            publisher.publish(decision(f"kp:trace:{number}"))
-        # More than the limit, as where several workers publish at once. RabbitMQ then refuses until 8 are left.
-        rabbitmq.send("rejected", b"{}", b"{}")
-        for _ in range(2):
-            connection.default_channel.basic_get(settings.queues.rejected, no_ack=True)
-        publisher.publish(decision("kp:trace:9"))
-        assert (rabbitmq.waiting("rejected"), sum(left_out)) == (9, 1)
+        assert wait_until(refusals) == [f"results: the queue {queue} is full of unread decisions"]
+        assert publisher.full() == {queue}
 
 
 def test_of_decisions_that_a_queue_takes_in_part_those_it_refuses_are_published_again(rabbitmq: RabbitMQ) -> None:
@@ -234,6 +185,7 @@ def test_messages_are_requeued_any_number_of_times_where_only_readers_requeue_th
     [
         ({"broker__delivery_limit": 7}, "x-delivery-limit", "traces"),
         ({"queues__results_limit": 7}, "x-max-length", "accepted"),
+        ({"results__with_trace": True}, "x-max-length-bytes", "accepted"),
     ],
 )
 def test_a_worker_refuses_a_queue_with_other_arguments(
@@ -248,7 +200,7 @@ def test_a_worker_refuses_a_queue_with_other_arguments(
 def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(rabbitmq: RabbitMQ) -> None:
     with make_celery(rabbitmq.settings()) as app:
         declare_queues(app, [results_queue(rabbitmq.settings(), "rejected")])
-    declare_as_worker(rabbitmq.settings(queues__results_limit=7, results__rejected_via="none"))
+    declare_as_worker(rabbitmq.settings(queues__results_limit=7, results__publish=["accepted", "review"]))
 
 
 def _dead_letters(store: Store) -> dict[bytes, str]:

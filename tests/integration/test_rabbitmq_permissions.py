@@ -70,7 +70,7 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
 
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
-    called = {"queues__accepted": "shop", "results__accepted_via": "task", "results__task": "shop.decided"}
+    called = {"queues__accepted": "shop", "results__via": "task", "results__task": "shop.decided"}
     settings = with_changed(users.settings("worker"), **called)
     accepted = decision("kp:trace:called", outcome="accepted")
     with Connection(rabbitmq_url) as admin, make_celery(settings) as app:

@@ -60,7 +60,7 @@ def _emptied(server: Shipped) -> None:
     server.refused()
 
 
-STREAMED: Final = {"results__accepted_via": "stream", "results__with_trace": True}
+STREAMED: Final = {"results__via": "stream", "results__with_trace": True}
 
 
 @pytest.mark.slow
@@ -244,10 +244,10 @@ def _load_scripts(server: Shipped) -> None:
 
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) -> None:
-    called = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
+    called = {"results__via": "task", "results__task": "shop.decided"}
     settings = with_changed(server.settings("worker"), **called)
     with make_celery(settings) as app, Store.open(settings) as store:
-        declare_queues(app, list(results_queues(settings).values()))
+        declare_queues(app, list(results_queues(settings, settings.outcomes).values()))
         Publisher(app, settings, store).publish(decision("kp:trace:called"))
         assert sum(unread(app, settings, store).values()) == 1
     assert server.refused() == []

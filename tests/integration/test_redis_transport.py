@@ -16,6 +16,7 @@ from kp_scorer.broker.redis_transport import queue as transport_queue
 from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.redis_transport.queue import QueueKeys, Sizes
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.store.decision_stream import Room
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import PATIENCE_S, wait_until
@@ -307,7 +308,7 @@ def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_ackno
     redis_client: redis.Redis,
 ) -> None:
     keys, bodies = QueueKeys(QUEUE), [str(number) for number in range(10_000)]
-    transport_queue.publish(redis_client, keys=keys, most=0, most_bytes=0, messages=bodies)
+    transport_queue.publish(redis_client, keys=keys, room=Room(len(bodies)), messages=bodies)
     received = []
     while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):
         received += chunk

@@ -5,7 +5,6 @@ from contextlib import nullcontext
 from typing import Final
 
 import pytest
-import redis
 from amqp.exceptions import NotFound
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
@@ -43,8 +42,8 @@ class Attempts:
         return [error for error in errors if error]
 
 
-def test_without_a_way_for_review_what_is_sampled_goes_where_its_outcome_does_alone(settings: Settings, store: Store) -> None:
-    unpublished = with_changed(settings, review__sample=0.5, results__review_via="none")
+def test_a_sampled_decision_goes_where_its_outcome_goes_if_review_is_not_published(settings: Settings, store: Store) -> None:
+    unpublished = with_changed(settings, review__sample=0.5, results__publish=["accepted"])
     with make_celery(unpublished) as app:
         publisher = Publisher(app, unpublished, store)
         assert Attempts(publisher, [ACCEPTED, REVIEW]).publish() == []
@@ -58,16 +57,6 @@ def test_it_goes_once_to_a_queue_that_two_outcomes_share(settings: Settings, sto
     with make_celery(shared) as app:
         assert Attempts(Publisher(app, shared, store), [ACCEPTED, REVIEW]).publish() == []
     assert ids_in(shared, "accepted") == [ACCEPTED.trace_id, REVIEW.trace_id]
-
-
-@pytest.mark.parametrize("way", ["stream", "task"])
-def test_review_may_have_a_way_of_its_own(settings: Settings, store: Store, redis_client: redis.Redis, way: str) -> None:
-    apart = with_changed(settings, review__sample=0.5, results__review_via=way, results__task="shop.review")
-    with make_celery(apart) as app:
-        assert Attempts(Publisher(app, apart, store), [ACCEPTED]).publish() == []
-    assert ids_in(apart, "accepted") == [ACCEPTED.trace_id]
-    assert redis_client.type("decisions.review") == {"stream": b"stream", "task": b"list"}[way]
-    assert (redis_client.xlen if way == "stream" else redis_client.llen)("decisions.review") == 1
 
 
 @pytest.mark.parametrize("full", ["review", "accepted"])

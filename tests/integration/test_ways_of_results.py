@@ -24,19 +24,19 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
-from kp_scorer.store.decision_stream import Publication
+from kp_scorer.store.decision_stream import Publication, Room
 
 from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
-from tests.support.outcomes import published
 from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, opened, start_worker, wait_until
 from tests.support.rabbitmq import declare_as_worker, default_queues
 from tests.support.traces import fresh_samples, short_traces
 
 TRACES: Final = 20
 LIMIT: Final = 10
+ROOM: Final = Room(LIMIT)
 THRESHOLD: Final = 0.4
 """Of these short traces some are accepted and some are not."""
 
@@ -126,8 +126,8 @@ class Way(NamedTuple):
     """What must run meanwhile."""
 
 
-STREAM: Final = {"results__accepted_via": "stream", "results__rejected_via": "stream"}
-TASK: Final = {"results__accepted_via": "task", "results__rejected_via": "task", "results__task": "shop.decided"}
+STREAM: Final = {"results__via": "stream"}
+TASK: Final = {"results__via": "task", "results__task": "shop.decided"}
 WAYS: Final = {
     "redis queue": Way("redis", {}, read_messages),
     "redis stream": Way("redis", STREAM, read_stream),
@@ -168,8 +168,8 @@ def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Scene
 
 @pytest.fixture(params=WAYS)
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    """A way with whatever must run there; half of all traces are sampled for review."""
-    opened = scene_of(request.param, request, review__sample=0.5)
+    """A way with whatever must run there; half of all traces are sampled for review, where no task would be called twice."""
+    opened = scene_of(request.param, request, review__sample=0.0 if "task" in request.param else 0.5)
     with opened.way.around(opened.settings, tmp_path):
         yield opened
 
@@ -217,9 +217,10 @@ def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_
     assert {each.decision["outcome"] for each in received} == {"accepted", "rejected"}
     decided = {each.message_id: Decision.model_validate(each.decision) for each in [*first, *received]}
     sampled = {trace_id: decision for trace_id, decision in decided.items() if decision.sampled}
-    assert 0 < len(sampled) < len(decided)
-    reviewed = published(scene.settings, "review")
-    assert {each["trace_id"]: Decision.model_validate(each) for each in reviewed} == sampled
+    assert len(sampled) < len(decided)
+    assert bool(sampled) == bool(scene.settings.review.sample)
+    reviewed = scene.way.read(scene.settings, scene.settings.queues.review)
+    assert {each.message_id: Decision.model_validate(each.decision) for each in reviewed} == sampled
 
 
 @pytest.mark.parametrize("name", ["redis task", "rabbitmq task"])
@@ -256,8 +257,7 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
 def test_decisions_wait_for_the_queue_that_another_app_declares(
     request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
-    # Without a limit nothing but publishing itself shows that there is none.
-    scene = scene_of("rabbitmq task", request, queues__results_limit=0)
+    scene = scene_of("rabbitmq task", request)
     settings = scene.settings
     with at_work(settings, tmp_path) as (worker, client):
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=23)]
@@ -301,7 +301,7 @@ def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Stor
     with redis.Redis.from_url(settings.redis.url) as client, printed.open("wb") as output:
         for batch in ([first, second, first], [second, anew, anew, last]):
             stream = store.decision_stream("decisions.accepted")
-            stream.publish(publications(batch), 0)
+            stream.publish(publications(batch), ROOM)
             with opened(*reader, env=variables, cwd=tmp_path, stdout=output):
                 wait_until(lambda: client.xinfo_groups(stream.name) and not stream.count_unread())  # noqa: B023
     acted = [line.split()[0] for line in printed.read_text("utf-8").splitlines()]
@@ -311,7 +311,7 @@ def test_the_documented_reader_acts_once_on_each(settings: Settings, store: Stor
 def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redis_client: redis.Redis, store: Store) -> None:
     stream, name = store.decision_stream("decisions"), "decisions"
     made = decisions(4)
-    stream.publish(publications(made), 0)
+    stream.publish(publications(made), ROOM)
     # Nobody is known to read it.
     assert stream.count_unread() == 4
     for group in ("quick", "slow"):
@@ -328,7 +328,7 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     redis_client.xgroup_destroy(name, "slow")
     assert stream.count_unread() == 0
     redis_client.xgroup_create(name, "late", id="$")
-    stream.publish(publications(made[:1]), 0)
+    stream.publish(publications(made[:1]), ROOM)
     assert stream.count_unread() == 1
 
 
@@ -338,20 +338,18 @@ def test_a_worker_does_not_start_on_a_list_named_as_its_stream(settings: Setting
         declare_as_worker(with_changed(settings, **STREAM), patience_s=0.1)
 
 
-def test_commands_name_the_streams_that_they_do_not_read(settings: Settings, store: Store) -> None:
-    streamed = with_changed(settings, results__accepted_via="stream", queues__results_limit=2)
+def test_decisions_reads_streams_only_as_a_group_that_it_is_given(settings: Settings, store: Store) -> None:
+    streamed = with_changed(settings, results__via="stream", queues__results_limit=2)
     accepted = [decision.model_copy(update={"outcome": "accepted"}) for decision in decisions(2)]
     with make_celery(streamed) as app:
-        assert Publisher(app, streamed, store).publish_all(publications([*accepted, *decisions(1)])) == [None] * 3
+        assert Publisher(app, streamed, store).publish_all(publications([*accepted, *decisions(3)[2:]])) == [None] * 3
 
     stats = json.loads(command(streamed, "stats").stdout)
     assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2}
     assert stats["full"] == ["decisions.accepted"]
-    where = "the stream decisions.accepted in the Redis of redis.url"
-    advice = f"accepted decisions go to {where}: read it with XREADGROUP, or name a consumer group"
-    printed = command(streamed, "decisions")
-    assert (printed.exit_code, len(printed.stdout.splitlines())) == (0, 1)
-    assert advice in printed.stderr
+    where = "the streams decisions.accepted in the Redis of redis.url"
     refused = command(streamed, "decisions", "--outcome", "accepted")
     assert isinstance(refused.exception, SettingsError)
-    assert str(refused.exception) == advice
+    assert str(refused.exception) == f"decisions go to {where}: read them with XREADGROUP, or name a consumer group"
+    printed = command(streamed, "decisions", "--group", "readers")
+    assert (printed.exit_code, len(printed.stdout.splitlines())) == (0, 3)

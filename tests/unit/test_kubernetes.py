@@ -192,7 +192,7 @@ def test_fleets_differ_in_the_settings_that_the_operators_page_names_and_in_no_o
         f"KP_{section}_{name}".upper() for section, name in re.findall(r"`(\w+)\.(\w+)`", named)
     }
     queues = [
-        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each)}
+        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each, each.results.publish)}
         for each in (of_code, of_rest)
     ]
     assert not queues[0] & queues[1]

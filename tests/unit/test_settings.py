@@ -4,12 +4,13 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.decision import Outcome
 from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import PROFILES
 from kp_scorer.settings import Settings, load_settings
@@ -126,9 +127,8 @@ WRONG: Final = {
     "redis.prefix": ("{kp}", "x" * 65),
     "broker.visibility_timeout_s": ("2", "1" + "0" * 17),
     "broker.delivery_limit": ("0",),
-    "queues.results_limit": ("-1",),
-    "results.accepted_via": ("topic",),
-    "results.rejected_via": ("",),
+    "queues.results_limit": ("0",),
+    "results.via": ("topic", ""),
     "results.task": ("two words",),
     "broker.url": ("localhost:6379", "http://localhost"),
     "redis.url": ("amqp://localhost",),
@@ -156,17 +156,25 @@ def test_no_number_may_have_24_digits(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "others"),
+    ("flags", "rings"),
     [
-        ({}, []),
-        ({"queues.rejected_waits": True}, ["decisions.rejected"]),
-        ({"results.rejected_via": "stream"}, ["decisions.rejected"]),
-        ({"queues.rejected": "decisions.accepted", "queues.accepted_private": "own"}, ["own"]),
+        ({}, ["decisions.rejected"]),
+        ({"results.via": "stream"}, ["decisions.rejected"]),
+        ({"queues.rejected": "decisions.review"}, []),
+        ({"results.via": "task", "results.task": "shop.decided"}, []),
     ],
 )
-def test_workers_wait_for_room_for_rejected_decisions_only_if_told_to(flags: dict[str, Any], others: list[str]) -> None:
-    queues = ["decisions.accepted", "decisions.review", "decisions.rejected", "own"]
-    assert list(filter(load_settings(flags).waits_for_room, queues)) == ["decisions.accepted", "decisions.review", *others]
+def test_only_what_holds_rejected_decisions_alone_is_a_ring(flags: dict[str, Any], rings: list[str]) -> None:
+    settings = load_settings(flags)
+    assert list(filter(settings.is_ring, dict.fromkeys(map(settings.queues.name, get_args(Outcome))))) == rings
+
+
+def test_a_list_is_json_in_variables_and_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_RESULTS_PUBLISH", '["review", "accepted"]')
+    assert load_settings().results.publish == ("review", "accepted")
+    monkeypatch.setenv("KP_RESULTS_PUBLISH", "accepted")
+    with pytest.raises(SettingsError, match=r"^KP_RESULTS_PUBLISH: expected JSON"):
+        load_settings()
 
 
 @pytest.mark.parametrize(
@@ -194,18 +202,14 @@ def test_the_name_of_the_intake_is_derived_from_the_queue_of_traces() -> None:
     assert load_settings({"queues.intake": "celery"}).queues.intake_name == "celery"
 
 
-ONE_QUEUE: Final = {"queues.accepted": "decisions", "queues.rejected": "decisions"}
-TASK: Final = {"results.rejected_via": "task", "results.task": "shop.decided"}
-
-
 OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "decisions.rejected.oversized")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({**ONE_QUEUE, "results.accepted_via": "stream"}, "^results.accepted_via: expected that of rejected"),
-        ({"results.accepted_via": "task"}, "^results.task: expected the name of the task to call"),
+        ({"results.via": "task"}, "^results: task: expected the name of the task to call"),
+        ({"results.publish": ["approved"]}, "^results.publish.0: "),
         ({"ledger.ttl_s": "59", "novelty.ttl_s": "60"}, "^ledger.ttl_s: expected at least novelty.ttl_s"),
         ({"embedding.required": "true", "embedding.embedder": "none"}, "^embedding.required: expected false where"),
         ({"queues.accepted": "traces"}, "^queues: .*names of their own"),
@@ -239,9 +243,8 @@ def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, 
 @pytest.mark.parametrize(
     "flags",
     [
-        ONE_QUEUE,
-        {**ONE_QUEUE, "results.accepted_via": "stream", "results.rejected_via": "none"},
-        TASK,
+        {"queues.accepted": "decisions", "queues.rejected": "decisions"},
+        {"results.via": "task", "results.task": "shop.decided", "results.publish": []},
         {"ledger.ttl_s": "60", "novelty.ttl_s": "60"},
     ],
 )
@@ -348,6 +351,7 @@ REFERENCE = REPOSITORY / "config" / "kp-scorer.toml"
 
 def test_the_reference_file_holds_every_setting_with_its_default() -> None:
     # Profiles in the file are added to those of the package.
-    own = Settings().scoring.model_dump(exclude_none=True) | {"profiles": {}}
-    assert tomllib.loads(REFERENCE.read_text("utf-8")) == Settings().model_dump(exclude_none=True) | {"scoring": own}
+    defaults = Settings().model_dump(mode="json", exclude_none=True)
+    own = defaults["scoring"] | {"profiles": {}}
+    assert tomllib.loads(REFERENCE.read_text("utf-8")) == defaults | {"scoring": own}
     assert load_settings(config=REFERENCE).model_dump() == Settings().model_dump()

@@ -37,21 +37,22 @@ class Backlog(NamedTuple):
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
     blocked: str = ""  # Why RabbitMQ accepts no messages; empty if it does.
-    limit: int = 0  # Unread decisions that each queue or stream takes; 0 is no limit.
-    used_bytes: Mapping[str, float] = MappingProxyType({})  # Of the bytes that each takes in Redis, the used share; if limited.
+    limit: int = 100_000  # Unread decisions that each queue or stream takes.
+    used_bytes: Mapping[str, float] = MappingProxyType({})  # Used shares of the bytes that each takes in Redis, if limited.
     dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # How often since the ledger began, by reason.
-    waited_for: tuple[str, ...] = ()  # Those for which workers wait where they are full.
+    rings: tuple[str, ...] = ()  # Those that drop their oldest decisions when they are full, and that no worker waits for.
     at_s: float = 0.0  # When, by the monotonic clock.
 
     def used(self, name: str) -> float:
-        """How full a queue or stream of decisions is, by their number or, in Redis, their bytes: a share; 0 without a limit."""
-        return max(self.decisions[name] / self.limit if self.limit else 0.0, self.used_bytes.get(name, 0.0))
+        """Return how full a queue or stream of decisions is, as a share, by their number or, in Redis, their bytes."""
+        return max(self.decisions[name] / self.limit, self.used_bytes.get(name, 0.0))
 
     def full_in_s(self, name: str, earlier: "Backlog") -> float:
-        """How long until a queue or stream of decisions is full if it goes on as since ``earlier``; infinite if never."""
-        shares = [(self.used_bytes.get(name, 0.0), earlier.used_bytes.get(name, 0.0))]
-        if self.limit:
-            shares.append((self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit))
+        """Return the seconds until a queue or stream is full if it goes on as since ``earlier``; infinite if never."""
+        shares = [
+            (self.used_bytes.get(name, 0.0), earlier.used_bytes.get(name, 0.0)),
+            (self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit),
+        ]
         left_s = [max(0.0, 1 - now) * (self.at_s - earlier.at_s) / (now - then) for now, then in shares if now > then]
         return min(left_s, default=math.inf)
 
@@ -87,12 +88,11 @@ def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
     for queue in results_queues(settings, settings.outcomes).values():
         with suppress(NoQueue):
             counts[queue.name] = waiting(app, queue)
-    streams = sorted(results_streams(settings, settings.outcomes))
-    return counts | {name: store.decision_stream(name).count_unread() for name in streams}
+    return counts | {name: store.decision_stream(name).count_unread() for name in results_streams(settings, settings.outcomes)}
 
 
 def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, float]:
-    """The used shares of ``queues.results_bytes``; none without that limit, and of queues on RabbitMQ, which does not tell."""
+    """Return the used shares of the limit in bytes; none without that limit, and of queues on RabbitMQ, which does not tell."""
     if not (most := settings.results_bytes):
         return {}
     used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.outcomes)}
@@ -130,13 +130,13 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
     """
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
-    limit, waited_for = settings.queues.results_limit, tuple(filter(settings.waits_for_room, decisions))
+    limit = settings.queues.results_limit
     used_bytes = _used_bytes(app, settings, store)
     # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices. A worker knows itself: if each of many
     # read the reports of all, that would be most of what Redis does.
     if refusing is None:
         refusing = {name for report in store.worker_reports() for name in report.full}
-    full = {name for name, count in decisions.items() if 0 < limit <= count or used_bytes.get(name, 0.0) >= 1}.union(refusing)
+    full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}.union(refusing)
     submissions = {traces.name: waiting(app, traces)}
     if intake:
         # As it is: its producers declare it, perhaps otherwise.
@@ -145,7 +145,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
     return Backlog(
         submissions=submissions,
         decisions=decisions,
-        full=tuple(name for name in waited_for if name in full),
+        full=tuple(name for name in decisions if name in full and not settings.is_ring(name)),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
         servers=conditions(app, settings, store),
@@ -153,6 +153,6 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
         limit=limit,
         used_bytes=used_bytes,
         dead_lettered=store.dead_letters.dead_lettered(),
-        waited_for=waited_for,
+        rings=tuple(filter(settings.is_ring, decisions)),
         at_s=time.monotonic(),
     )

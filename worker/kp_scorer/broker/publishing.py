@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar, get_args
+from typing import Any, Final, NamedTuple, TypeVar
 
 import amqp
 import structlog
@@ -28,20 +28,15 @@ from kp_scorer.settings import Settings
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 from kp_scorer.store import Store
-from kp_scorer.store.decision_stream import DecisionStream, Publication
+from kp_scorer.store.decision_stream import DecisionStream, Publication, Published, Room
 
 _TAKES_NO_MORE: Final = "RabbitMQ's queue {!r} takes no more for now, as when a policy limits its length"
 
 _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 
-_PORTION_BYTES: Final = 2_097_152  # Of traces that go along at once: they fill the memory several times over.
-_ROOM_ASKED_WITHIN_S: Final = 10.0
-"""What waits for room asks for it every second. After so long without, nothing waits here any more: it is another worker's."""
-_TAKES_AGAIN_AT: Final = 0.8
-"""A quorum queue of RabbitMQ that was full refuses until it has fewer messages than this share of its limit."""
-_REFUSES_FOR_S: Final = 1.0
-"""A queue of RabbitMQ that has room by the settings and refuses for so long is full by a policy, or by its own app's limit."""
-_NO_REFUSALS: Final = (-math.inf, -math.inf)
+_PORTION_BYTES: Final = 2_097_152  # Bytes of traces published at once: they are in memory several times over.
+_REFUSED_WITHIN_S: Final = 10.0
+"""A decision that waits for room is published again every second. Without a refusal for so long, none waits in this worker."""
 
 log = structlog.get_logger("kp_scorer.broker.publishing")
 
@@ -139,38 +134,39 @@ class Publisher:
         app: Celery,
         settings: Settings,
         store: Store,
-        count_left_out: Callable[[str, int], None] = lambda name, count: None,
+        count_dropped: Callable[[str, int], None] = lambda name, count: None,
     ) -> None:
         """Publish through the app's connection pool, and to streams in ``store``.
 
-        ``count_left_out`` gets how many decisions a full queue that nobody waits for was not sent; of each such queue first 0.
+        ``count_dropped`` gets the number of decisions that a ring dropped, by the ring's name, and first 0 for each ring.
         """
         self._settings = settings
-        self._count_left_out = count_left_out
-        # By name, because several outcomes may go to the same one. One for review also where no trace goes there any more: a
-        # decision may have been made before, and not been published.
-        outboxes: dict[str, _Outbox] = {
-            **{name: _QueueOutbox(app, queue, settings) for name, queue in results_queues(settings).items()},
-            **{name: _StreamOutbox(store.decision_stream(name), settings) for name in results_streams(settings)},
+        self._count_dropped = count_dropped
+        # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. It is here also where
+        # settings send nothing to review any more, as a decision that was made before may not have been published.
+        outcomes = sorted(settings.results.publish, key=lambda outcome: outcome != "review")
+        queues, streams = results_queues(settings, outcomes), results_streams(settings, outcomes)
+        # By name, because several outcomes may go to the same one.
+        self._outboxes: dict[str, _Outbox] = {
+            **{name: _QueueOutbox(app, queue, settings) for name, queue in queues.items()},
+            **{name: _StreamOutbox(store.decision_stream(name), settings) for name in streams},
         }
-        # That for review comes first: what is sampled waits for room there before anybody reads it elsewhere.
-        self._outboxes = dict(sorted(outboxes.items(), key=lambda outbox: outbox[0] != settings.queues.review))
         for name, outbox in self._outboxes.items():
-            if not outbox.waits:
-                count_left_out(name, 0)
+            if outbox.is_ring:
+                count_dropped(name, 0)
 
     def destination(self, decision: Decision) -> Destination | None:
-        """The queue or stream that a decision goes to by its outcome, as spans name it; None if it is not published."""
+        """Return the queue or stream of a decision's outcome, as spans name it; None if the outcome is not published."""
         names = self._names(decision)
         return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
-        """The names of the queues and streams that workers wait for, as they had no room for a decision when one last came."""
-        asked_since = time.monotonic() - _ROOM_ASKED_WITHIN_S
-        return {name for name, outbox in self._outboxes.items() if outbox.waits and outbox.refused_at >= asked_since}
+        """Return the names of the queues and streams that have just refused decisions, so that this worker waits for them."""
+        refused_since = time.monotonic() - _REFUSED_WITHIN_S
+        return {name for name, outbox in self._outboxes.items() if outbox.refused_at >= refused_since}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
-        """What is published of a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
+        """Build what is published for a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
 
         ``published_to`` are the queues and streams that have it already; :meth:`publish_all` adds to them.
         """
@@ -181,22 +177,22 @@ class Publisher:
         return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes, published_to)
 
     def publish(self, decision: Decision, context: Context = NO_CONTEXT, message: Any = None) -> None:
-        """Publish a decision, as :meth:`publish_all` does, or raise the error that that returns."""
+        """Publish a decision, or raise the error that :meth:`publish_all` would return."""
         (error,) = self.publish_all([self.publication(decision, context, message, set())])
         if error is not None:
             raise error
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
-        """Put decisions where those of their outcome go, all of a queue or a stream in one round trip; with traces in several.
+        """Publish decisions by their outcomes, all of a queue or a stream in one round trip; with traces in several.
 
-        What is sampled goes to review first, and once that has it, also where its outcome does. Decisions of an outcome that is
-        not published succeed at once, and those without room on a queue that nobody waits for.
+        A sampled decision goes to review first, and once it is there, also where its outcome goes. Decisions of an outcome that
+        is not published succeed at once. On a ring that is full, each drops the oldest one.
 
         On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both, and for its context.
 
-        It returns for each None once the broker, or Redis, has it; or why it is not published, as that its queue is full of
-        unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
+        Return for each decision None once the broker, or Redis, has it, or the error that kept it from there, as that its queue
+        is full of unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
         for name, outbox in self._outboxes.items():
@@ -209,15 +205,10 @@ class Publisher:
                 continue
             failure: ScorerError = ServiceUnavailable(f"results: the {outbox.name} is full of unread decisions")
             try:
-                accepted, is_full = outbox.put_all([publications[place] for place in places])
+                accepted, dropped = outbox.put_all([publications[place] for place in places])
+                self._count_dropped(name, dropped)
             except (ServiceUnavailable, SettingsError) as error:
                 failure, accepted = error, [False] * len(places)
-            else:
-                if not is_full:
-                    failure = ServiceUnavailable(f"results: the {outbox.name} refuses decisions, and is not full")
-                elif not outbox.waits:
-                    self._count_left_out(name, accepted.count(False))
-                    accepted = [True] * len(places)
             for place, is_accepted in zip(places, accepted, strict=True):
                 if is_accepted:
                     publications[place].published_to.add(name)
@@ -226,16 +217,15 @@ class Publisher:
         return errors
 
     def _names(self, decision: Decision) -> list[str]:
-        """The queues or streams that a decision goes to, that of its outcome last."""
-        queues, via = self._settings.queues, self._settings.results.via
+        """Return the queues or streams that a decision goes to, that of its outcome last."""
         outcomes: list[Outcome] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
-        return [queues.name(each, decision.visibility) for each in outcomes if via(each) != "none"]
+        return [self._settings.queues.name(each) for each in outcomes if each in self._settings.results.publish]
 
 
 def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
-    """The trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here.
+    """Return the trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here.
 
-    What was checked goes without the fields that a trace does not have: no check has seen these.
+    A checked trace goes without the fields that the schema does not have, as no check has seen them.
     """
     submission = submission_in(message, limits)
     document: Any = None
@@ -253,45 +243,41 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
 
 
 class _Outbox:
-    """Where decisions for one queue or stream are put. Safe to share between threads."""
+    """Puts decisions on one queue or stream. Safe to share between threads."""
 
     def __init__(self, kind: str, destination: Destination, settings: Settings) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
-        self.refused_at = -math.inf  # When it last had no room for a decision, by the monotonic clock; never, if it has by now.
-        self.waits = settings.waits_for_room(destination.name)  # Whether what has no room waits for it, and is not left out.
-        self._limit = settings.queues.results_limit
-        self._most_bytes = settings.results_bytes
+        self.is_ring = settings.is_ring(destination.name)
+        self.refused_at = -math.inf  # When it last refused a decision, by the monotonic clock; never, if it accepts all by now.
+        self._room = Room(settings.queues.results_limit, settings.results_bytes, self.is_ring)
 
-    def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], bool]:
-        """Publish decisions, in order; return for each whether it is, and whether that is full which has refused one.
+    def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
+        """Publish decisions, in order; return for each whether it is published, and how many old ones were dropped for them.
 
-        After an error any of them may be published. Log when it becomes full, and when that is over.
+        After an error any of them may be published. Log when the queue or stream becomes full, and when it has room again.
         """
         accepted: list[bool] = []
-        unread = 0
+        unread = dropped = 0
         for portion in portions(publications, lambda each: each.trace_bytes, _PORTION_BYTES):
-            of_portion, unread = self._put(portion)
+            of_portion, (published, unread, dropped_now) = self._put(portion)
             accepted += of_portion
-            if of_portion.count(True) < len(portion):
+            dropped += dropped_now
+            if published < len(portion):
                 break
         accepted += [False] * (len(publications) - len(accepted))
-        # One that the last decision has just filled does not count as full: nothing waits for room yet.
-        is_full, was_full = not all(accepted) and self._is_full(unread), self.refused_at > -math.inf
+        # A queue that the last decision has just filled does not count as full, as nothing waits for room on it yet.
+        is_full, was_full = not all(accepted), self.refused_at > -math.inf
         self.refused_at = time.monotonic() if is_full else -math.inf
         if is_full and not was_full:
-            log.warning("results_full", queue=self.destination.name, unread=unread, waits=self.waits)
+            log.warning("results_full", queue=self.destination.name, unread=unread)
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
-        return accepted, is_full
+        return accepted, dropped
 
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        """Publish; return for each decision whether it is, without the last ones that had no room; and how many are unread."""
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
+        """Publish; return for each decision whether it is, without the last ones that had no room."""
         raise NotImplementedError
-
-    def _is_full(self, _unread: int) -> bool:
-        """Whether what has just refused a decision, and has so many unread ones, is full, or refuses for another reason."""
-        return True
 
 
 class _QueueOutbox(_Outbox):
@@ -299,50 +285,29 @@ class _QueueOutbox(_Outbox):
         super().__init__("queue", destination_of(settings, queue.name), settings)
         self._app = app
         self._queue = queue
-        outcomes = [outcome for outcome in get_args(Outcome) if queue.name in settings.queues.names(outcome)]
-        is_task = any(settings.results.via(outcome) == "task" for outcome in outcomes)
-        self._task = settings.results.task if is_task else ""
-        self._refusals = _NO_REFUSALS  # The first and the last in a row, by the monotonic clock.
+        self._task = settings.results.task if settings.results.via == "task" else ""
 
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
         messages = [self._message(publication) for publication in publications]
         if self.destination.system == "redis":
-            args = self._queue.name, messages, self._limit, self._most_bytes
-            published, unread = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
-            return [True] * published, unread
-        unread, room = 0, len(messages)
-        # RabbitMQ refuses late, and on a queue of another app not at all.
-        if self._limit:
-            unread = waiting(self._app, self._queue)
-            room = max(0, min(room, self._limit - unread))
-        # No longer in a row after an error: a node that restarts refuses before and after it.
-        refusals, self._refusals = self._refusals, _NO_REFUSALS
+            args = self._queue.name, messages, self._room
+            result = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
+            return [True] * result.published, result
+        # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report what it drops.
+        limit, unread = self._room.most, waiting(self._app, self._queue)
+        room = len(messages) if self.is_ring else max(0, min(len(messages), limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        if all(accepted):
-            return accepted, unread + sum(accepted)
-        unread = waiting(self._app, self._queue)
-        self._refusals = refusals
-        return accepted, unread
-
-    def _is_full(self, unread: int) -> bool:
-        is_limited_by_bytes = self._most_bytes > 0 and unread > 0
-        if self.destination.system == "redis" or 0 < self._limit * _TAKES_AGAIN_AT <= unread or is_limited_by_bytes:
-            return True
-        # Also a queue refuses that is being deleted, or has no leader: what is left out now would never be published.
-        now = time.monotonic()
-        first_at, last_at = self._refusals
-        if now - last_at > _ROOM_ASKED_WITHIN_S:
-            first_at = now
-        self._refusals = first_at, now
-        return unread > 0 and now - first_at >= _REFUSES_FOR_S
+        published = sum(accepted)
+        dropped = max(0, unread + published - limit) if self.is_ring else 0
+        return accepted, Published(published, unread + published - dropped, dropped)
 
     def _message(self, publication: Publication) -> Outgoing:
-        """The message of a decision, which calls a task if it is for one: copies of it have the same id and the same mark."""
+        """Build the message of a decision, which calls a task if there is one: copies of it have the same id and mark."""
         body, trace_id = publication.body(), publication.decision.trace_id
         headers = {**publication.context, _MARK: publication.decision.mark}
         if not self._task:
             return Outgoing(body, trace_id, headers)
-        # Whether the result is kept, the task says itself.
+        # The task itself says whether its result is kept.
         call = self._app.amqp.as_task_v2(trace_id, self._task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
         return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
 
@@ -352,6 +317,6 @@ class _StreamOutbox(_Outbox):
         super().__init__("stream", Destination("redis", stream.name), settings)
         self._stream = stream
 
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        published, unread = self._stream.publish(publications, self._limit, self._most_bytes)
-        return [True] * published, unread
+    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
+        result = self._stream.publish(publications, self._room)
+        return [True] * result.published, result

@@ -1,7 +1,7 @@
 """The queues, and how they differ between Redis and RabbitMQ."""
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from kombu import Exchange, Queue
 
@@ -45,29 +45,33 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
 
 
-def results_queue(settings: Settings, outcome: Outcome, name: str = "") -> Queue:
-    """The queue of decisions with this outcome, or that of them which has this name.
+def results_queue(settings: Settings, outcome: Outcome) -> Queue:
+    """Return the queue of decisions with this outcome.
 
-    On RabbitMQ, a queue of our own refuses more than ``queues.results_limit``, and with traces ``queues.results_bytes``, unless
-    that is 0. A queue that carries calls of another app's task is declared by that app alone, which knows its arguments.
+    On RabbitMQ, a queue of our own that has ``queues.results_limit`` refuses more, or is a ring and drops the oldest. A queue
+    that carries calls of another app's task is declared by that app alone, which knows its arguments.
     """
-    queues, name, is_task = settings.queues, name or settings.queues.name(outcome), settings.results.via(outcome) == "task"
-    if settings.broker.is_redis or is_task:
+    name = settings.queues.name(outcome)
+    if settings.broker.is_redis or settings.results.via == "task":
         return _queue(name, declare=settings.broker.is_redis)
-    limits = {"x-max-length": queues.results_limit, "x-max-length-bytes": settings.results_bytes}
-    return _quorum_queue(name, {argument: limit for argument, limit in limits.items() if limit})
+    arguments: dict[str, Any] = {"x-max-length": settings.queues.results_limit}
+    if settings.results.with_trace:
+        arguments["x-max-length-bytes"] = settings.results_bytes
+    if settings.is_ring(name):
+        arguments["x-overflow"] = "drop-head"
+    return _quorum_queue(name, arguments)
 
 
-def results_queues(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> dict[str, Queue]:
-    """The queues, by name, to which decisions with these outcomes go, as messages or as calls of a task."""
-    by_queue = [outcome for outcome in outcomes if settings.results.via(outcome) in ("queue", "task")]
-    return {name: results_queue(settings, outcome, name) for outcome in by_queue for name in settings.queues.names(outcome)}
+def results_queues(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Queue]:
+    """Return the queues, by name, to which decisions with these outcomes go, as messages or as calls of a task."""
+    if settings.results.via == "stream":
+        return {}
+    return {settings.queues.name(outcome): results_queue(settings, outcome) for outcome in outcomes}
 
 
-def results_streams(settings: Settings, outcomes: Sequence[Outcome] = get_args(Outcome)) -> set[str]:
-    """The names of the streams to which decisions with these outcomes go."""
-    by_stream = [outcome for outcome in outcomes if settings.results.via(outcome) == "stream"]
-    return {name for outcome in by_stream for name in settings.queues.names(outcome)}
+def results_streams(settings: Settings, outcomes: Sequence[Outcome]) -> list[str]:
+    """Return the names of the streams to which decisions with these outcomes go."""
+    return sorted(set(map(settings.queues.name, outcomes))) if settings.results.via == "stream" else []
 
 
 def destination_of(settings: Settings, queue: str) -> Destination:

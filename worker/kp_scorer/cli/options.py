@@ -54,14 +54,14 @@ def ledger_options(command: Command) -> Command:
 
 
 def _parsed(assignment: str) -> tuple[str, Any]:
-    """Name and value of a ``--set``. Tables are written as JSON, as in variables; other values as they are."""
+    """Return name and value of a ``--set``. Tables and lists are written as JSON, as in variables; other values as they are."""
     name, equals, value = assignment.partition("=")
     # What is no name is not quoted: it may be a URL, with its password.
     if not equals or not re.fullmatch(r"\w+\.\w+", name):
         raise click.BadParameter("expected SECTION.NAME=VALUE, such as novelty.max_elements=500", param_hint="--set")
-    if not value.lstrip().startswith("{"):
+    if not value.lstrip().startswith(("{", "[")):
         return name, value
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):
-        raise SettingsError(f"{name}: expected a JSON object") from None
+        raise SettingsError(f"{name}: expected a JSON object or array") from None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Event
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 import structlog
 from celery import Celery
@@ -14,7 +14,7 @@ from kombu import Queue
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import unavailable_if_broker_fails, with_producer
-from kp_scorer.broker.queues import results_queue, results_streams
+from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.decoding import Limits, parse_strict_json
@@ -33,18 +33,17 @@ _REMEMBERED: Final = 100_000  # Traces whose last decision is known: as many as 
 log = structlog.get_logger("kp_scorer.client.decisions")
 
 
-def read_elsewhere(settings: Settings, outcome: Outcome | None = None, group: str = "") -> list[str]:
-    """How decisions of one outcome, or of all, are read that :func:`open_results` does not read; empty if it reads all."""
-    ways = []
-    for each in [outcome] if outcome else settings.outcomes:
-        name = " and ".join(settings.queues.names(each))
-        if settings.results.via(each) == "stream" and not group:
-            where = f"the stream {name} in the Redis of redis.url"
-            ways.append(f"{each} decisions go to {where}: read it with XREADGROUP, or name a consumer group")
-        if settings.results.via(each) == "task":
-            task = settings.results.task
-            ways.append(f"{each} decisions call the task {task} on the queue {name}: workers of its Celery app take them")
-    return ways
+def _why_unreadable(settings: Settings, outcomes: Sequence[Outcome], group: str) -> str:
+    """Return why decisions of these outcomes cannot be read here, and how they are read; empty if they can."""
+    names = " and ".join(dict.fromkeys(map(settings.queues.name, outcomes)))
+    if not outcomes:
+        return "results.publish names no outcome: `kp-scorer status` shows decisions"
+    if settings.results.via == "stream" and not group:
+        where = f"{names} in the Redis of redis.url"
+        return f"decisions go to the streams {where}: read them with XREADGROUP, or name a consumer group"
+    if settings.results.via == "task":
+        return f"decisions call the task {settings.results.task} by {names}: workers of its Celery app take them"
+    return ""
 
 
 _Received = Iterator[tuple[Decision, Callable[[], None]]]
@@ -60,9 +59,9 @@ class Results:
     limits: Limits
 
     def receive(self) -> _Received:
-        """Yield the decisions that are there now, each once, with what acknowledges it.
+        """Yield the decisions that are there now, each once, with a function that acknowledges it.
 
-        That removes it from its queue for good, or has its consumer group done with it. Without, it is delivered again.
+        Acknowledged, it is removed from its queue, or delivered to its consumer group no more. Otherwise it is delivered again.
         """
         for queue in self.queues:
             while (message := _next(queue)) is not None:
@@ -76,7 +75,7 @@ class Results:
 
     def _received(self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True) -> _Received:
         try:
-            # Not by kombu's decoders, among which the message would choose.
+            # Kombu would let the message choose among its decoders.
             decision = Decision.model_validate(parse_strict_json(body if is_json else b"", self.limits))
         except (InvalidTrace, ValueError):
             self.dead_letters.dead_letter(body, DeadLettering("malformed", f"queue {name}: expected a decision"))
@@ -87,26 +86,22 @@ class Results:
 
 @unavailable_if_broker_fails("results")
 def _next(queue: Any) -> Any:
-    # The get of kombu 5.7.0 raises an error for a body that it cannot decompress, again and again.
+    # Kombu 5.7.0's own get raises an error for a body that it cannot decompress, each time that it is delivered.
     delivered = queue.channel.basic_get(queue.name)
     return None if delivered is None else queue.channel.message_to_python(delivered)
 
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to where decisions of one outcome, or of all, go: to queues and, as a consumer ``group``, to streams.
+    """Connect to the queues of decisions of one outcome, or of all; or, as a consumer ``group``, to their streams.
 
-    Not to queues of tasks of other apps, nor to streams without a group. If nothing is left, it raises SettingsError.
+    Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """
     outcomes = [outcome] if outcome else settings.outcomes
-    # The queue name of an unpublished outcome may be that of a stream or a task queue of another.
-    by_other_ways = [each for each in get_args(Outcome) if settings.results.via(each) in ("stream", "task")]
-    others = {name for each in by_other_ways for name in settings.queues.names(each)}
-    names = {name: each for each in outcomes for name in settings.queues.names(each) if name not in others}
-    queues = [results_queue(settings, each, name) for name, each in names.items()]
-    streams = sorted(results_streams(settings, outcomes)) if group else []
-    if not queues and not streams:
-        raise SettingsError("; ".join(read_elsewhere(settings, outcome, group) or read_elsewhere(settings, None, group)))
+    if why := _why_unreadable(settings, outcomes, group):
+        raise SettingsError(why)
+    queues = list(results_queues(settings, outcomes).values())
+    streams = results_streams(settings, outcomes)
     if not settings.broker.is_redis:
         # Readers may have no permission to declare them, and workers have done so.
         with_producer(
@@ -138,14 +133,14 @@ def read_decisions(
 
     Args:
         outcome: only decisions with this one.
-        group: the consumer group as which it reads streams; without one it reads queues alone. A group is made if it is
-            missing, and then keeps what it does not read.
+        group: the consumer group as which it reads where decisions go to streams. A group that is missing is made, and keeps
+            decisions unread until it has acknowledged them.
         follow: wait for more; otherwise end when all are read that are there.
         stopping: ends the loop, after the body and its acknowledgement, once it is set.
         settings: by default those of the environment and the configuration file.
 
     Raises:
-        SettingsError: a setting is wrong, all decisions go elsewhere, or RabbitMQ has a queue with other arguments.
+        SettingsError: a setting is wrong, decisions go elsewhere, or RabbitMQ has a queue with other arguments.
         ServiceUnavailable: the broker or Redis cannot be reached; with ``follow`` only before it has been reached once.
     """
     settings = with_endpoints(settings or load_settings())

@@ -47,7 +47,7 @@ class Metrics:
         self._decisions = counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"))
         about = "Decisions made, by domain and the bin of each dimension, the score and the outcome"
         values = counter("values", about, ("domain", "dimension", "bin"))
-        self._left_out = counter("decisions_left_out", "Decisions that a full queue was not sent, by queue", ("queue",))
+        self._decisions_dropped = counter("decisions_dropped", "Rejected decisions dropped unread for newer ones", ("queue",))
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
         self._dead_letters = Counter("dead_letters", "By this worker, for its report", registry=None)
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
@@ -98,7 +98,7 @@ class Metrics:
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
-        about = "Unread decisions as a part of queues.results_limit, or in Redis of queues.results_bytes; 0 without a limit"
+        about = "Unread decisions as a part of queues.results_limit, or in Redis of the bytes that follow from it"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
@@ -128,7 +128,8 @@ class Metrics:
         for name, count in backlog.decisions.items():
             self._waiting.labels(name, "decisions").set(count)
             self._full.labels(name).set(name in backlog.full)
-            self._results_used.labels(name).set(backlog.used(name))
+            if name not in backlog.rings:
+                self._results_used.labels(name).set(backlog.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
         for reason, count in backlog.dead_lettered.items():
@@ -153,9 +154,9 @@ class Metrics:
         """Count dead letters that made room for others."""
         self._dropped.labels(reason).inc(count)
 
-    def count_left_out(self, queue: str, count: int) -> None:
-        """Count decisions that a full queue was not sent, as nobody waits for room on it."""
-        self._left_out.labels(queue).inc(count)
+    def count_decisions_dropped(self, queue: str, count: int) -> None:
+        """Count decisions that a full queue or stream dropped to make room for newer ones."""
+        self._decisions_dropped.labels(queue).inc(count)
 
     def count_decided(self, decision: Decision) -> None:
         """Count a decision that was made now: one that is published again, or once more, is not counted again."""

@@ -122,7 +122,7 @@ class Runtime:
         self._queues = submission_queues(settings)
         wait_for_services(settings, app, self.store, self._queues, self._startup)
         self._servers.look(self._startup.wait_for("redis", partial(conditions, app, settings, self.store)))
-        self._publisher = Publisher(app, settings, self.store, metrics.count_left_out)
+        self._publisher = Publisher(app, settings, self.store, metrics.count_decisions_dropped)
         self._novelty = open_novelty(settings, self.store, self._load_embedder, self._startup)
         self._decider = Decider(
             self.store.ledger,

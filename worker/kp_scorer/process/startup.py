@@ -74,7 +74,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
         except SettingsError as error:
             # A producer that may declare the intake can make it another kind of queue, which must not stop the workers.
             log.error("intake_unusable", queue=intake.name, detail=str(error))
-    for name in results_streams(settings):
+    for name in results_streams(settings, settings.outcomes):
         startup.wait_for("redis", store.decision_stream(name).count_unread)
 
 

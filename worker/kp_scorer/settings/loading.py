@@ -136,16 +136,16 @@ def _read_variables() -> Sections:
         if not name or section not in Settings.model_fields:
             # Misspelt, it would otherwise silently do nothing.
             raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
-        is_table = isinstance(getattr(getattr(defaults, section), name, None), dict)
-        sections.setdefault(section, {})[name] = _table(variable, variables[variable]) if is_table else variables[variable]
+        is_json = isinstance(getattr(getattr(defaults, section), name, None), dict | tuple)
+        sections.setdefault(section, {})[name] = _parsed(variable, variables[variable]) if is_json else variables[variable]
     return sections
 
 
-def _table(variable: str, text: str) -> Any:
+def _parsed(variable: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise SettingsError(f"{variable}: expected JSON, as tables are written in variables") from None
+        raise SettingsError(f"{variable}: expected JSON, as tables and lists are written in variables") from None
 
 
 def _secret_in(file: str, variable: str) -> str:

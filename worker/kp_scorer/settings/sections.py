@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import combinations
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -31,12 +30,13 @@ PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
 UnreadableAction = Literal["score", "unknown"]
-Via = Literal["queue", "stream", "task", "none"]
+Via = Literal["queue", "stream", "task"]
 CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 
 _LARGEST_SECRET_BYTES: Final = 65_536
+_DECISION_BYTES: Final = 2_500  # About what a decision takes without its trace.
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
@@ -124,28 +124,20 @@ class QueueSettings(Section):
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
-    accepted_private: OptionalQueueName = ""
     message_bytes: Count = 1_048_576
-    results_limit: CountOrZero = 100_000
-    results_bytes: CountOrZero = 268_435_456
-    rejected_waits: bool = False
+    results_limit: Count = 100_000
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers consume every message on the queue of traces as a submission.
         of_submissions = {self.traces, self.intake_name, self.dead_name}
-        if len(of_submissions) < 3 or of_submissions & {name for each in get_args(Outcome) for name in self.names(each)}:
+        if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
             raise ValueError(f"traces, intake, {self.dead_name} and the queues of decisions need names of their own")
         return self
 
-    def name(self, outcome: Outcome, visibility: Visibility | None = None) -> str:
-        """The name of the queue, or the stream, of decisions with this outcome on traces of this visibility."""
-        is_apart = outcome == "accepted" and visibility == "private" and self.accepted_private
-        return str(self.accepted_private if is_apart else getattr(self, outcome))
-
-    def names(self, outcome: Outcome) -> tuple[str, ...]:
-        """The names of all queues, or streams, of decisions with this outcome, the usual one first."""
-        return tuple(dict.fromkeys((self.name(outcome), self.name(outcome, "private"))))
+    def name(self, outcome: Outcome) -> str:
+        """Return the name of the queue, or the stream, of decisions with this outcome."""
+        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected}[outcome]
 
     @property
     def intake_name(self) -> str:
@@ -159,18 +151,19 @@ class QueueSettings(Section):
 
 
 class ResultsSettings(Section):
-    """How decisions are published."""
+    """How decisions are published, and which of them."""
 
-    accepted_via: Via = "queue"
-    review_via: Via = "queue"
-    rejected_via: Via = "queue"
+    via: Via = "queue"
+    publish: tuple[Outcome, ...] = get_args(Outcome)
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     nearest: bool = True
     with_trace: bool = False
 
-    def via(self, outcome: Outcome) -> Via:
-        """How decisions of this outcome are published, if they are."""
-        return {"accepted": self.accepted_via, "review": self.review_via, "rejected": self.rejected_via}[outcome]
+    @model_validator(mode="after")
+    def _a_task_has_a_name(self) -> Self:
+        if self.via == "task" and not self.task:
+            raise ValueError("task: expected the name of the task to call where via is 'task'")
+        return self
 
 
 class ReviewSettings(Section):
@@ -379,7 +372,7 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
-        if clashes := [*self._clashes(), *self._clashes_of_outcomes(), *self._clashes_of_names()]:
+        if clashes := [*self._clashes(), *self._clashes_of_names()]:
             raise ValueError("; ".join(clashes))
         return self
 
@@ -396,21 +389,11 @@ class Settings(Section):
 
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
-        names = {queues.traces, queues.intake_name, *(name for each in get_args(Outcome) for name in queues.names(each))}
+        names = {queues.traces, queues.intake_name, *map(queues.name, get_args(Outcome))}
         beside = {f"{name}.{part}" for name in names for part in ("taking", "in_hand", "index", "deliveries", "oversized")}
         for name in sorted(names):
             if name.startswith(f"{self.redis.prefix}:") or name in beside:
                 yield f"queues: {name} is the name of a key that workers use in Redis themselves: choose another"
-
-    def _clashes_of_outcomes(self) -> Iterator[str]:
-        queues, results = self.queues, self.results
-        for first, second in combinations(get_args(Outcome), 2):
-            is_shared = {*queues.names(first)} & {*queues.names(second)}
-            if is_shared and len({results.via(first), results.via(second)} - {"none"}) > 1:
-                yield f"results.{first}_via: expected that of {second}, which shares its name in queues"
-        for outcome in get_args(Outcome):
-            if results.via(outcome) == "task" and not results.task:
-                yield f"results.task: expected the name of the task to call where results.{outcome}_via is 'task'"
 
     @property
     def decision_timeout_s(self) -> float:
@@ -424,21 +407,22 @@ class Settings(Section):
 
     @property
     def results_bytes(self) -> int:
-        """How many bytes of unread decisions a queue or stream takes where they carry traces; 0 is no limit."""
-        return self.queues.results_bytes if self.results.with_trace else 0
+        """The number of bytes of unread decisions that a queue or stream holds where they carry traces; 0 where they do not."""
+        return self.queues.results_limit * _DECISION_BYTES if self.results.with_trace else 0
 
-    def waits_for_room(self, name: str) -> bool:
-        """Whether workers wait while the queue or stream of this name is full; otherwise they publish no more to it."""
-        is_spared = self.results.rejected_via == "queue" and not self.queues.rejected_waits
-        others = (each for each in get_args(Outcome) if each != "rejected" or not is_spared)
-        return any(name in self.queues.names(each) for each in others)
+    def is_ring(self, name: str) -> bool:
+        """Return whether the queue or stream of this name drops its oldest decisions when it is full; for others workers wait.
+
+        It does where only rejected decisions go there. A queue of another app's tasks never does: the app may have more on it.
+        """
+        return self.results.via != "task" and name not in (self.queues.accepted, self.queues.review)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes whose queues these settings use. Decisions made under earlier settings may have others."""
+        """The outcomes that are published and that decisions made under these settings may have."""
         # A check that may reject demands review where it fails.
         demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())
         pinned = (each.beyond for each in self.novelty.pinned.values())
         is_demanded = self.review.sample or any(demands) or "review" in pinned
         is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
-        return tuple(each for each in get_args(Outcome) if each != "review" or is_reviewed)
+        return tuple(each for each in self.results.publish if each != "review" or is_reviewed)

@@ -32,11 +32,20 @@ class Publication:
         return decision[:-1] + b',"trace":' + trace + b"}" if trace else decision
 
 
+class Room(NamedTuple):
+    """The room for unread decisions on a queue or stream. A ring drops the oldest ones to make room; others accept no more."""
+
+    most: int
+    most_bytes: int = 0  # Of its memory in Redis; 0 is no limit.
+    is_ring: bool = False
+
+
 class Published(NamedTuple):
-    """How many decisions were published, the first ones, and how many are unread now."""
+    """How many decisions were published, the first ones; how many are unread now; how many a ring dropped unread."""
 
     published: int
     unread: int
+    dropped: int
 
 
 class _Entry(NamedTuple):
@@ -50,42 +59,42 @@ class _Entry(NamedTuple):
 
 
 def bytes_in(client: redis.Redis, key: str) -> int:
-    """How many bytes of Redis' memory a list or stream takes, measured as scripts do it that keep to a limit of bytes."""
+    """Return the bytes of Redis' memory that a list or stream takes, measured as by the scripts that limit them."""
     size_bytes: Any = client.memory_usage(key, samples=2_000)
     return int(size_bytes or 0)
 
 
 @script(row(Published))
-def _publish_decisions(*, stream: str, most: int, most_bytes: int, decisions: Sequence[_Entry]) -> None: ...
+def _publish_decisions(*, stream: str, room: Room, decisions: Sequence[_Entry]) -> None: ...
 
 
 @reports_outages("results")
 class DecisionStream:
     """A stream of decisions, which need not exist yet.
 
-    An entry is unread until every consumer group of the stream has acknowledged it, and always if there is no group. What is
-    read makes room for what comes. ServiceUnavailable if Redis cannot be reached, or has something else by this name.
+    An entry is unread until every consumer group of the stream has acknowledged it, and always if there is no group. Entries
+    that were read make room for new ones. ServiceUnavailable if Redis cannot be reached, or has something else by this name.
     """
 
     def __init__(self, client: redis.Redis, name: str) -> None:
         self.name = name
         self._client = client
 
-    def publish(self, publications: Sequence[Publication], most: int, most_bytes: int = 0) -> Published:
-        """Publish decisions, in order and in one step, until ``most`` are unread, or ``most_bytes`` of them; 0 is no limit."""
+    def publish(self, publications: Sequence[Publication], room: Room) -> Published:
+        """Publish decisions, in order and in one step, as many as there is room for."""
         entries = [_Entry(each.decision.trace_id, each.decision.mark, each.body(), **each.context) for each in publications]
-        return _publish_decisions(self._client, stream=self.name, most=most, most_bytes=most_bytes, decisions=entries)
+        return _publish_decisions(self._client, stream=self.name, room=room, decisions=entries)
 
     def count_unread(self) -> int:
         """Count the unread decisions."""
-        return self.publish((), 0).unread
+        return self.publish((), Room(0)).unread
 
     def used_bytes(self) -> int:
-        """How many bytes of memory it takes, about."""
+        """Return about how many bytes of memory it takes."""
         return bytes_in(self._client, self.name)
 
     def reader(self, group: str, idle_ms: int) -> "StreamReader":
-        """A consumer of a group, which also receives what another has not acknowledged for ``idle_ms``."""
+        """Return a consumer of a group, which also receives what another has not acknowledged for ``idle_ms``."""
         return StreamReader(self._client, self.name, group, idle_ms)
 
 
@@ -109,11 +118,11 @@ class StreamReader:
                 if fields:
                     yield entry, fields.get(b"decision", b"")
                 elif entry:
-                    # Somebody deleted it. Of what Redis 6.2 claims, it does not even name it.
+                    # A ring dropped it, or somebody deleted it. When Redis 6.2 claims such an entry, it does not even name it.
                     self.acknowledge(entry)
 
     def acknowledge(self, entry: bytes) -> None:
-        """Have the group done with an entry."""
+        """Acknowledge an entry for the group."""
         self._client.xack(self.name, self._group, entry)
 
     def _next(self) -> _Entries:

@@ -24,7 +24,7 @@ from kp_scorer.broker.redis_transport import queue as redis_queue
 from kp_scorer.broker.redis_transport.queue import QueueKeys, ReceivedMessage, Sizes
 from kp_scorer.broker.wire import DELIVERY_COUNT, ListItem, leave_packed, open_item
 from kp_scorer.store.connection import is_full, leave_replicas, primary_pool
-from kp_scorer.store.decision_stream import Published
+from kp_scorer.store.decision_stream import Published, Room
 
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0
@@ -316,11 +316,11 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         with self.conn_or_acquire() as client:
             client.lpush(queue, *items)
 
-    def publish_within(self, queue: str, messages: Sequence[Outgoing], most: int, most_bytes: int) -> Published:
-        """The same even if Redis is full, until the queue has ``most``, or ``most_bytes``; 0 is no limit."""
+    def publish_within(self, queue: str, messages: Sequence[Outgoing], room: Room) -> Published:
+        """Put messages on a queue in one step, even if Redis is full, as many as there is room for."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
-            return redis_queue.publish(client, keys=QueueKeys(queue), most=most, most_bytes=most_bytes, messages=items)
+            return redis_queue.publish(client, keys=QueueKeys(queue), room=room, messages=items)
 
     def _envelope(self, queue: str, body: bytes, message_id: str, headers: Mapping[str, Any]) -> str:
         properties = {"message_id": message_id, "delivery_mode": 2}

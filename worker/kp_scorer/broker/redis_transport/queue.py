@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kp_scorer.broker.wire import BEGINNING_BYTES, CUT_MARK
-from kp_scorer.store.decision_stream import Published
+from kp_scorer.store.decision_stream import Published, Room
 from kp_scorer.store.keys import KEPT_S, Key, Prefixed
 from kp_scorer.store.scripts import nothing, row, rows, script
 
@@ -57,7 +57,7 @@ def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, sizes:
 
 
 @script(row(Published))
-def publish(*, keys: QueueKeys, most: int, most_bytes: int, messages: Sequence[str | bytes]) -> None:
+def publish(*, keys: QueueKeys, room: Room, messages: Sequence[str | bytes]) -> None:
     """Publish messages, to be received last and in this order, even if Redis is full; as many as there is room for."""
 
 

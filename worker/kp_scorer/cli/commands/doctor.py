@@ -155,16 +155,15 @@ def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
         left_s = backlog.full_in_s(name, before)
         if not is_nearly_full and left_s > _SOON_S:
             continue
-        limit = f" of {backlog.limit}" if backlog.limit else ""
-        size = f", {backlog.used_bytes[name]:.0%} of queues.results_bytes" if name in backlog.used_bytes else ""
+        size = f", {backlog.used_bytes[name]:.0%} of its bytes" if name in backlog.used_bytes else ""
         if name in backlog.full and backlog.used(name) < 1:
-            size = ", and has no room for more by queues.results_bytes"
+            size = ", and has no room for more bytes"
         time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
-        count = f"{name} has {unread} unread decisions{limit}{size}{time_left}"
-        if name in backlog.waited_for:
-            yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
+        count = f"{name} has {unread} unread decisions of {backlog.limit}{size}{time_left}"
+        if name in backlog.rings:
+            yield "advice", f"{count}, and when full drops the oldest: read them, or take rejected out of results.publish"
         else:
-            yield "advice", f"{count}, and when full takes no more: read them, or set results.rejected_via to none"
+            yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
     if backlog.oldest_pending_s > settings.ledger.resend_after_s:
         waits_s = backlog.oldest_pending_s
         yield "advice", f"the oldest pending submission waits for {waits_s:.0f} s: start more workers, or see what they log"

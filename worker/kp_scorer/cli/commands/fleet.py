@@ -124,13 +124,12 @@ def _table_of_totals(now: Snapshot, before: Snapshot) -> Table:
 
 
 def _unread(name: str, now: Backlog, before: Backlog) -> str:
-    """How many decisions are unread, of how many and of how many bytes, and how long until the queue is full."""
-    limit = f" of {now.limit:,}" if now.limit else ""
+    """Describe how many decisions are unread, of how many and of how many bytes, and how long until the queue is full."""
     size = f", {now.used_bytes[name]:.0%} of the bytes" if name in now.used_bytes else ""
     left_s = now.full_in_s(name, before)
     is_full = name in now.full or now.used(name) >= 1
     time_left = " (full)" if is_full else f" (full in {duration(left_s)})" if math.isfinite(left_s) else ""
-    return f"{escape(name)} {now.decisions[name]:,}{limit}{size}{time_left}"
+    return f"{escape(name)} {now.decisions[name]:,} of {now.limit:,}{size}{time_left}"
 
 
 def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:

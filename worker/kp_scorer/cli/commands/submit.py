@@ -21,7 +21,6 @@ from kp_scorer.cli.input import ReadAhead, lines_in, open_input
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.client.decisions import read_elsewhere
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed, ServiceUnavailable
 from kp_scorer.settings import Settings
@@ -150,14 +149,14 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 @click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
-@click.option("--group", default="", help="Also read streams, as this consumer group; it is made if it is missing.")
+@click.option("--group", default="", help="Read streams, as this consumer group; it is made if it is missing.")
 @service_options
 def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
     empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
-    Decisions that go elsewhere, as results.accepted_via and results.rejected_via say, are left to their readers.
+    Of a stream it needs --group. Decisions that call a task are left to the workers of that task's app.
     """
     # Ctrl-C ends the command between two decisions: one printed but not acknowledged would be printed again next time.
     stopping = Event()
@@ -165,8 +164,6 @@ def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: s
         signal.signal(number, lambda *_: stopping.set())
     consumed = 0
     table = DecisionTable()
-    for note in read_elsewhere(settings, outcome, group):
-        print_note(note)
     for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
         table.print_row(decision.model_dump(mode="json"), decision)
         consumed += 1

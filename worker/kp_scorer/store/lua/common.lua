@@ -63,17 +63,35 @@ local function use_reserve(kind, key)
     redis.call(unpack({command, key, first, last}))
 end
 
--- How many of the first `count` values a key with `unread` ones has room for: until it has `most` of them, or `most_bytes`, by the
--- size of each; 0 is no limit. An empty key has room for the first, however large. Of a list or stream of more than 2,000 nodes,
--- which to measure would take Redis more than a millisecond, the bytes are an estimate.
+-- Return the bytes of memory that a list or stream takes. Of one of more than 2,000 nodes they are an estimate, as measuring all of
+-- it would take Redis more than a millisecond.
+local function bytes_of(key)
+    return redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 2000) or 0
+end
+
+-- Return how many of the first `count` values a key with `unread` ones has room for: until it has `most` of them, or `most_bytes`, by
+-- the size of each; 0 bytes are no limit. An empty key has room for the first, however large.
 local function room_for(count, size_of, key, unread, most, most_bytes)
-    if most > 0 then count = math.max(0, math.min(count, most - unread)) end
+    count = math.max(0, math.min(count, most - unread))
     if most_bytes == 0 then return count end
-    local used = redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 2000) or 0
+    local used = bytes_of(key)
     for i = 1, count do
         if used >= most_bytes then return i - 1 end
         used = used + size_of(i)
     end
     return count
+end
+
+-- Drop the oldest of a key's `unread` values until `most` are left, and `most_bytes` of them; the newest one stays. `drop` removes so
+-- many, and `drop_one` the oldest, whose bytes it returns. Return how many were dropped.
+local function drop_oldest(drop, drop_one, key, unread, most, most_bytes)
+    local dropped = math.max(0, unread - most)
+    if dropped > 0 then drop(dropped) end
+    local used = most_bytes > 0 and bytes_of(key) or 0
+    while used > most_bytes and dropped < unread - 1 do
+        used = used - drop_one()
+        dropped = dropped + 1
+    end
+    return dropped
 end
 

@@ -1,14 +1,18 @@
--- Publish messages to a queue, as many as it has room for, whether Redis is full or not.
+-- Publish messages to a queue, whether Redis is full or not.
 --
 -- KEYS   queue
--- ARGV   most, most_bytes, messages...
--- Reply  (published, unread): how many were published, how many are unread now
+-- ARGV   most, most_bytes, is_ring, messages...
+-- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
 --
--- `most` messages have room, and `most_bytes` of them; any number if it is 0.
+-- `most` messages have room, and `most_bytes` of them, unless these are 0. A ring drops the oldest for the newest.
 
 use_reserve('list', queue)
 local function size_of(i) return #messages[i] end
-local room = room_for(#messages, size_of, queue, redis.call('LLEN', queue), most, most_bytes)
+local room = is_ring and #messages or room_for(#messages, size_of, queue, redis.call('LLEN', queue), most, most_bytes)
 -- One by one: unpack fails from some 8,000 on.
 for i = 1, room do redis.call('LPUSH', queue, messages[i]) end
-return {room, redis.call('LLEN', queue)}
+local function drop(count) redis.call('LTRIM', queue, 0, -1 - count) end
+local function drop_one() return #redis.call('RPOP', queue) end
+local unread = redis.call('LLEN', queue)
+local dropped = is_ring and drop_oldest(drop, drop_one, queue, unread, most, most_bytes) or 0
+return {room, unread - dropped, dropped}

@@ -1,10 +1,10 @@
--- Publish decisions to a stream, as many as it has room for, whether Redis is full or not; without any, count what is unread.
+-- Publish decisions to a stream, whether Redis is full or not; without any, count the unread ones.
 --
 -- KEYS   stream
--- ARGV   most, most_bytes, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
--- Reply  (published, unread): how many were published, how many are unread now
+-- ARGV   most, most_bytes, is_ring, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
+-- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
 --
--- `most` unread entries have room, and `most_bytes` of them; any number if it is 0.
+-- `most` unread entries have room, and `most_bytes` of them, unless these are 0. A ring drops the oldest for the newest.
 
 local MOST_EXACT = 2 ^ 53
 
@@ -44,7 +44,7 @@ expect('stream', stream)
 use_reserve('stream', stream)
 remove_acknowledged()
 local function size_of(i) return #decisions[i].decision end
-local room = room_for(#decisions, size_of, stream, redis.call('XLEN', stream), most, most_bytes)
+local room = is_ring and #decisions or room_for(#decisions, size_of, stream, redis.call('XLEN', stream), most, most_bytes)
 for i = 1, room do
     local entry = decisions[i]
     local fields = {'trace_id', entry.trace_id, 'decided_at', entry.decided_at, 'decision', entry.decision}
@@ -54,4 +54,14 @@ for i = 1, room do
     redis.call('XADD', stream, '*', unpack(fields))
 end
 
-return {room, redis.call('XLEN', stream)}
+local function drop(count) redis.call('XTRIM', stream, 'MAXLEN', redis.call('XLEN', stream) - count) end
+local function drop_one()
+    local oldest = redis.call('XRANGE', stream, '-', '+', 'COUNT', 1)[1]
+    redis.call('XDEL', stream, oldest[1])
+    local bytes = 0
+    for _, text in ipairs(oldest[2]) do bytes = bytes + #text end
+    return bytes
+end
+local unread = redis.call('XLEN', stream)
+local dropped = is_ring and drop_oldest(drop, drop_one, stream, unread, most, most_bytes) or 0
+return {room, unread - dropped, dropped}
