@@ -31,7 +31,7 @@ def floors_of(*names: str) -> Floors:
 
 FLOORS: Final = floors_of(
     "characters errors files",
-    "trace",
+    "bounded trace",
     "decision",
     "decoding",
     "adapters",

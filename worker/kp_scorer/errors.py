@@ -11,6 +11,7 @@
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
     ├── OutputFailed             give the command a stdout that it can write to
+    ├── ProcessFailed            ask it something else; it could not work on this
     ├── ModelUnconverted         let the first worker convert the model
     ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
     └── ServiceUnavailable       try again later; nothing was lost
@@ -121,6 +122,10 @@ class OutputFailed(ScorerError):
     """Standard output cannot be written: its reader is gone, or the disk is full."""
 
     exit_code = 2
+
+
+class ProcessFailed(ScorerError):
+    """A process of ours, which works on hostile texts, failed to answer a question, or ended."""
 
 
 class ModelUnconverted(ScorerError):
