@@ -3,7 +3,7 @@
 import json
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from http.client import HTTPConnection
@@ -17,6 +17,10 @@ from tests.support.changed_settings import with_changed
 from tests.support.processes import Worker, free_port, launch_worker, wait_until
 
 SERVE: Final = ("kp_scorer.cli", "serve")
+CONTAINER_BYTES: Final = 2**30
+"""What the containers of deploy have."""
+
+CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), *SERVE)
 SUPPLIED: Final[Mapping[str, Any]] = {"serve__confidence": 0.8, "serve__success": True, "serve__quiet_s": 0.3}
 
 
@@ -33,7 +37,8 @@ class Answer(NamedTuple):
 class HttpServer:
     """A process of ``kp-scorer serve``, which may be killed and started again on the same port."""
 
-    def __init__(self, settings: Settings, log: Path) -> None:
+    def __init__(self, settings: Settings, log: Path, command: Sequence[str]) -> None:
+        self._command = command
         self.port = free_port()
         self._settings = with_changed(settings, serve__port=self.port)
         self._log = log
@@ -41,7 +46,7 @@ class HttpServer:
         self.process: Worker = self.start()
 
     def start(self) -> Worker:
-        self.process = launch_worker(self._settings, self._log, SERVE)
+        self.process = launch_worker(self._settings, self._log, self._command)
         self.process.wait_until_ready("serve_ready")
         return self.process
 
@@ -60,14 +65,14 @@ class HttpServer:
     def status(self, run_id: str) -> dict[str, Any]:
         """The status of a run, once it has ended."""
         path = f"/traces/kp:trace:otel:{run_id}"
-        wait_until(lambda: self.ask("GET", path).json.get("state") in ("decided", "dead"))
-        return dict(self.ask("GET", path).json)
+        ended = wait_until(lambda: status if (status := self.ask("GET", path).json).get("state") in ("decided", "dead") else {})
+        return dict(ended)
 
 
 @contextmanager
-def open_server(settings: Settings, log: Path, **changed: object) -> Iterator[HttpServer]:
-    """Run the server with what spans lack; stop it in the end, with exit code 0."""
-    server = HttpServer(with_changed(settings, **{**SUPPLIED, **changed}), log)
+def open_server(settings: Settings, log: Path, *command: str, **changed: object) -> Iterator[HttpServer]:
+    """Run the server, by a command of its own if there is one, with what spans lack; stop it in the end, with exit code 0."""
+    server = HttpServer(with_changed(settings, **{**SUPPLIED, **changed}), log, command or SERVE)
     try:
         yield server
     finally:

@@ -179,4 +179,6 @@ def _refusal(node: Node, error: Exception) -> NotConverted:
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__} in {frame.name}:{frame.lineno}"
-    return node.refusal(f"expected what can be converted; this is an error of ours: {where}")
+    refusal = node.refusal(f"expected what can be converted; this is an error of ours: {where}")
+    refusal.__cause__ = error
+    return refusal

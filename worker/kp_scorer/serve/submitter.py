@@ -10,21 +10,30 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final, Self
 
 import structlog
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
-from pydantic import TypeAdapter, ValidationError
 
-from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.node import source
+from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits, check_values, decode_for_sending, parse_json
-from kp_scorer.errors import InvalidTrace, NotConverted, Problem, QueueFull, ServiceUnavailable, TraceConflict
+from kp_scorer.decoding import Limits, decode_for_sending, parse_json
+from kp_scorer.errors import (
+    InvalidTrace,
+    Problem,
+    ProcessFailed,
+    QueueFull,
+    ScorerError,
+    ServiceUnavailable,
+    SettingsError,
+    TraceConflict,
+)
 from kp_scorer.logs import raised_at
+from kp_scorer.serve.converting import SERVICE, SUPPLIED
 from kp_scorer.serve.metrics import ServeMetrics
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -33,9 +42,6 @@ from kp_scorer.store.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
-SERVICE: Final = "service.name"
-SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
-"""What spans do not carry by any convention: attributes of these names after ``kp.`` do, on a root or its resource."""
 
 _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})  # What spans keep of their resource's.
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
@@ -47,10 +53,9 @@ _EVERY_S: Final = 0.5
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
-_SILENT_S: Final = 10.0
-_FIELDS: Final = TypeAdapter(SuppliedFields)
-_MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-_LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
+_AWAY_S: Final = 10.0
+# The largest runs that make traces take 3 s and 150 MB here. A claim must outlast a conversion.
+_CONVERTING: Final = Bounds(start_s=30.0, answer_s=20.0, memory_bytes=402_653_184)
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
 
@@ -65,9 +70,14 @@ class Submitter:
         self._settings = settings
         self._store = store
         self._client = client
+        arguments = settings.serve.model_dump_json(include={*SUPPLIED}), settings.limits.model_dump_json(), str(MOST_VALUES)
+        # In ASCII, as JSON comes from there, it may be six times as long.
+        bounds = _CONVERTING._replace(answer_bytes=8 * settings.limits.message_bytes)
+        self._converting = BoundedProcess("kp_scorer.serve.converting", arguments, bounds)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
-        self._moved_at = self._succeeded_at = time.monotonic()
+        self._moved_at = time.monotonic()
+        self._failing_since: float | None = None
 
     def why_not_live(self) -> list[str]:
         """Why this process should be started again; empty if it should not."""
@@ -76,8 +86,8 @@ class Submitter:
 
     def why_not_ready(self) -> list[str]:
         """Why requests should go elsewhere; empty if they should not."""
-        silent_s = time.monotonic() - self._succeeded_at
-        return [f"Redis or the broker has been away for {silent_s:.0f} s"] if silent_s > _SILENT_S else []
+        away_s = time.monotonic() - since if (since := self._failing_since) else 0.0
+        return [f"Redis or the broker has been away for {away_s:.0f} s"] if away_s > _AWAY_S else []
 
     def _repeat(self) -> None:
         pause_s = 0.0
@@ -91,28 +101,33 @@ class Submitter:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
                     self._shown_at = time.monotonic()
                 pause_s = 0.0 if run else _EVERY_S
-                self._succeeded_at = time.monotonic()
-            except ServiceUnavailable as error:
-                # The run is claimed again.
-                log.warning("runs_wait", detail=str(error))
-                if isinstance(error, QueueFull):
-                    # Nobody else has room either: requests are to get their 429.
-                    self._succeeded_at = time.monotonic()
+                self._failing_since = None
             except Exception as error:
-                log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
+                # Where the queue is full, nobody else has room either: requests are to get their 429.
+                self._failing_since = None if isinstance(error, QueueFull) else self._failing_since or time.monotonic()
+                if isinstance(error, ScorerError):
+                    # The run is claimed again.
+                    log.warning("runs_wait", detail=str(error))
+                else:
+                    log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
 
     def _complete(self, run: ClosedRun) -> None:
         try:
             self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
-        except ServiceUnavailable:
+        except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)
             raise
+        except (TimeoutError, ProcessFailed) as error:
+            # The claim ends later, and counts as an attempt.
+            detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING.answer_s:g} s"
+            log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 
     def _submit(self, run: ClosedRun) -> bool:
         """Submit a run, or dead-letter it; return whether it is submitted."""
         attempts = run.attempts - 1
         if attempts >= self._settings.worker.max_attempts:
-            detail = f"$: it was converted {attempts} times, and each time the process ended"
+            took = f"took longer than {_CONVERTING.answer_s:g} s or more than {_CONVERTING.memory_bytes >> 20} MiB"
+            detail = f"$: it was converted {attempts} times, and each time that {took}, or ended its process"
             self._store.dead_letters.dead_letter(run.export, DeadLettering("poison", detail, run.trace_id))
             return False
         try:
@@ -124,33 +139,18 @@ class Submitter:
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, DeadLettering("conflict", str(error), decoded.id, decoded.digest()))
-        except (InvalidTrace, NotConverted) as error:
-            detail = str(InvalidTrace([_LACKS.get(each.field, each) for each in error.problems]))
-            self._store.dead_letters.dead_letter(run.export, DeadLettering("invalid", detail, run.trace_id))
+        except InvalidTrace as error:
+            self._store.dead_letters.dead_letter(run.export, DeadLettering("invalid", str(error), run.trace_id))
         return False
 
     def _converted(self, run: ClosedRun) -> dict[str, Any]:
         most = self._settings.serve
         if run.is_too_large:
             raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
-        raw = run.export
-        check_values(raw, MOST_VALUES)
-        export = json.loads(raw)
-        attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
-        supplied = _supplied({name: attributes.get(f"kp.{name}", getattr(most, name)) for name in SUPPLIED})
-        converter = Converter(supplied, self._settings.limits, "otel")
-        try:
-            (trace,) = [*converter.feed(1, export), *converter.end()]
-        except Exception as error:
-            # An error of ours, which the run would cause each time again.
-            log.error("run_not_converted", otel_trace_id=run.run_id, error=type(error).__name__, where=raised_at(error))
-            raise InvalidTrace([Problem("$", "expected a run that can be converted")]) from None
-        if isinstance(trace, NotConverted):
-            raise trace
-        service = attributes.get(SERVICE)
-        # OpenTelemetry calls a service so that nobody has named.
-        if isinstance(service, str) and not service.startswith("unknown_service"):
-            trace["metadata"]["agent_id"] = service
+        answer = self._converting.ask(run.export)
+        if "problems" in answer:
+            raise InvalidTrace([Problem(*each) for each in answer["problems"]])
+        trace: dict[str, Any] = answer["trace"]
         return trace
 
     def __enter__(self) -> Self:
@@ -160,23 +160,7 @@ class Submitter:
     def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._thread.join(self._settings.worker.grace_s)
-
-
-def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The attributes that describe a run: the root's win over others', and a span's over its resource's."""
-    root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
-    pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
-    values = {str(pair.get("key")): pair.get("value") for pair in pairs}
-    return {key: next(iter(value.values()), None) for key, value in values.items() if isinstance(value, dict)}
-
-
-def _supplied(values: dict[str, Any]) -> SuppliedFields:
-    try:
-        # Attributes may be texts: OTEL_RESOURCE_ATTRIBUTES knows nothing else.
-        return _FIELDS.validate_python({"task_domain": values.pop("domain"), "paths": {}, **values})
-    except ValidationError as error:
-        names = {str(item["loc"][0]).removeprefix("task_"): item["msg"] for item in error.errors(include_input=False)}
-        raise InvalidTrace([Problem(f"kp.{name}", message) for name, message in names.items()]) from None
+        self._converting.close()
 
 
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
