@@ -67,7 +67,7 @@ def stalled(server: HttpServer, token: str, body: bytes, encoding: str = "identi
     return connection
 
 
-@pytest.mark.parametrize(("count", "body"), [(16, gzip.compress(bytes(8 * MIB))[:-8]), (600, b"[")])
+@pytest.mark.parametrize(("count", "body"), [(16, gzip.compress(bytes(8 * MIB))[:-8]), (600, b"[")], ids=["packed", "many"])
 def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count: int, body: bytes) -> None:
     encoding = "gzip" if len(body) > 1 else "identity"
     with ExitStack() as open_sockets:
