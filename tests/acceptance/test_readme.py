@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.commands import run_in_shell, up
 from tests.support.documents import blocks
-from tests.support.paths import REFERENCE_TRACES
+from tests.support.paths import REFERENCE_TRACES, REPOSITORY
 from tests.support.traces import new_id, rows_in
 
 pytestmark = pytest.mark.slow
@@ -53,6 +53,15 @@ def dialogue(block: str) -> Iterator[tuple[str, str]]:
     for part in block.removeprefix("$ ").split("\n$ "):
         command, _, output = part.partition("\n")
         yield command, output
+
+
+def test_a_first_result_shows_what_readme_shows(tmp_path: Path) -> None:
+    (expected,) = (block for block in blocks("README.md") if block.lstrip().startswith("domain  "))
+    samples = REPOSITORY / "worker" / "kp_scorer" / "samples" / "traces.jsonl"
+    done = run_in_shell(f"kp-scorer keep {samples} --best 25% --output {tmp_path / 'kept.jsonl'}")
+    assert done.returncode == 0, done.stderr
+    assert_shown(expected, "\n".join(line.strip() for line in done.stderr.splitlines()))
+    assert len(rows_in((tmp_path / "kept.jsonl").read_text("utf-8"))) == 12
 
 
 def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
