@@ -36,11 +36,13 @@ pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indir
 
 
 @pytest.fixture
-def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iterator[HttpServer]:
+def server(
+    shipped_redis: Shipped, redis_client: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[HttpServer]:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
-    limits = {"serve__run_spans": 20, "serve__runs": 30, "serve__tokens": str(tokens)}
-    with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", **limits) as opened:
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=20 ServeSettings.runs=30")
+    with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", serve__tokens=str(tokens)) as opened:
         yield opened
         assert SECRET not in opened.process.text()
         assert opened.process.peak_bytes() < RESIDENT_BYTES

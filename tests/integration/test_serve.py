@@ -160,8 +160,9 @@ def test_a_dead_run_is_replayed_by_the_settings_of_then(settings: Settings, tmp_
                 assert list(store.dead_letters.read()) == []
 
 
-def test_a_run_that_was_cut_is_not_replayed(settings: Settings, tmp_path: Path) -> None:
-    with open_server(settings, tmp_path / "server.log", serve__run_spans=1) as server:
+def test_a_run_that_was_cut_is_not_replayed(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=1")
+    with open_server(settings, tmp_path / "server.log") as server:
         run_id = new_run()
         assert "partialSuccess" in server.export(chat_span(run_id), chat_span(run_id, "00000000000000aa")).json
         assert server.export(chat_span(run_id)).json["partialSuccess"]["rejectedSpans"] == "1"
@@ -171,8 +172,11 @@ def test_a_run_that_was_cut_is_not_replayed(settings: Settings, tmp_path: Path) 
     assert "expected a whole run" in replayed.stderr
 
 
-def test_forget_removes_the_spans_of_an_open_run(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
-    with open_server(settings, tmp_path / "server.log", serve__open_s=3.0) as server:
+def test_forget_removes_the_spans_of_an_open_run(
+    settings: Settings, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=3")
+    with open_server(settings, tmp_path / "server.log") as server:
         run_id, second = new_run(), new_run()
         for each in (run_id, second):
             assert server.export(chat_span(each, "00000000000000aa", said="a secret")).json == {}
@@ -208,10 +212,11 @@ def test_zeros_are_no_id(server: HttpServer) -> None:
 
 
 def test_what_neither_spans_nor_settings_say_is_asked_for_also_of_a_run_that_ends_in_silence(
-    settings: Settings, tmp_path: Path
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unset = {"serve__confidence": None, "serve__success": None}
-    with open_server(settings, tmp_path / "server.log", serve__open_s=0.5, **unset) as server:
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=0.5")
+    with open_server(settings, tmp_path / "server.log", **unset) as server:
         run_id, certain, rootless = new_run(), new_run(), new_run()
         server.export(chat_span(rootless, "00000000000000aa"))
         assert server.ask("GET", f"/traces/kp:trace:otel:{rootless}").status == 404
@@ -279,12 +284,13 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server:
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path) -> None:
-    port = free_port()
+def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN)
-    metered = with_changed(settings, metrics__port=free_port(), serve__metrics_port=port, serve__tokens=str(tokens))
-    with open_server(metered, tmp_path / "server.log", serve__quiet_s=8.0, serve__run_spans=2, serve__runs=4) as server:
+    metered = with_changed(settings, metrics__port=free_port(), serve__tokens=str(tokens))
+    port = metered.metrics.of_serve().port
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=2 ServeSettings.runs=4")
+    with open_server(metered, tmp_path / "server.log", serve__quiet_s=8.0) as server:
         asked = {"authorization": f"Bearer {TOKEN}"}
         first_run, second_run = new_run(), new_run()
         for run_id, count in ((first_run, 2), (second_run, 3)):

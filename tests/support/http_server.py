@@ -16,7 +16,7 @@ from kp_scorer.settings import Settings
 from tests.support.changed_settings import with_changed
 from tests.support.processes import Worker, free_port, launch_worker, wait_until
 
-SERVE: Final = ("kp_scorer.cli", "serve")
+SERVE: Final = ("tests.support.constants", "kp_scorer.cli", "serve")
 CONTAINER_BYTES: Final = 2**30
 """What the containers of deploy have."""
 

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
-from kp_scorer.settings.sections import MetricsSettings, ServeSettings
+from kp_scorer.settings.sections import MetricsSettings
 
 from tests.support.forking import Process, start
 
@@ -159,8 +159,6 @@ def launch_worker(
     if settings.metrics == MetricsSettings():
         # Workers of other tests have that port.
         environment["KP_METRICS_PORT"] = "0"
-    if settings.serve.metrics_port == ServeSettings().metrics_port:
-        environment["KP_SERVE_METRICS_PORT"] = "0"
     environment |= variables or {}
     with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:
         return Worker(start(command, environment, nothing.fileno(), output.fileno(), output.fileno()), log)

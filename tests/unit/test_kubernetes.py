@@ -208,7 +208,7 @@ def test_the_server_has_its_time_to_stop_its_port_and_its_probes_and_what_leads_
     assert pod("serve")["securityContext"] == pod("redis")["securityContext"]
     assert pod("serve")["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
     ports = {each["name"]: each["containerPort"] for each in server["ports"]}
-    assert ports == {"http": Settings().serve.port, "metrics": Settings().serve.metrics_port}
+    assert ports == {"http": Settings().serve.port, "metrics": Settings().metrics.of_serve().port}
     assert [server[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")] == ["/livez", "/readyz"]
     labels = labels_of("serve")
     assert objects("serve")["Service"]["spec"]["selector"] == labels != objects("redis")["Service"]["spec"]["selector"]

@@ -138,8 +138,6 @@ def http_server(
     registry: CollectorRegistry,
     why_not_live: Reasons,
     why_not_ready: Reasons,
-    *,
-    port_setting: str = "metrics.port",
 ) -> Iterator[None]:
     """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
 
@@ -151,9 +149,9 @@ def http_server(
                 server = serving.enter_context(_Server(settings, _application(registry, why_not_live, why_not_ready)))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise SettingsError(f"metrics.host, {port_setting}: cannot listen there: {error.strerror}") from None
+                    raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
                 # Another process has the default port. Nothing else needs it.
-                detail = f"no probes and no metrics: give each process a {port_setting}"
+                detail = "no probes and no metrics: give each process a metrics.port"
                 log.warning("port_in_use", port=settings.port, detail=detail)
             else:
                 threading.Thread(target=server.serve_forever, name="http", daemon=True).start()

@@ -36,7 +36,7 @@ class ServeMetrics:
         # The same on all processes, as they are about what these share.
         self._runs_open = gauge("runs_open", "Runs that are collected")
         self._held_bytes = gauge("held_bytes", "Bytes of their spans")
-        self._used = gauge("room_used_ratio", "The part in use of serve.runs or serve.total_bytes, whichever is larger")
+        self._used = gauge("room_used_ratio", "The part in use of 10,000 runs or serve.total_bytes, whichever is larger")
         for outcome in (*get_args(Outcome), "nameless"):
             self.spans.labels(outcome)
         for outcome in ("pending", "invalid", "conflict"):

@@ -49,9 +49,8 @@ def serve(settings: Settings) -> None:
         store, client = opened.enter_context(Store.open(settings, metrics)), opened.enter_context(Client(settings))
         submitter = opened.enter_context(Submitter(settings, store, client, metrics))
         metrics.ready.set_function(lambda: not (submitter.why_not_live() or submitter.why_not_ready()))
-        at = settings.metrics.model_copy(update={"port": settings.serve.metrics_port})
         reasons = submitter.why_not_live, submitter.why_not_ready
-        opened.enter_context(http_server(at, metrics.registry, *reasons, port_setting="serve.metrics_port"))
+        opened.enter_context(http_server(settings.metrics.of_serve(), metrics.registry, *reasons))
         app = metrics.measured(make_app(settings, store, client, tokens, submitter, metrics))
         server = uvicorn.Server(_config(settings, app, listener))
         # For a signal before it runs, and the same one once more, by which uvicorn ends.

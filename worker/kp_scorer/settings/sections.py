@@ -298,8 +298,12 @@ class WorkerSettings(Section):
 class MetricsSettings(Section):
     """Where a worker serves its metrics, and answers probes."""
 
-    port: Annotated[int, Field(ge=0, le=65_535)] = 9464
+    port: Annotated[int, Field(ge=0, le=65_534)] = 9464
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+
+    def of_serve(self) -> Self:
+        """Where ``kp-scorer serve`` does the same: on the next port."""
+        return self.model_copy(update={"port": self.port + 1}) if self.port else self
 
 
 class ServeSettings(Section):
@@ -307,7 +311,6 @@ class ServeSettings(Section):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318
-    metrics_port: Annotated[int, Field(ge=0, le=65_535)] = 9465
     tokens: str = ""
     certificate: str = ""
     key: str = ""
@@ -318,12 +321,16 @@ class ServeSettings(Section):
     visibility: Visibility = "private"
     privacy_level: PrivacyLevel = "private"
     quiet_s: Seconds = 10.0
-    open_s: Seconds = 900.0
-    body_bytes: Count = 8_388_608
-    run_spans: Count = 5_000
-    run_bytes: Count = 16_777_216
-    runs: Count = 10_000
     total_bytes: Count = 268_435_456
+    open_s: ClassVar[float] = 900.0
+    """How long a run without a root may be without a new span before it is complete."""
+    body_bytes: ClassVar[int] = 2**23
+    """The most bytes of a request, unpacked."""
+    run_spans: ClassVar[int] = 5_000
+    run_bytes: ClassVar[int] = 2**24
+    """The most spans of a run, and the most bytes of them. A larger run is dead."""
+    runs: ClassVar[int] = 10_000
+    """The most runs that are collected at once. Over it requests are answered with 429, as over ``total_bytes``."""
 
     @model_validator(mode="after")
     def _others_need_a_token_and_tls(self) -> Self:

@@ -31,7 +31,7 @@
     {prefix}:reading:{id}       hash     how often a message that was delivered too often was begun to be read, and not read to
                                          its end; the id is a dead letter's; expires after 30 days
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
-                                         most ``serve.runs``
+                                         most 10,000
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
     {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. These three expire 30
                                          days after the last span; of a submitted run an hour later, without the spans
