@@ -147,11 +147,11 @@ def test_up_serves_other_commands_and_leaves_no_process_behind_even_if_it_is_kil
     assert run("decisions").returncode == 2
 
 
-def test_an_embedder_that_cannot_be_loaded_is_needed_only_where_it_is_required(settings: Settings, tmp_path: Path) -> None:
+def test_an_embedder_that_cannot_be_loaded_is_needed_only_where_it_is_named(settings: Settings, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['tokenizers'] = None")
-    done = run("worker", KP_EMBEDDING_REQUIRED="true", KP_BROKER_URL=settings.broker.url, PYTHONPATH=str(tmp_path))
+    done = run("worker", KP_EMBEDDING_EMBEDDER="openvino", KP_BROKER_URL=settings.broker.url, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2
-    assert "embedding.required" in done.stderr
+    assert "embedding.embedder: openvino cannot be used" in done.stderr
     assert "kp-scorer[embedding]" in done.stderr
     (decision,) = rows_in(run("score", "-", stdin=jsonl(*fresh_samples(1)), PYTHONPATH=str(tmp_path)).stdout)
     assert (decision["novelty"]["source"], decision["dimensions"]["novelty"]) == ("no_embedder", 0.5)

@@ -1,6 +1,5 @@
 """The package as somebody gets it: built, installed without the checkout, and used in a folder full of other people's files."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -77,8 +76,7 @@ def test_wheel_holds_the_package_with_all_its_files_and_nothing_else(wheel: Path
 def test_up_decides_submissions_of_a_program_until_ctrl_c(binaries: Path, folder: Path, tmp_path: Path) -> None:
     log = tmp_path / "up.log"
     command: list[str | Path] = [binaries / "kp-scorer", "up", "--workers", "1"]
-    json_lines = os.environ | {"KP_LOG_FORMAT": "json"}
-    with log.open("wb") as output, opened(*command, cwd=folder, env=json_lines, stdout=output, stderr=output) as up:
+    with log.open("wb") as output, opened(*command, cwd=folder, stdout=output, stderr=output) as up:
         try:
             wait_until(lambda: "worker_ready" in log.read_text("utf-8") or up.poll() is not None)
             assert up.poll() is None, log.read_text("utf-8")

@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self, traces: Sequence[ReasoningTrace]) -> None:
         self._traces = traces
-        least = NoveltySettings().succeeded_confidence
+        least = NoveltySettings.succeeded_confidence
         self._is_success = np.array([each.metadata.success and each.outcome.confidence >= least for each in traces])
         self._tasks = _numbered([each.task.objective for each in traces])
         self._domains = _numbered([each.metadata.task_domain for each in traces])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import psutil
@@ -22,8 +23,6 @@ from tests.benchmarks.common import as_new, cpu_seconds, own_redis, redis_of, ty
 from tests.support.processes import start_worker
 
 _READ_AT_ONCE: Final = 100
-
-_WITH_EMBEDDER: Final[Mapping[str, object]] = {"embedding.required": True}
 
 
 class Speed(NamedTuple):
@@ -104,13 +103,14 @@ class Bench(NamedTuple):
 
 
 @contextmanager
-def open_bench(changed: Mapping[str, object] = _WITH_EMBEDDER) -> Iterator[Bench]:
+def open_bench(changed: Mapping[str, object] = MappingProxyType({})) -> Iterator[Bench]:
     """Start Redis and a worker with default settings but for some, and warm it up with texts of every length."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(own_redis())
         settings = load_settings({"broker.url": url, "redis.url": url, **changed})
         worker = stack.enter_context(start_worker(settings, directory / "worker.log"))
+        assert not worker.events("no_embedder"), "there is no embedder to measure"
         published = Published(stack.enter_context(redis_of(url)), settings)
         bench = Bench(psutil.Process(worker.process.pid), stack.enter_context(Client(settings)), published)
         bench.decide(traces(96))

@@ -24,8 +24,7 @@ CHUNK = 50
 @pytest.mark.parametrize(
     ("broker", "variables", "changed"),
     [
-        # Half of the traces succeed with so much confidence.
-        ("redis", {}, {"novelty__against": "succeeded", "novelty__succeeded_confidence": 0.85}),
+        ("redis", {}, {"novelty__against": "succeeded"}),
         ("redis", {"DELIVERED_TWICE": "1"}, {}),
         ("rabbitmq", {"DELIVERED_TWICE": "1"}, {}),
     ],

@@ -55,7 +55,7 @@ run()
 def test_a_maintenance_thread_that_dies_ends_the_process(arena: Arena) -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNMAINTAINED],
-        env=os.environ | as_environment(arena.settings()) | {"KP_LOG_FORMAT": "json"},
+        env=os.environ | as_environment(arena.settings()),
         capture_output=True,
         text=True,
         timeout=60,

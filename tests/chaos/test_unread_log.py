@@ -79,9 +79,7 @@ def test_a_stalled_worker_without_its_watchdog_ends_too(arena: Arena) -> None:
         submit(client, traces(1, STALLS))
     done = subprocess.run(
         [sys.executable, "-c", UNWATCHED],
-        env=os.environ
-        | as_environment(settings)
-        | {"KP_LOG_FORMAT": "json", "KP_METRICS_PORT": "0", "STALL_S": "300", **SOON_STALLED},
+        env=os.environ | as_environment(settings) | {"KP_METRICS_PORT": "0", "STALL_S": "300", **SOON_STALLED},
         capture_output=True,
         text=True,
         timeout=60,

@@ -148,8 +148,6 @@ def test_workers_agree_on_what_success_is(redis_client: redis.Redis) -> None:
     first = log_in(redis_client, window)
     first.append([candidate("a", 1)], None)
     assert (first.info().window, Window.parse(str(window))) == (window, window)
-    with pytest.raises(SettingsError, match=r"^novelty\.succeeded_confidence is 0\.5 there and 0\.75 here: "):
-        log_in(redis_client, window._replace(succeeded_confidence=0.75)).append([], None)
     with pytest.raises(SettingsError, match=r"^novelty\.against is succeeded there and all here: "):
         log_in(redis_client).append([], None)
 

@@ -30,7 +30,7 @@ MODELS: Final = ("openvino", "sentence_transformers", "tokenizers", "torch")
 
 @pytest.fixture
 def settings(settings: Settings) -> Settings:
-    return with_changed(settings, embedding__embedder="words", embedding__required=True)
+    return with_changed(settings, embedding__embedder="words")
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def launch_worker(
 ) -> Worker:
     """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
-    environment = inherited | as_environment(settings) | {"KP_LOG_FORMAT": "json"}
+    environment = inherited | as_environment(settings)
     if settings.metrics == MetricsSettings():
         # Workers of other tests have that port.
         environment["KP_METRICS_PORT"] = "0"

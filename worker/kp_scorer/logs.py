@@ -85,9 +85,9 @@ class BackgroundHandler(logging.Handler):
 
 
 def configure_logs(settings: LogSettings, *, in_background: bool = False) -> None:
-    """Send structlog's and the standard library's log lines to stderr in one format. Call at start; safe to repeat.
+    """Send structlog's and the standard library's log lines to stderr: as text to a terminal, else as JSON.
 
-    They are written ``in_background`` where the process must go on while nobody reads them.
+    Call at start; safe to repeat. They are written ``in_background`` where the process must go on while nobody reads them.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -101,7 +101,7 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    as_json = settings.format == "json" or (settings.format == "auto" and not sys.stderr.isatty())
+    as_json = not sys.stderr.isatty()
     # Plain tracebacks in both: those that structlog makes for terminals show local variables, and with them traces.
     rendering: list[Processor] = [structlog.processors.format_exc_info]
     rendering += (

@@ -23,10 +23,10 @@ log = library_logger(__name__)
 
 
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
-    """Load the embedder; None if the settings ask for none, or if none can run and none is required.
+    """Load the embedder; None if the settings ask for none, or if none can run and none is named.
 
-    Nothing is written unless it ``converts`` a model that was not converted yet. Raises SettingsError: the embedder is required
-    and not installed, or the model or the chosen engine cannot be loaded. ModelUnconverted: the model would have to be
+    Nothing is written unless it ``converts`` a model that was not converted yet. Raises SettingsError: the embedder is
+    named and not installed, or the model cannot be loaded. ModelUnconverted: the model would have to be
     converted.
     """
     if settings.embedder == "none":
@@ -36,16 +36,10 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
     try:
         return _load(settings, RECIPES[recipe], converts)
     except EngineUnavailable as error:
-        if settings.required:
-            raise SettingsError(
-                f"embedding.required: an embedder is required and {error}; "
-                "install kp-scorer[embedding], set embedding.embedder = words, or set embedding.required = false to score "
-                "with a novelty of 0.5"
-            ) from error
         if settings.embedder != "auto":
             raise SettingsError(
                 f"embedding.embedder: {settings.embedder} cannot be used: {error}; "
-                "install kp-scorer[embedding], or set embedding.embedder = auto"
+                "install kp-scorer[embedding], or set embedding.embedder to words, or to auto to score with a novelty of 0.5"
             ) from error
         return None
 

@@ -38,12 +38,11 @@ class Window(NamedTuple):
 
     def as_settings(self) -> dict[str, float | str]:
         """The settings of ``[novelty]`` that describe it, times in seconds."""
-        least = self.succeeded_confidence
         return {
             "max_elements": self.max_elements,
             "ttl_s": self.ttl_ms / 1_000,
             "slack_elements": self.slack_elements,
-            **({"against": "all"} if least is None else {"against": "succeeded", "succeeded_confidence": least}),
+            "against": "all" if self.succeeded_confidence is None else "succeeded",
         }
 
     @property

@@ -219,9 +219,10 @@ class NoveltySettings(Section):
     ttl_s: Seconds = 86_400.0
     recipe: RecipeName = "trace"
     against: Literal["all", "succeeded"] = "all"
-    succeeded_confidence: Fraction = 0.5
     unreadable: UnreadableAction = "score"
     pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
+    succeeded_confidence: ClassVar[float] = 0.5
+    """From which confidence on a success counts as one where ``against`` is "succeeded"."""
 
     @property
     def limits(self) -> dict[str, tuple[float, Outcome | None]]:
@@ -238,7 +239,6 @@ class EmbeddingSettings(Section):
     """The embedder."""
 
     embedder: Literal["auto", "openvino", "torch", "words", "none"] = "auto"
-    required: bool = False
     model: str = ""
     threads: Annotated[int, Field(ge=0, le=1_024)] = 0
 
@@ -355,7 +355,6 @@ class LogSettings(Section):
     """Logs, which go to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "console"] = "auto"
 
 
 class Settings(Section):
@@ -387,8 +386,6 @@ class Settings(Section):
         if self.ledger.ttl_s < self.novelty.ttl_s:
             # A record that expires before its vector would let the same trace in again, with a second vector and decision.
             yield "ledger.ttl_s: expected at least novelty.ttl_s"
-        if self.embedding.required and self.embedding.embedder == "none":
-            yield "embedding.required: expected false where embedding.embedder is 'none'"
         if "secrets" in self.checks.own:
             yield "checks.own: secrets is set by checks.secrets"
         if self.worker.remote_control and not self.broker.url.startswith("amqp"):
