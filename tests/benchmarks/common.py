@@ -142,7 +142,7 @@ def own_redis() -> Iterator[str]:
 
 def redis_of(url: str) -> redis.Redis:
     """A connection as a worker makes it, with a timeout that a log of a million entries needs."""
-    return connect(RedisSettings(url=url, timeout_s=120.0))
+    return connect(RedisSettings(url=url), 120.0)
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

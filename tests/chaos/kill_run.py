@@ -40,7 +40,7 @@ def main() -> int:
 
 def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     chance, started = random.Random(chosen.seed), time.monotonic()
-    changed = {"embedding.threads": 1, "broker.timeout_s": 10.0, "redis.timeout_s": 10.0} | (_GATED if chosen.gated else {})
+    changed = {"embedding.threads": 1, "broker.timeout_s": 10.0} | (_GATED if chosen.gated else {})
     settings = arena.settings(**changed)
     load, submitted, violation = list(traces(chosen.traces, chance)), list[str](), None
     if chosen.gated:

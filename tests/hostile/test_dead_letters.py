@@ -37,7 +37,7 @@ def metrics() -> Metrics:
 
 @pytest.fixture
 def of_worker(settings: Settings) -> Iterator[redis.Redis]:
-    with connect(settings.redis) as connection:
+    with connect(settings.redis, settings.broker.timeout_s) as connection:
         yield connection
 
 

@@ -85,7 +85,7 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
     limits = arena.settings().limits
     size_bytes = largest_message_bytes(limits) if arena.broker == "redis" else largest_body_bytes(limits)
     bodies = [b"%d" % number + b" " * (size_bytes - 10) for number in range(MESSAGES_BYTES // size_bytes)]
-    changed = {"redis.timeout_s": 10.0, "worker.in_flight_bytes": IN_FLIGHT_BYTES, "worker.concurrency": 96}
+    changed = {"worker.in_flight_bytes": IN_FLIGHT_BYTES, "worker.concurrency": 96}
     settings = arena.settings_of("worker", **changed, **{"broker.timeout_s": 10.0})
     with (
         Proxy(settings.redis.url) as proxy,
@@ -99,7 +99,7 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
         # There is nothing to wait for: a worker must not receive more.
         threading.Event().wait(OUTAGE_S)
         proxy.accept()
-        with Store.open(arena.settings(redis__timeout_s=10.0)) as store:
+        with Store.open(arena.settings(broker__timeout_s=10.0)) as store:
             wait_until(lambda: len(list(store.dead_letters.read())) == len(bodies))
         assert worker.peak_bytes() < RESIDENT_BYTES
 

@@ -346,7 +346,7 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
 
 def test_a_full_redis_is_429_and_an_absent_one_503(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> None:
     settings, client = alone
-    with open_server(with_changed(settings, redis__timeout_s=1.0), tmp_path / "server.log") as server:
+    with open_server(with_changed(settings, broker__timeout_s=1.0), tmp_path / "server.log") as server:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 1)
         exported, submitted = server.export(chat_span(new_run())), server.ask("POST", "/traces", fresh_samples(1)[0])
         assert (exported.status, submitted.status, submitted.headers["retry-after"]) == (429, 429, "2")

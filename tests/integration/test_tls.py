@@ -27,7 +27,7 @@ Pair = tuple[Path, Path]
 """A certificate and its key."""
 
 SECRET: Final = "s3cret-of-the-server"
-QUICK: Final = {"broker.timeout_s": 2, "redis.timeout_s": 2}
+QUICK: Final = {"broker.timeout_s": 2}
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,6 @@ ENDED_WITHIN_S: Final = PATIENCE_S + TRACES / 20
 IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.visibility_timeout_s": 3,
     "broker.timeout_s": 1.0,
-    "redis.timeout_s": 1.0,
     "ledger.resend_after_s": 3.0,
     # Small, so that some hundreds of traces are many batches and disasters find workers at every step.
     "worker.batch_size": 8,

@@ -77,7 +77,7 @@ def check(
     that it lost may have been published. So many dead letters were ``replayed``.
     """
     # Busy servers need patience.
-    settings = with_changed(settings, broker__timeout_s=30.0, redis__timeout_s=10.0)
+    settings = with_changed(settings, broker__timeout_s=30.0)
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
         decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}

@@ -64,7 +64,8 @@ class Shipped:
         return load_settings({"broker.url": self.url(user), "redis.url": self.url(user)})
 
     def connect(self, user: str) -> redis.Redis:
-        return connect(self.settings(user).redis)
+        settings = self.settings(user)
+        return connect(settings.redis, settings.broker.timeout_s)
 
     def refused(self) -> list[str]:
         """What Redis has refused since the last call: user and command, or key.

@@ -134,7 +134,7 @@ WRONG: Final = {
     "redis.url": ("amqp://localhost",),
     "worker.grace_s": ("1e17",),
     "ledger.ttl_s": ("1e-9",),
-    "redis.timeout_s": ("1e7",),
+    "broker.timeout_s": ("1e7",),
     "worker.concurrency": ("10001",),
 }
 """By name of the setting. Times and numbers are bounded by what threads, sockets, Redis and AMQP can represent."""
@@ -322,7 +322,7 @@ CHOSEN: Final = st.fixed_dictionaries(
         "broker.url": st.sampled_from(["", "redis://:pa%23ss@host:1/0", "amqps://user:pass@host//"])
         | NAMES.map(lambda name: f"amqp://u{quote(name, safe='')}:%3F@host/{quote(name, safe='')}"),
         "redis.url": st.sampled_from(["", "rediss://host", "redis+sentinel://a,b?primary=c"]),
-        "redis.timeout_s": st.floats(0.001, 86_400),
+        "broker.timeout_s": st.floats(0.001, 86_400),
         "queues.accepted": st.from_regex(r"[A-Za-z0-9_.:-]{1,20}", fullmatch=True),
         "scoring.threshold": st.floats(0, 1),
         "scoring.thresholds": st.dictionaries(DOMAINS, st.floats(0, 1), max_size=3),

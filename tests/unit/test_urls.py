@@ -71,7 +71,7 @@ def test_sentinels_have_options_apart_from_those_of_their_server() -> None:
     assert server.sentinels == ([("one", 26_379), ("[::1]", 2), ("localhost", 26_379)], "name", "you", "a&b@")
     settings = load_settings({"broker.url": url, "redis.url": url})
     listening = [("one", 26_379), ("::1", 2), ("localhost", 26_379)]
-    with make_celery(settings) as app, connect(settings.redis) as client:
+    with make_celery(settings) as app, connect(settings.redis, settings.broker.timeout_s) as client:
         of_results = app.backend.connparams
         assert [(host["host"], host["port"]) for host in of_results["hosts"]] == listening
         for options in (of_results, client.connection_pool.connection_kwargs):

@@ -105,10 +105,10 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "result_backend_transport_options": {
             # By default a message stays in flight for 20 attempts at storing its result, each two minutes long at worst.
             "retry_policy": {"max_retries": 1},
-            **sentinel_options(redis),
+            **sentinel_options(redis, broker.timeout_s),
         },
-        "redis_socket_timeout": redis.timeout_s,
-        "redis_socket_connect_timeout": redis.timeout_s,
+        "redis_socket_timeout": broker.timeout_s,
+        "redis_socket_connect_timeout": broker.timeout_s,
         "result_expires": 3600,
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
@@ -155,7 +155,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         }
     return {
         **retries,
-        **sentinel_options(broker),
+        **sentinel_options(broker, broker.timeout_s),
         "visibility_timeout": broker.visibility_timeout_s,
         # Without these a publish, or a worker whose peer has vanished, waits for ever.
         "socket_timeout": broker.timeout_s,

@@ -187,8 +187,7 @@ class Runtime:
         self._watchdog.watch_threads(pipeline.threads)
         self._watchdog.watch("deciding", pipeline.deciding_stalled_s, limit_s)
         # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
-        timeout_s = max(settings.broker.timeout_s, settings.redis.timeout_s)
-        self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * timeout_s)
+        self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * settings.broker.timeout_s)
         return pipeline
 
     def _ready(self, **_: Any) -> None:

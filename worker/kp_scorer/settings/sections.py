@@ -49,7 +49,6 @@ class Section(BaseModel):
 class _ServerSection(Section):
     schemes: ClassVar[Sequence[str]]
     url: Annotated[str, Field(repr=False)] = ""
-    timeout_s: Timeout = 5.0
     _file: str = PrivateAttr("")  # Where the URL was read; empty if that was no file of its own.
 
     @field_validator("url")
@@ -95,6 +94,7 @@ class BrokerSettings(_ServerSection):
     """The broker that traces come from and decisions go to."""
 
     schemes = BROKER_SCHEMES
+    timeout_s: Timeout = 5.0
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
     hold_s: ClassVar[float] = 600.0

@@ -36,13 +36,13 @@ REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.Authenticati
 """What redis-py raises where Redis has answered, and says no."""
 
 
-def connect(settings: RedisSettings) -> redis.Redis:
+def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
     """Make a client that gives bytes, bounds every wait and reconnects by itself. Connects on first use."""
     server = settings.server()
     options: dict[str, Any] = {
         "db": server.database,
-        "socket_timeout": settings.timeout_s,
-        "socket_connect_timeout": settings.timeout_s,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
         "health_check_interval": 25,
         "retry": _RETRY,
         "socket_keepalive": True,
@@ -50,7 +50,7 @@ def connect(settings: RedisSettings) -> redis.Redis:
     }
     if server.sentinels:
         user: dict[str, Any] = {"username": server.user or None, "password": server.password or None, "ssl": server.is_tls}
-        client = redis.Redis.from_pool(primary_pool(**sentinel_options(settings), **user, **options))
+        client = redis.Redis.from_pool(primary_pool(**sentinel_options(settings, timeout_s), **user, **options))
     else:
         client = redis.Redis.from_url(server.without_parameters(), **options)
     leave_replicas(client.connection_pool)
@@ -84,7 +84,7 @@ def tls_options(server: ServerUrl) -> dict[str, Any]:
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files} if server.is_tls else {}
 
 
-def sentinel_options(settings: RedisSettings | BrokerSettings) -> dict[str, Any]:
+def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float) -> dict[str, Any]:
     """Options for :func:`primary_pool` and Celery's backend; none where the URL names none.
 
     All sentinels together may be waited for as long as one server, for ``timeout_s``.
@@ -92,7 +92,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings) -> dict[str, Any]
     server = settings.server()
     if server.sentinels is None:
         return {}
-    each_s = settings.timeout_s / len(server.sentinels.addresses)
+    each_s = timeout_s / len(server.sentinels.addresses)
     credentials: dict[str, Any] = {
         "username": server.sentinels.user or None,
         "password": server.sentinels.password or None,

@@ -62,7 +62,7 @@ class Store(AbstractContextManager["Store"]):
     @classmethod
     def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:
         """Make a store for the Redis that the settings name."""
-        return cls(connect(settings.redis), settings, counter)
+        return cls(connect(settings.redis, settings.broker.timeout_s), settings, counter)
 
     def ping(self) -> None:
         """Return if Redis answers."""
