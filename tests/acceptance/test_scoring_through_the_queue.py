@@ -47,7 +47,7 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
     process = psutil.Process(worker.process.pid)
     (loaded,) = worker.events("embedder_loaded")
     assert loaded["engine"].startswith("openvino")
-    # Nor what exports spans, which otel.enabled does not ask for.
+    # Nor what exports spans, as no variable names a collector.
     mapped = [each.path for each in process.memory_maps()]
     assert [path for path in mapped if "torch" in path or "google/_upb" in path] == []
     # Weights take twice as much where the processor has no bfloat16.

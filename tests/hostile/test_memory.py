@@ -85,11 +85,13 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
     limits = arena.settings().limits
     size_bytes = largest_message_bytes(limits) if arena.broker == "redis" else largest_body_bytes(limits)
     bodies = [b"%d" % number + b" " * (size_bytes - 10) for number in range(MESSAGES_BYTES // size_bytes)]
-    changed = {"worker.in_flight_bytes": IN_FLIGHT_BYTES, "worker.concurrency": 96}
+    changed = {"worker.concurrency": 96}
+    limited = {"CONSTANTS": f"WorkerSettings.in_flight_bytes={IN_FLIGHT_BYTES}"}
     settings = arena.settings_of("worker", **changed, **{"broker.timeout_s": 10.0})
+    log = tmp_path / "worker.log"
     with (
         Proxy(settings.redis.url) as proxy,
-        start_worker(with_changed(settings, redis__url=proxy.url), tmp_path / "worker.log", command=SMALL_WORKER) as worker,
+        start_worker(with_changed(settings, redis__url=proxy.url), log, command=SMALL_WORKER, variables=limited) as worker,
     ):
         proxy.refuse()
         with open_queue(arena) as put:

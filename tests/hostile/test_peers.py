@@ -16,7 +16,6 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import MetricsSettings
 from prometheus_client import CollectorRegistry
 
-from tests.support.changed_settings import with_changed
 from tests.support.collector import answering
 from tests.support.http_server import packed_zeros
 from tests.support.processes import PATIENCE_S, SMALL_WORKER, ending_within, free_port, start_worker, wait_until
@@ -65,7 +64,7 @@ def packed(handler: BaseHTTPRequestHandler) -> None:
 @pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 @pytest.mark.parametrize("answer", [endless, redirected, packed])
 def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Client, tmp_path: Path, answer: Answer) -> None:
-    recording, ended = with_changed(settings, otel__enabled=True), threading.Event()
+    ended = threading.Event()
 
     def answer_all(request: BaseHTTPRequestHandler, _: bytes) -> None:
         with suppress(OSError):
@@ -75,7 +74,7 @@ def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Clie
 
     with answering(answer_all) as url:
         variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
-        with start_worker(recording, tmp_path / "worker.log", command=SMALL_WORKER, variables=variables) as worker:
+        with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER, variables=variables) as worker:
             for traces in (short_traces(2, seed=1), short_traces(2, seed=2)):
                 client.submit_many(traces)
                 assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=PATIENCE_S))) == 2

@@ -13,7 +13,6 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import SettingsError, TraceDead
 from kp_scorer.store import Store
 
@@ -81,11 +80,12 @@ def test_of_decisions_that_a_queue_takes_in_part_those_it_refuses_are_published_
 
 
 def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(worker__in_flight_bytes=4 * largest_body_bytes(Limits()))
+    settings = rabbitmq.settings()
+    constants = f"WorkerSettings.in_flight_bytes={4 * largest_body_bytes(settings.limits)}"
     traces = short_traces(16, seed=2)
     with Client(settings) as client:
         ids = [client.submit(trace) for trace in traces]
-        with at_work(settings, tmp_path, variables={"EMBED_S": "0.2"}):
+        with at_work(settings, tmp_path, variables={"EMBED_S": "0.2", "CONSTANTS": constants}):
             finished = 0
             while finished < 16:
                 waiting = rabbitmq.waiting("traces")

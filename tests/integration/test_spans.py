@@ -15,7 +15,7 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
-from kp_scorer.spans import open_recorder
+from kp_scorer.spans import is_export_configured, open_recorder
 from kp_scorer.spans.context import Destination
 from kp_scorer.store import Store
 from kp_scorer.store.decision_stream import Publication
@@ -79,7 +79,7 @@ def test_spans_link_the_producer_to_the_published_decision(
     tmp_path: Path,
 ) -> None:
     collected, variables = collector
-    recorded = on_broker(otel__enabled=True)
+    recorded = on_broker()
     *ours, unsampled, foreign = marked(5)
     with at_work(recorded, tmp_path, variables=variables) as (worker, client):
         with TracerProvider(shutdown_on_exit=False).get_tracer("shop").start_as_current_span("run of an agent") as run:
@@ -134,7 +134,7 @@ def test_a_collector_that_hangs_delays_no_decision(
     # What waited for an export would wait for longer than the test does.
     variables["OTEL_EXPORTER_OTLP_TIMEOUT"] = "600"
     variables["OTEL_BSP_MAX_QUEUE_SIZE"] = variables["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"] = "8"
-    impatient = with_changed(settings, worker__grace_s=6.0, otel__enabled=True)
+    impatient = with_changed(settings, worker__grace_s=6.0)
     with at_work(impatient, tmp_path, variables=variables) as (worker, client):
         # With two spans for each, which is more than are held.
         submitted = client.submit_many(short_traces(12, seed=4))
@@ -169,6 +169,14 @@ def test_spans_are_refused_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"kp-scorer\[otel-worker\]"):
         open_recorder(Destination("redis", "traces"), "me")
+
+
+def test_spans_are_exported_where_a_variable_names_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_export_configured()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:4318/v1/traces")
+    assert is_export_configured()
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "True")
+    assert not is_export_configured()
 
 
 def test_a_value_that_opentelemetry_refuses_is_an_error_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, o
 from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
-from kp_scorer.spans import open_recorder
+from kp_scorer.spans import is_export_configured, open_recorder
 from kp_scorer.store import Store
 
 _RESEND_EVERY_S: Final = 10.0
@@ -116,7 +116,7 @@ class Runtime:
         # This comes first: a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         source = destination_of(settings, settings.queues.traces)
-        self._recorder = open_recorder(source, self.node) if settings.otel.enabled else None
+        self._recorder = open_recorder(source, self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)

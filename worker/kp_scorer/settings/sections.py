@@ -285,7 +285,6 @@ class WorkerSettings(Section):
     """One worker process."""
 
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
-    in_flight_bytes: Count = 335_544_320
     batch_size: Annotated[int, Field(ge=1, le=256)] = 32
     max_attempts: Count = 5
     grace_s: Seconds = 25.0
@@ -293,6 +292,11 @@ class WorkerSettings(Section):
     patience_s: ClassVar[float] = 60.0
     """How long a starting worker waits for Redis and the broker, each. Its supervisor starts it again."""
     stalled_after_s: ClassVar[float] = 120.0
+    in_flight_bytes: ClassVar[int] = 320 * 2**20
+    """From how many bytes of messages in flight on a worker receives no more.
+
+    RabbitMQ counts messages alone, so there it has no more in flight than messages of the largest size would fit.
+    """
 
 
 class MetricsSettings(Section):
@@ -345,12 +349,6 @@ class ServeSettings(Section):
         return self
 
 
-class OtelSettings(Section):
-    """Spans of OpenTelemetry, whose own variables configure the export."""
-
-    enabled: bool = False
-
-
 class LogSettings(Section):
     """Logs, which go to stderr."""
 
@@ -373,7 +371,6 @@ class Settings(Section):
     worker: WorkerSettings = WorkerSettings()
     metrics: MetricsSettings = MetricsSettings()
     serve: ServeSettings = ServeSettings()
-    otel: OtelSettings = OtelSettings()
     log: LogSettings = LogSettings()
 
     @model_validator(mode="after")

@@ -1,13 +1,21 @@
 """Spans of OpenTelemetry, from the producer to the published decision. It is imported only where spans are recorded."""
 
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
 
 if TYPE_CHECKING:
     from kp_scorer.spans.recording import Recorder
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def is_export_configured() -> bool:
+    """Return whether OpenTelemetry's variables name a collector, and do not disable it."""
+    return any(map(os.environ.get, _ENDPOINTS)) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
 def open_recorder(source: Destination, node: str) -> "Recorder":
@@ -17,7 +25,7 @@ def open_recorder(source: Destination, node: str) -> "Recorder":
 
         return Recorder(source, node)
     except ImportError as error:
-        raise SettingsError("otel.enabled: spans need OpenTelemetry: pip install 'kp-scorer[otel-worker]'") from error
+        raise SettingsError(f"{_ENDPOINTS[0]}: spans need OpenTelemetry: pip install 'kp-scorer[otel-worker]'") from error
     except ValueError as error:
         raise SettingsError(f"OTEL_…: {error}") from error
 
