@@ -161,22 +161,6 @@ def test_rooms_of_data_hold_no_code(room: str) -> None:
         assert path.read_text("utf-8").count("\n") <= 1, f"{path} holds more than a docstring"
 
 
-def test_scripts_make_the_names_only_of_keys_that_nobody_knows_before_they_run() -> None:
-    texts = {path.stem: path.read_text("utf-8") for path in PACKAGE.rglob("*.lua")}
-    prefixes = {name: set(re.findall(r"(\w+)_prefix \.\.", text)) for name, text in texts.items()}
-    assert {name: made for name, made in prefixes.items() if made} == {
-        # What has the dead letter of these bytes, what is lost, what is due, what is to go, whose an entry is, what there is.
-        "dead_letter": {"record"},
-        "claim_lost": {"record"},
-        "claim_run": {"run"},
-        "make_room": {"dead_letter", "record"},
-        "erase_entries": {"record"},
-        "read_dead_letters": {"dead_letter"},
-    }
-    # The classes of dead letters.
-    assert {end for text in texts.values() for end in re.findall(r"call\('\w+', \w+ \.\. '(\S+)'", text)} == {"_of:"}
-
-
 def test_tiers_of_tests_import_their_support_and_themselves_alone() -> None:
     sideways = [
         str(each)
