@@ -14,7 +14,7 @@ from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import TASK_NAME
-from kp_scorer.cli.commands.novelty import warm_up
+from kp_scorer.cli.commands.cache import warm_up
 from kp_scorer.cli.converting import Line
 from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter

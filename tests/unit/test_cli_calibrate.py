@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.commands.thresholds import as_toml
+from kp_scorer.cli.commands.calibrate import as_toml
 from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision

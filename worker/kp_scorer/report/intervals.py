@@ -18,6 +18,11 @@ class Share(NamedTuple):
     low: float
     high: float
 
+    @property
+    def interval(self) -> str:
+        """The interval in whole percents: "85-95%"."""
+        return f"{100 * self.low:.0f}-{100 * self.high:.0f}%"
+
 
 def counted_share(part: int, total: int) -> Share | None:
     """A share that was counted, with Wilson's interval; None of nothing."""

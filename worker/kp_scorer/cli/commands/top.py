@@ -1,10 +1,10 @@
-"""``kp-scorer stats`` and ``top``: what a fleet has done, does and has before it."""
+"""``kp-scorer top``: watch the workers and the queues of a fleet."""
 
 import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 from celery import Celery
@@ -14,13 +14,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from kp_scorer.broker.backlog import Backlog, count_oversized, look_at_backlog
+from kp_scorer.broker.backlog import Backlog, look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.characters import escaped
 from kp_scorer.cli.display import cell, console
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import duration, in_words, print_note, print_row
+from kp_scorer.cli.output import duration
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -28,38 +27,6 @@ from kp_scorer.store.records import SubmissionCounts
 from kp_scorer.store.store import Timing, WorkerReport
 
 _EVERY_S: Final = 2.0
-
-
-@click.command(epilog="Example: kp-scorer stats")
-@service_options
-def stats(settings: Settings) -> None:
-    """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
-
-    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are results queues and streams that take no more unread decisions, so that workers wait; on a stream is
-    unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
-    Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
-
-    Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
-    default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
-    under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
-    """
-    named = settings.scoring.domains
-    with Store.open(settings) as store, make_celery(settings) as app:
-        row: dict[str, Any] = store.ledger.counts()._asdict()
-        row["dropped"] = store.dead_letters.dropped()
-        domains, row["guards"] = store.ledger.tallies()
-        backlog = look_at_backlog(app, settings, store)
-        row["waiting"] = {**backlog.submissions, **backlog.decisions}
-        if settings.broker.is_redis:
-            row["oversized"] = count_oversized(app, submission_queues(settings).traces)
-    row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
-    row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}
-    row["full"] = list(backlog.full)
-    counted = row["pending"] + row["decided"] + row["dead"]
-    if row["submitted"] != counted:
-        print_note(f"the ledger has lost records: submitted {row['submitted']} is not pending + decided + dead, {counted}")
-    print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
 
 
 class Snapshot(NamedTuple):

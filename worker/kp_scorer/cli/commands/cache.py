@@ -1,4 +1,4 @@
-"""``kp-scorer cache`` and ``audit``: what the novelty logs hold, and whether the decisions agree with them."""
+"""``kp-scorer cache``: show, warm, pin and empty the novelty logs."""
 
 import io
 import re
@@ -6,8 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime
 from typing import Final
 
 import click
@@ -17,25 +15,19 @@ from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_files, read_traces, unpacked
 from kp_scorer.cli.options import file_argument, service_options
-from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
+from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
-from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
-from kp_scorer.novelty.audit import DecidedTrace, left_since
-from kp_scorer.novelty.audit import audit as audit_log
-from kp_scorer.novelty.log import Place
-from kp_scorer.novelty.pins import PinnedSet, audit_pinned
+from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.store import Store
 from kp_scorer.store.novelty_log import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
 
-_UNCHECKED: Final = 5  # The exit code of an audit that found nothing to recompute, or not all that it was asked for.
-_EVER: Final = Place(0, 0)
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 
@@ -210,76 +202,3 @@ def clear(yes: bool, settings: Settings) -> None:
             if yes or click.confirm(f"Remove the {entries} entries of {log.space}?", err=True):
                 log.clear()
                 print_note(f"removed {entries} entries of {log.space}")
-
-
-def _since(text: str) -> Place:
-    """The place of an entry, or the first at a time; without an offset a time is local."""
-    with suppress(ValueError):
-        return Place.parse(text)
-    with suppress(ValueError, OverflowError):
-        return Place(int(datetime.fromisoformat(text).timestamp() * 1_000), 0)
-    raise click.BadParameter("expected the id of an entry, or a time such as 2026-01-31T09:00")
-
-
-@click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
-@click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
-@click.option(
-    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
-)
-@service_options
-def audit(sample: int | None, since: Place, settings: Settings) -> None:
-    """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
-
-    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
-    checked, or if entries that --since asks for have left the log. Decisions made without an embedder have no entry in any
-    log, and are not checked.
-
-    Says of each log after which entry to go on, by --since: the earliest, if there are several. Traces that are in flight now
-    are then left out, unless --since is earlier.
-    """
-    checked = differing = 0
-    has_left = False
-    # A trace may have entries in several logs, or several in one.
-    pinned: dict[str, Decision] = {}
-    with Store.open(settings) as store:
-
-        def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
-            traces = store.ledger.decided(trace_ids)
-            pinned.update((each.decision.trace_id, each.decision) for each in traces if each and each.decision.pinned)
-            return traces
-
-        logs = store.novelty_logs()
-        for log in logs:
-            with progress("audited") as advance:
-                # By the window that the log was written with, whatever the settings say here.
-                window = log.info().window or settings.novelty.window()
-                entries = list(log.entries())
-                report = audit_log(entries, decided, window, advance, sample, since)
-            for difference in report.differences:
-                print_row({"space": log.space, **difference._asdict()})
-            differing += len(report.differences) + report.damaged
-            checked += report.agreeing + len(report.differences)
-            left = left_since(since, entries[0].place) if entries else ""
-            has_left = has_left or (since > _EVER and bool(left))
-            share = f"{report.entries} of " if report.entries < len(entries) else ""
-            print_note(
-                f"{log.space}: {share}{len(entries)} entries, {report.agreeing} agree, {len(report.differences)} differ, "
-                f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
-                f"{f', {left} unchecked that have left the log' if left else ''}"
-                f"{f'; next time --since {report.last}' if report.last else ''}"
-            )
-            if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
-                agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
-                for row in differences:
-                    print_row({"space": log.space, **row})
-                differing += len(differences)
-                print_note(f"pinned sets: {agreeing} agree, {len(differences)} differ, {unchecked} cannot be checked any more")
-        damaged = note_damaged(store.ledger.damaged)
-    if not checked:
-        no_log = "there is no novelty log, as where no worker has an embedder"
-        no_decision = "no entry that was looked at has a decision that can be recomputed"
-        print_note(f"nothing was checked: {no_decision if logs else no_log}")
-    if differing or damaged:
-        sys.exit(1)
-    if not checked or has_left:
-        sys.exit(_UNCHECKED)

@@ -1,0 +1,110 @@
+"""``kp-scorer audit``: hold the decisions against the novelty logs."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import click
+
+from kp_scorer.cli.display import progress
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import note_damaged, print_note, print_row
+from kp_scorer.decision import Decision
+from kp_scorer.novelty.audit import DecidedTrace, left_since
+from kp_scorer.novelty.audit import audit as audit_log
+from kp_scorer.novelty.log import Place, Window
+from kp_scorer.novelty.pins import audit_pinned
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.novelty_log import RedisLog
+
+_UNCHECKED: Final = 5  # The exit code of an audit that found nothing to recompute, or not all that it was asked for.
+_EVER: Final = Place(0, 0)
+
+
+def _since(text: str) -> Place:
+    """The place of an entry, or the first at a time; without an offset a time is local."""
+    with suppress(ValueError):
+        return Place.parse(text)
+    with suppress(ValueError, OverflowError):
+        return Place(int(datetime.fromisoformat(text).timestamp() * 1_000), 0)
+    raise click.BadParameter("expected the id of an entry, or a time such as 2026-01-31T09:00")
+
+
+@click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
+@click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
+@click.option(
+    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
+)
+@service_options
+def audit(sample: int | None, since: Place, settings: Settings) -> None:
+    """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
+
+    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
+    checked, or if entries that --since asks for have left the log. Decisions made without an embedder have no entry in any
+    log, and are not checked.
+
+    Says of each log after which entry to go on, by --since: the earliest, if there are several. Traces that are in flight now
+    are then left out, unless --since is earlier.
+    """
+    totals = _Totals()
+    with Store.open(settings) as store:
+        logs = store.novelty_logs()
+        for log in logs:
+            _audit_log(store, log, settings.novelty.window(), sample, since, totals)
+        damaged = note_damaged(store.ledger.damaged)
+    if not totals.checked:
+        no_log = "there is no novelty log, as where no worker has an embedder"
+        no_decision = "no entry that was looked at has a decision that can be recomputed"
+        print_note(f"nothing was checked: {no_decision if logs else no_log}")
+    if totals.differing or damaged:
+        sys.exit(1)
+    if not totals.checked or totals.has_left:
+        sys.exit(_UNCHECKED)
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What the audits of all logs have found."""
+
+    checked: int = 0
+    differing: int = 0
+    has_left: bool = False  # Entries that were asked for have left the log.
+
+
+def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
+    """Audit one log, print each difference and a summary, and add to the totals; ``window`` serves a log that notes none."""
+    # A trace may have entries in several logs, or several in one.
+    pinned: dict[str, Decision] = {}
+
+    def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
+        traces = store.ledger.decided(trace_ids)
+        pinned.update((each.decision.trace_id, each.decision) for each in traces if each and each.decision.pinned)
+        return traces
+
+    entries = list(log.entries())
+    with progress("audited") as advance:
+        # The window that the log was written with counts, whatever the settings say here.
+        report = audit_log(entries, decided, log.info().window or window, advance, sample, since)
+    for difference in report.differences:
+        print_row({"space": log.space, **difference._asdict()})
+    left = left_since(since, entries[0].place) if entries else ""
+    totals.differing += len(report.differences) + report.damaged
+    totals.checked += report.agreeing + len(report.differences)
+    totals.has_left = totals.has_left or (since > _EVER and bool(left))
+    share = f"{report.entries} of " if report.entries < len(entries) else ""
+    print_note(
+        f"{log.space}: {share}{len(entries)} entries, {report.agreeing} agree, {len(report.differences)} differ, "
+        f"{report.undecided} undecided, {report.beyond} beyond what the log still holds, {report.damaged} damaged"
+        f"{f', {left} unchecked that have left the log' if left else ''}"
+        f"{f'; next time --since {report.last}' if report.last else ''}"
+    )
+    if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
+        agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
+        for row in differences:
+            print_row({"space": log.space, **row})
+        totals.differing += len(differences)
+        print_note(f"pinned sets: {agreeing} agree, {len(differences)} differ, {unchecked} cannot be checked any more")

@@ -1,0 +1,181 @@
+"""``kp-scorer calibrate``: suggest thresholds by domain."""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import click
+
+from kp_scorer.characters import escaped
+from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
+from kp_scorer.cli.output import open_output, print_note
+from kp_scorer.decision import Decision
+from kp_scorer.report.calibration import Calibration, Cohort, Target, calibrate_samples, samples_of, with_thresholds
+from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import ScoringSettings
+from kp_scorer.trace import namespace_of
+
+_OTHER_DOMAINS: Final = "(all others)"  # What has no threshold of its own; the brackets distinguish it from a domain.
+_NEAR: Final = 0.02
+_NAMED: Final = 5  # So many producers are named, those with most traces.
+_LEAST_SHARE: Final = 0.001
+_DIGITS: Final = 12  # So many digits make a share in percents exact: 99.9 / 100 is not 0.999.
+_HEAD: Final = (
+    "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
+    "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
+)
+
+
+def _share(text: str) -> float:
+    try:
+        share = round(float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1), _DIGITS)
+    except ValueError:
+        share = 0.0
+    # To distinguish a smaller one from none, or a larger one from all, takes more traces than anyone has.
+    if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
+        raise click.BadParameter("expected a share between 0.1% and 99.9%, such as 20% or 0.2")
+    return share
+
+
+@click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
+@click.option("--accept", type=_share, metavar="SHARE", help="How many traces of a domain to accept: 20%.")
+@click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
+@labels_option
+@click.option("--output", type=click.Path(), default="-", help="Where to write, in place of stdout.")
+@gathering_options
+def calibrate(
+    accept: float | None,
+    precision: float | None,
+    labels: Mapping[str, bool] | None,
+    output: str,
+    gathered: Gathered,
+    settings: Settings,
+) -> None:
+    """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions that the ledger holds.
+
+    Writes settings as TOML, to be copied into yours, or for --config or KP_CONFIG if you have none; variables such
+    as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
+
+    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, with --stored the
+    labels of `kp-scorer label` do; with traces in FILE it is metadata.success, which is itself a part of their scores. If
+    traces of the sample (review.sample) have labels, no others count: people label what they come to see.
+
+    An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
+    than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
+    """
+    if (accept is None) == (precision is None):
+        raise click.UsageError("expected either --accept or --precision")
+    target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
+    if output != "-" and os.path.lexists(output):
+        # It may be the settings that all workers run by.
+        raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
+    namespaces, agents = Counter[str](), Counter[str]()
+    samples = samples_of(_labelled(gathered, labels, namespaces, agents), settings.scoring.aliases)
+    total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
+    if not labelled and (labels is not None or target.of == "precision"):
+        raise click.UsageError("no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`")
+    _note_producers("--namespace", namespaces)
+    _note_producers("--agent", agents)
+    if 0 < labelled < total:
+        print_note(f"{labelled} of {total} traces have a label")
+    calibration = calibrate_samples(samples, target, settings.scoring.thresholds)
+    if gathered.are_of_domains:
+        # The threshold of all others does not follow from these.
+        calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))
+    scoring = with_thresholds(calibration, settings.scoring)
+    if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
+        print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
+        sys.exit(1)
+    clashes = [escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above()]
+    for note in [*_notes(target, calibration, scoring), *clashes]:
+        print_note(note)
+    with open_output(output, "x") as write:
+        write(as_toml(scoring, calibration, target, clashes))
+
+
+def _labelled(
+    gathered: Gathered, labels: Mapping[str, bool] | None, namespaces: Counter[str], agents: Counter[str]
+) -> Iterator[tuple[Decision, bool | None]]:
+    """Yield each decision with its label, None without one; count whose traces they are."""
+    for decision, label, trace in gathered.traces:
+        namespaces[namespace_of(decision.trace_id)] += 1
+        agents[decision.agent_id or ""] += 1
+        if labels is None and trace:
+            # Every trace has this label, not only those of the sample.
+            yield decision.model_copy(update={"sampled": None}), trace.metadata.success
+        else:
+            yield decision, label if labels is None else labels.get(decision.trace_id)
+
+
+def _note_producers(option: str, traces: Counter[str]) -> None:
+    """Show whose traces the suggestion rests on: each producer can move it by traces made for that."""
+    if len(traces) > 1:
+        # As JSON, as producers choose the names, which may look like several, or like none.
+        shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]
+        print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
+
+
+def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:
+    """The file, with comments: what it is, these notes, and what each threshold rests on."""
+    goal = "the traces of each domain to be accepted" if target.of == "accept" else "the accepted traces to be good"
+    which = "" if calibration.other_domains_are_all else "without one of their own "
+    lines = [
+        *(f"# {line}" for line in (f"What kp-scorer calibrate suggests for {target.percents} of {goal}.", *_HEAD, *notes)),
+        "",
+        "[scoring]",
+        f"# All domains {which}together, {_basis(calibration.other_domains)}.",
+        f"threshold = {scoring.threshold}",
+    ]
+    if scoring.thresholds:
+        lines += ["", "[scoring.thresholds]"]
+    for domain, threshold in scoring.thresholds.items():
+        # TOML writes texts as JSON does, but for characters that terminals act on.
+        key = domain if re.fullmatch(r"[A-Za-z0-9_-]+", domain) else escaped(json.dumps(domain, ensure_ascii=False))
+        lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{key} = {threshold}"]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _basis(cohort: Cohort | None) -> str:
+    if not cohort or not cohort.suggestion:
+        return f"{cohort.traces if cohort else 'no'} traces: as it was"
+    suggestion = cohort.suggestion
+    shares = [(suggestion.accepted, "accepted"), (suggestion.precision, "of these good")]
+    outlook = ", ".join(f"{share.value:.1%} ({share.interval}) {words}" for share, words in shares if share)
+    return f"{cohort.traces} traces: threshold ({suggestion.low:.3f}-{suggestion.high:.3f}), {outlook}"
+
+
+def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -> Iterator[str]:
+    """What the file leaves out."""
+    # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
+    few = sum(cohort.lack == "too_few" and domain not in scoring.thresholds for domain, cohort in calibration.domains.items())
+    if few and calibration.other_domains.traces:
+        whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"
+        yield f"domains with fewer than {target.least_traces} traces{_counted(target)}: {few}; they get one threshold, {whose}"
+    for domain, cohort in calibration.domains.items():
+        if cohort.lack and domain in scoring.thresholds:
+            yield f"{escaped(domain)}: {_lack(cohort, target)}; it stays at {scoring.thresholds[domain]:g}"
+    if few and calibration.other_domains.lack:
+        yield f"{_OTHER_DOMAINS}: {_lack(calibration.other_domains, target)}; it stays at {scoring.threshold:g}"
+    yield (
+        f"to be within {100 * _NEAR:g} points of {target.percents} in 19 of 20 cases takes "
+        f"{target.traces_for(_NEAR):,} {'traces' if target.of == 'accept' else 'accepted traces with labels'} a domain"
+    )
+
+
+def _lack(cohort: Cohort, target: Target) -> str:
+    if cohort.lack == "too_few":
+        return f"fewer than {target.least_traces} traces{_counted(target)} are too few for {target.percents}"
+    if cohort.lack == "too_alike":
+        fewer, more = cohort.nearest
+        return f"scores are too alike to accept {target.percents}: the nearest thresholds accept {fewer:.1%} and {more:.1%}"
+    if target.of == "accept":
+        return f"guards reject so many that no threshold accepts {target.percents}"
+    return f"no threshold with {target.least_accepted} labelled traces above it has {target.percents} good ones"
+
+
+def _counted(target: Target) -> str:
+    return " with labels" if target.of == "precision" else ""

@@ -1,0 +1,82 @@
+"""``kp-scorer forget``: erase everything that is kept of a trace."""
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import click
+
+from kp_scorer.broker.backlog import count_oversized
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.queues import submission_queues
+from kp_scorer.cli.ids import exact_trace_id
+from kp_scorer.cli.input import lines_in, open_input
+from kp_scorer.cli.options import service_options
+from kp_scorer.cli.output import print_note, print_row
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+
+_ERASED_AT_ONCE: Final = 1_000
+_MOST_ID_BYTES: Final = 2**20  # Of a line with an id.
+
+
+@click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")
+@click.argument("trace_id", metavar="TRACE_ID|-")
+@service_options
+def forget(trace_id: str, settings: Settings) -> None:
+    """Erase a trace: its vector, its record with the decision, its dead letters, its spans; exits 1 if nothing is kept of it.
+
+    TRACE_ID is exact; kp:trace: may be left out. With - standard input has such ids, one a line, which are erased together.
+
+    Workers drop the vector with their next batch, idle workers within half a second. A trace that waits on a queue is scored.
+    What names no trace may hold this one all the same: notes count such dead letters, and messages too large for a worker.
+    """
+    typed_ids = iter([trace_id]) if trace_id != "-" else _ids_in_stdin()
+    erased = unknown = nameless = 0
+    with Store.open(settings) as store:
+        while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
+            # Each kind of what is kept in one pass.
+            vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
+            letters = list(store.dead_letters.read(trace_ids=[*trace_ids, ""]))
+            nameless = sum(not each.trace_id for each in letters)
+            dropped = Counter(each.trace_id for each in letters if each.trace_id and store.dead_letters.drop(each))
+            runs = {each for each in trace_ids if store.runs.forget(each)}
+            for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
+                kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each], "runs": int(each in runs)}
+                print_row({"trace_id": each, **kept})
+                is_known = any(kept.values())
+                erased += is_known
+                unknown += not is_known
+                nothing = f"{each}: nothing is kept of this trace: it is unknown, or what was kept has expired"
+                print_note(f"erased {each}" if is_known else nothing)
+    _note_unnamed(settings, nameless)
+    if erased and settings.results.with_trace:
+        print_note("what was published carries the trace: have its readers erase it")
+    if unknown:
+        sys.exit(1)
+
+
+def _note_unnamed(settings: Settings, nameless: int) -> None:
+    """Note what may hold any trace and cannot be searched for it: dead letters without an id, and oversized messages."""
+    if nameless:
+        print_note(f"{nameless} dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those")
+    if settings.broker.is_redis:
+        queue = submission_queues(settings).traces
+        try:
+            with make_celery(settings) as app:
+                oversized = count_oversized(app, queue)
+        except ServiceUnavailable as error:
+            # The trace is erased all the same.
+            print_note(f"{queue.name}.oversized could not be looked at: {error}")
+        else:
+            if oversized:
+                print_note(f"{oversized} messages too large for a worker are in the list {queue.name}.oversized of the broker")
+
+
+def _ids_in_stdin() -> Iterator[str]:
+    with open_input("-") as stream:
+        for _, line in lines_in(stream, _MOST_ID_BYTES):
+            yield line.decode("utf-8", "backslashreplace").rstrip("\r\n")
