@@ -1,4 +1,4 @@
-"""Converting what others record on its way into a command: the options for it, and what it did, for a person."""
+"""Convert logs of other tools on their way into a command: the options for that, and notes on what was converted."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
@@ -17,7 +17,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
 _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", "domain": "task_domain", "time": "created_at"}
-"""By the names of their options, the fields that records may have under other names."""
+"""Fields that records may have under other names, by the names of their options."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40  # More than a file has: lines are counted through all files.
 _MOST_FIELDS_NAMED: Final = 12
@@ -25,25 +25,25 @@ _FIELD_NAME_CHARS: Final = 80
 
 
 class Line(NamedTuple):
-    """One trace of the input, or the error in it. ``number`` counts lines, or a list's items, from 1; 0 if it was converted."""
+    """One trace of the input, or its error. ``number`` counts lines, or the items of a list, from 1; 0 if it was converted."""
 
     number: int
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
     document: Mapping[str, Any] = MappingProxyType({})
-    """The trace as it was read, also its fields that are ignored; empty in place of an error."""
-    file: str = ""  # Where it is, if there are several files.
+    """The trace as it was read, with the fields that are ignored; empty where ``trace`` is an error."""
+    file: str = ""  # The file of the trace, if the command reads several.
 
 
 class Conversion:
-    """Converts what the files of a command hold, and counts what it did."""
+    """Converts the records in the files of a command, and counts them."""
 
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
-        """Without the ``name`` of a format, it is told by the shape of each source."""
+        """Without the ``name`` of a format, the format is detected for each source by its shape."""
         self._converter = Converter(supplied, limits, name)
         self._limits, self._name = limits, name
         self._files = [""]
-        self.runs = 0  # How many were converted, or could not be.
+        self.runs = 0  # The number of runs that were converted, or could not be.
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, as long as none was converted.
 
     def begin_file(self, name: str) -> None:
@@ -51,7 +51,7 @@ class Conversion:
         self._files.append(name)
 
     def fits(self, value: object) -> bool:
-        """Whether a source is in a format that is read, or is to be read as one."""
+        """Return whether a source has a known format, or is to be read as a named one."""
         return bool(self._name or format_of(value))
 
     def feed(self, line: int, value: object) -> Iterator[Line]:

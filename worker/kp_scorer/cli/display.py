@@ -1,4 +1,4 @@
-"""Tables for people, and progress on stderr. What imports this imports Rich."""
+"""Tables for people, and progress on stderr. This imports Rich, which takes time."""
 
 import sys
 import time
@@ -25,22 +25,22 @@ _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", 
 
 
 def console() -> Console:
-    """A console on stderr, wide enough for a table where there is no terminal."""
+    """Return a console on stderr, wide enough for a table where there is no terminal."""
     terminal = Console(stderr=True)
     return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS_WITHOUT_TERMINAL)
 
 
 def cell(text: str) -> str:
-    """A text from outside as the cell of a table."""
+    """Escape a text from outside for the cell of a table."""
     return escape(escaped(text))
 
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show progress on stderr, as a bar or lines; yield a function of how many are done, and of how many there are in all."""
+    """Show progress on stderr, as a bar or lines; yield a function that takes the number done and the total, if known."""
     out = console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    # Rich would print above the bar also what goes elsewhere than to a terminal.
+    # Rich would also redirect output that goes to a file or a pipe.
     bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()
@@ -58,13 +58,13 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def note_if_unmeasured(decision: Decision | None) -> None:
-    """Print once that there is no embedder if a decision was made without: its score looks like any other."""
+    """Print once that there is no embedder if a decision was made without one: its score looks like any other."""
     if decision and decision.novelty.source == "no_embedder":
         print_note(NO_EMBEDDER, once=True)
 
 
 def threshold_words(decisions: Iterable[Decision]) -> str:
-    """By which thresholds decisions were made."""
+    """Describe the thresholds by which decisions were made."""
     thresholds = sorted({decision.threshold for decision in decisions})
     if len(thresholds) == 1:
         return f"a threshold of {thresholds[0]:g}"
@@ -72,7 +72,7 @@ def threshold_words(decisions: Iterable[Decision]) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Sequence[str]]]) -> None:
-    """Print rows to a pipe as JSON lines, as they come; to a terminal the cells that each has instead, as a table."""
+    """Print rows: to a pipe each as a JSON line as it comes, to a terminal their cells as one table at the end."""
     first, *others = headings
     columns = (Column(heading, justify="right", no_wrap=True) for heading in others)
     table = Table(first, *columns, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -84,13 +84,13 @@ def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Se
 
 
 class DecisionTable:
-    """Prints decisions as they come, and traces without one: rows of a table of 80 columns to a terminal."""
+    """Prints decisions, and traces without one, as they come: to a terminal as rows of a table of 80 columns."""
 
     def __init__(self) -> None:
         self._is_begun = False
 
     def print_row(self, row: dict[str, Any], decision: Decision | None) -> None:
-        """Print a decision, or what `status` prints, as JSON to a pipe, and to a terminal as a row of the table instead."""
+        """Print a row as JSON to a pipe; to a terminal print its decision, or its state, as a row of the table."""
         if not sys.stdout.isatty():
             print_json(row)
         elif decision:
@@ -100,7 +100,7 @@ class DecisionTable:
             self._print(cell(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))
 
     def print_decision(self, decision: Decision) -> None:
-        """Print trace, domain, score, threshold, outcome, and why in a few words."""
+        """Print trace, domain, score, threshold and outcome, and the reason in a few words."""
         coloured = f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]"
         figures = (f"{decision.score:.3f}", f"{decision.threshold:.4g}")
         self._print(cell(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, cell(why(decision)))
@@ -112,7 +112,7 @@ class DecisionTable:
         table.add_column("why", min_width=_LEAST_WHY)
         table.add_row(*cells)
         self._is_begun = True
-        # As text, which the bar of a progress may be drawn below.
+        # As text: a progress bar may be drawn below it.
         out = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
         with out.capture() as capture:
             out.print(table)

@@ -1,7 +1,4 @@
-"""Decisions for a command to look at: those that a file holds, those that its traces get offline, or those of the ledger.
-
-And labels, which say of traces whether they were good.
-"""
+"""Gather decisions for a command, from a file of decisions or of traces, which are scored, or from the ledger; read labels."""
 
 import codecs
 import io
@@ -33,16 +30,17 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
-_MOST_BYTES: Final = 2**20  # Of a line with a decision, which takes some two kilobytes, or with a label.
-_MOST_LABELS_BYTES: Final = 2**26  # Of a file with labels, which are all held.
+_MOST_BYTES: Final = 2**20  # The longest line with a decision, which takes some two kilobytes, or with a label.
+_MOST_LABELS_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
 
 _TIME: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
 
-Result = Decision | InvalidTrace | TraceConflict | TraceDead  # Of a line: the decision on its trace, or why there is none.
+Result = Decision | InvalidTrace | TraceConflict | TraceDead
+"""The decision on the trace of a line, or the reason why there is none."""
 
 
 class GatheredTrace(NamedTuple):
-    """A decision, how its trace is labelled, and the trace itself if traces were read: whoever keeps many leaves it out."""
+    """A decision with the label of its trace, and the trace itself if traces were read, which takes more memory."""
 
     decision: Decision
     label: bool | None = None  # As the ledger holds it, or as `status` printed it; None if it has none.
@@ -51,20 +49,20 @@ class GatheredTrace(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """Decisions with what goes with them."""
+    """Decisions, and figures about what they were gathered from."""
 
     source: str
     traces: Iterable[GatheredTrace] = ()
-    """To be read once, as they are gathered. Of a file in its order, and of a sample of the ledger in that of the log."""
+    """They can be read once: those of a file in its order, those of a sample of the ledger in the order of the log."""
     refused: int = 0
-    """How many lines held neither a trace nor a decision, or how many records of the ledger are damaged; once all are read."""
-    are_of_domains: bool = False  # Whether they are those of some domains alone.
-    dead_letters: int = 0  # How many there are, of all producers; 0 unless the ledger was read.
+    """The number of lines with neither a trace nor a decision, or of damaged records in the ledger, once all are read."""
+    are_of_domains: bool = False  # True if --domain has chosen some domains.
+    dead_letters: int = 0  # Their number, of all producers; 0 unless the ledger was read.
 
     def choose(
         self, since: datetime | None, domains: Collection[str], namespaces: Collection[str], agents: Collection[str]
     ) -> None:
-        """Leave out what the options that are given do not choose."""
+        """Leave out the decisions that the given options do not choose."""
         if since:
             first_s = since.replace(tzinfo=UTC).timestamp()
             self._only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
@@ -85,8 +83,8 @@ class Gathered:
 def gathering_options(command: Command, sample: int | None = None) -> Command:
     """Add the options that choose the decisions, and pass a command the ``settings`` and what is ``gathered``.
 
-    ``sample`` is the default of --sample. Whoever reads the decisions gets a ScorerError if there is none; exits 1 after the
-    command if a line holds neither a trace nor a decision.
+    ``sample`` is the default of --sample. Reading the decisions raises ScorerError if there is none. After the command it exits
+    with 1 if a line held neither a trace nor a decision.
     """
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
@@ -96,14 +94,19 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         type=click.IntRange(min=1),
         default=sample,
         show_default=True,
-        help="With --stored, read so many records, chosen at random from all.",
+        help="With --stored, read this many records, chosen at random.",
     )
     @click.option(
-        "--since", metavar="TIME", type=_TIME, help="Only what was decided since: 2026-11-30, or with T12:00:00; UTC."
+        "--since",
+        metavar="TIME",
+        type=_TIME,
+        help="Only decisions since this time, in UTC: 2026-11-30, or 2026-11-30T12:00:00.",
     )
-    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces that were submitted with this domain.")
-    @click.option("--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; none: ''.")
-    @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; none: ''.")
+    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain.")
+    @click.option(
+        "--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; '' for none."
+    )
+    @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; '' for none.")
     @ledger_options
     @wraps(command)
     def with_decisions(
@@ -131,7 +134,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
 
 
 def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTrace]:
-    """Yield what there is; raise ScorerError if that is nothing."""
+    """Yield the traces; raise ScorerError if there are none."""
     trace = None
     for trace in traces:
         yield trace
@@ -140,7 +143,7 @@ def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTra
 
 
 def gather_file(name: str, settings: Settings) -> Gathered:
-    """Gather the decisions that a file holds, or those that its traces get; ``-`` is standard input."""
+    """Gather the decisions in a file, or score the traces in it; ``-`` is standard input."""
     gathered = Gathered(name)
     gathered.traces = _in_file(gathered, settings)
     return gathered
@@ -149,7 +152,7 @@ def gather_file(name: str, settings: Settings) -> Gathered:
 def _in_file(gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     with open_input(gathered.source) as opened:
         stream = unpacked(opened)
-        # Its first line is one that `score`, `decisions` or `status` prints, and no trace.
+        # Decisions are as `score`, `decisions` or `status` prints them; a trace has an @type.
         beginning = read_bytes(stream.peek, 1).lstrip().partition(b"\n")[0]
         if b'"trace_id"' in beginning and b'"@type"' not in beginning:
             yield from _read_decisions(stream, gathered)
@@ -158,19 +161,19 @@ def _in_file(gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
 
 
 def traces_named(name: str | None, decisions: Collection[Decision], limits: Limits) -> dict[str, ReasoningTrace]:
-    """The traces that decisions are about, and the nearest to them, by id, as far as a file has them."""
+    """Return the traces that decisions are about, and those nearest to them, by id, as far as a file has them."""
     if name is None:
         return {}
     wanted = {decision.trace_id for decision in decisions}
     wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
     with open_input(name) as stream:
-        # One by one: it may be a file of any size.
+        # One by one, as the file may be of any size.
         traces = (line.trace for line in read_traces(stream, limits))
         return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
 def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result]]:
-    """Score the traces on lines of an input, in order; the embedder is loaded with the first batch."""
+    """Score the traces of an input in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
     done = 0
     with progress("scored") as advance:
@@ -202,7 +205,7 @@ def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) ->
 
 
 def _gather_stored(settings: Settings, most: int | None) -> Gathered:
-    """Gather what the ledger holds: as it is read, or of ``most`` records at once and in their order."""
+    """Gather the decisions in the ledger as they are read, or those of ``most`` random records at once, in the log's order."""
     gathered = Gathered("the ledger")
     with Store.open(settings) as store:
         gathered.dead_letters = store.dead_letters.count()
@@ -226,7 +229,7 @@ def _stored(settings: Settings, sample: Sequence[str] | None, gathered: Gathered
 
 
 def _place(decision: Decision) -> tuple[float, int]:
-    """Orders decisions as their traces came: the place in the log, or the time of a decision without one; in ms."""
+    """Return a sort key for the order of the traces: the place in the log, or the time of a decision without one, in ms."""
     time_ms, _, number = (decision.novelty.entry or "").partition("-")
     return (int(time_ms), int(number)) if number else (_decided_s(decision) * 1_000, 0)
 
@@ -236,7 +239,7 @@ def _decided_s(decision: Decision) -> float:
 
 
 def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[GatheredTrace]:
-    """Read decisions, each once, also as `submit --wait` and `status` print them; count the lines without one."""
+    """Read decisions, each once, as any command prints them; count the lines without one."""
     decisions: dict[str, Decision] = {}
     labels: dict[str, bool] = {}
     for number, line in lines_in(stream, _MOST_BYTES):
@@ -247,7 +250,7 @@ def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[G
             gathered.refused += 1
             print_note(f"line {number}: expected a decision, as one JSON object")
         else:
-            # Of a trace that was forgotten and submitted again, the ledger has the later one.
+            # A trace that was forgotten and submitted again has two: the ledger holds the later one.
             earlier = decisions.get(decision.trace_id, decision)
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
             if isinstance(good := row.get("good"), bool):
@@ -262,7 +265,7 @@ class _Label(BaseModel):
 
 
 def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
-    """Read the file of an option: labels by trace id, of lines such as ``{"trace_id": …, "good": true}``."""
+    """Read the file that an option names: lines such as ``{"trace_id": …, "good": true}``; return labels by trace id."""
     if name is None:
         return None
     labels: dict[str, bool] = {}
@@ -291,5 +294,5 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
 
 
 labels_option = click.option(
-    "--labels", callback=read_labels, type=click.Path(allow_dash=True), help="File that says which traces were good."
+    "--labels", callback=read_labels, type=click.Path(allow_dash=True), help="File with a label for each trace."
 )

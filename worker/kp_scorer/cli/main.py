@@ -1,7 +1,7 @@
 """The entry point of ``kp-scorer``: its commands, and the only place where errors become exit codes.
 
-What this module imports, every command imports, and probes and Tab keys start one every few seconds. So a command's own module
-is imported only when the command is called.
+Every command pays for what this module imports, and probes and shell completion start one every few seconds. So the module of a
+command is imported only when that command is called.
 """
 
 import sys
@@ -24,36 +24,36 @@ _COMMANDS: Final = {
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
         "keep": ("keep", "Write the traces worth keeping to a file."),
-        "label": ("submit", "Say which traces were good."),
+        "label": ("submit", "Label traces as good or bad."),
     },
     "Thresholds": {
         "profiles": ("thresholds", "Print the weights and thresholds in force."),
         "calibrate": ("calibrate", "Suggest thresholds by domain."),
         "quality": ("thresholds", "Estimate how good the gate is."),
-        "re-decide": ("thresholds", "Show which decisions another policy would flip."),
+        "re-decide": ("thresholds", "Show which decisions another policy would change."),
     },
     "Look": {
         "explain": ("report", "Explain how a decision came about."),
-        "report": ("report", "Report what decisions show, as a page or as text."),
+        "report": ("report", "Summarise decisions, as a page or as text."),
         "stats": ("stats", "Print counts of submissions, decisions and queues."),
         "top": ("top", "Watch the workers and the queues."),
         "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
-        "audit": ("audit", "Check every decision's novelty against the log."),
+        "audit": ("audit", "Check the novelty of every decision against the log."),
     },
     "Operate": {
         "up": ("up", "Run an embedded Redis and workers."),
-        "down": ("up", "Stop what `up` runs, and remove what it keeps."),
+        "down": ("up", "Stop what `up` started, and remove its data."),
         "worker": ("worker", "Run one worker in the foreground."),
         "serve": ("worker", "Take traces and OpenTelemetry spans over HTTP."),
-        "doctor": ("doctor", "Check that everything is set up as it should be."),
+        "doctor": ("doctor", "Check the set-up, and suggest how to mend it."),
         "health": ("health", "Report whether the workers here are live or ready."),
-        "cache": ("cache", "Show, warm or empty the shared novelty cache."),
-        "forget": ("forget", "Erase what is kept of a trace."),
+        "cache": ("cache", "Show, warm, pin or empty the shared novelty cache."),
+        "forget": ("forget", "Erase all that is stored about a trace."),
         "reference": ("reference", "Print a configuration file to start from."),
         "schema": ("reference", "Print the JSON Schema of a message."),
     },
 }
-"""By group each command: its module, where it has its own name with underscores for hyphens, and its line in the help."""
+"""The commands by group: the module of each, in which its function has the same name, and its line in the help."""
 _MODULES: Final = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
 
 
@@ -117,7 +117,7 @@ def run() -> None:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """What click reports of wrong usage, and where to read how it is right."""
+    """Return click's message about wrong usage, and the command that prints the right one."""
     message = " ".join(error.format_message().split())
     # A wrong value is described in full.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:

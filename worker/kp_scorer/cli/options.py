@@ -56,7 +56,7 @@ def ledger_options(command: Command) -> Command:
 def _parsed(assignment: str) -> tuple[str, Any]:
     """Return name and value of a ``--set``. Tables and lists are written as JSON, as in variables; other values as they are."""
     name, equals, value = assignment.partition("=")
-    # What is no name is not quoted: it may be a URL, with its password.
+    # The error does not quote the text: without a name it may be a URL with a password.
     if not equals or not re.fullmatch(r"\w+\.\w+", name):
         raise click.BadParameter("expected SECTION.NAME=VALUE, such as novelty.max_elements=500", param_hint="--set")
     if not value.lstrip().startswith(("{", "[")):

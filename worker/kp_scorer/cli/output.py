@@ -1,7 +1,7 @@
-"""What commands print: JSON Lines for programs on stdout, notes for people on stderr.
+"""Print JSON Lines for programs on stdout, and notes for people on stderr.
 
-Either may be a terminal, so nothing from a trace, a file or a server reaches them with characters that one acts on. Either may
-be closed, full, or a pipe that nobody reads.
+Either may be a terminal, so control characters from a trace, a file or a server are escaped. Either may be closed, full, or a
+pipe that nobody reads.
 """
 
 import errno
@@ -23,29 +23,29 @@ NO_EMBEDDER: Final = (
     "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
 )
 """Printed once by a command that scores without an embedder."""
-# Opened so that operations that a closed stream does not support fail.
+# Each in the direction that the stream does not have, so that reading or writing fails as on a closed one.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
 def print_note(text: str, *, once: bool = False) -> None:
-    """Print a note for people to stderr; what is to be printed ``once``, only if this command has not printed it yet."""
+    """Print a note for people to stderr; with ``once``, only if this command has not printed it before."""
     if not (once and _was_noted(text)):
         click.echo(escaped_lines(text), err=True)
 
 
 def print_json(row: Mapping[str, Any]) -> None:
-    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed, as it is guarded."""
+    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed."""
     # Python would also write NaN and Infinity, which are no JSON.
     print_text(json_line(row, allow_nan=False))
 
 
 def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
-    """An object as one line of JSON."""
+    """Return an object as one line of JSON."""
     return escaped(json.dumps(row, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))) + "\n"
 
 
 def print_row(row: dict[str, Any], text: str | None = None) -> None:
-    """Print a row: to a pipe as a JSON line, to a terminal as text instead, by default its fields; nothing if it is empty."""
+    """Print a row: to a pipe as a JSON line, to a terminal as ``text``, by default its fields; an empty text prints nothing."""
     if not sys.stdout.isatty():
         print_json(row)
     elif text or text is None:
@@ -53,7 +53,7 @@ def print_row(row: dict[str, Any], text: str | None = None) -> None:
 
 
 def in_words(value: Any) -> str:
-    """JSON for people: names and values without its punctuation."""
+    """Return JSON as names and values without its punctuation, for people."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {in_words(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
@@ -62,7 +62,7 @@ def in_words(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something takes, to two digits or so: in seconds, minutes, hours or days."""
+    """Return a duration in seconds, minutes, hours or days, whichever needs few digits."""
     for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
@@ -70,16 +70,16 @@ def duration(seconds: float) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print a text as it is; otherwise as :func:`print_json`."""
+    """Print a text and flush it; raises OutputFailed."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 @contextmanager
 def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield what writes a text to it.
+    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield a function that writes to it.
 
-    What the file had is replaced with the first text, or at the end, and so outlives a command that fails before.
+    The first text replaces the old content, so that the content survives a command that fails before it writes.
     """
     if name == "-":
         yield print_text
@@ -103,7 +103,7 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
 
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, file: str = "") -> dict[str, Any]:
-    """Print to stderr what is wrong with a line of the input, for lines of no format once a file; return it for programs."""
+    """Print the error in a line of the input to stderr, for unknown formats once a file; return it as a row for programs."""
     place = {name: value for name, value in (("file", file), ("line", line_number)) if value}
     reason = str(error)
     if isinstance(error, UnknownFormat):
@@ -127,17 +127,17 @@ def _was_noted(name: str) -> bool:
 
 
 def note_damaged(damaged: Mapping[str, str]) -> int:
-    """Name the records that a command does without, by trace id, and what is wrong with each; return how many there are."""
+    """Print the damaged records that a command skips, with the problem of each; return their number."""
     for trace_id, problem in damaged.items():
         print_note(f"{trace_id}: skipped: {problem}")
     return len(damaged)
 
 
 def guard_streams() -> None:
-    """Have printing to stdout raise OutputFailed if it cannot be written; what cannot be written to stderr is lost.
+    """Make printing to a broken stdout raise OutputFailed, and to a broken stderr do nothing.
 
-    Call it before anything else is opened: the number of a closed stream goes to the next file or connection, and with it all
-    that is printed, by child processes too.
+    Call it before anything else is opened: the next file or connection would get the descriptor of a closed stream, and with it
+    all that this process and its children print.
     """
     for number, flags in enumerate(_IN_PLACE_OF_CLOSED):
         try:
@@ -156,7 +156,7 @@ class _Stdout(io.FileIO):
             if written is None:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         except OSError as error:
-            # What could not be written stays in the buffer: Python would try once more at exit, and print a traceback.
+            # The text stays in the buffer, so at exit Python would try to write it again, and print a traceback.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
@@ -167,7 +167,7 @@ class _Stdout(io.FileIO):
 class _Stderr(io.FileIO):
     def write(self, data: Any) -> int:
         try:
-            # Nothing is written where that would block.
+            # On a pipe that is full and does not block, write() returns None: the text is lost.
             return super().write(data) or len(data)
         except OSError:
             return len(data)

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, variables, files of secrets, the TOML file; and how another process gets the same."""
+"""Load settings from flags, variables, files of secrets and a TOML file, and pass them to another process."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     except OSError as error:
         raise SettingsError(f"config: {config}: {error.strerror}; `{_REFERENCE}` prints one to start from") from None
     for sections in (_read_variables(), _nested(flags or {})):
-        # What is no section in the file is refused when all is checked.
+        # Validation refuses a value of the file that should be a section and is none.
         merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
     return _noting_files(_checked(merged), flags or {})
 
 
 def _noting_files(settings: Settings, flags: Mapping[str, Any]) -> Settings:
-    """Have the sections know the files of their URLs, which are read again when a password has changed; flags win over them."""
+    """Note in the sections which files hold their URLs, to read them again when a password changes. Flags win over files."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     files = {section: variables.get(f"KP_{section}_URL_FILE".upper()) for section in ("broker", "redis")}
     named = {section: file for section, file in files.items() if file and f"{section}.url" not in flags}
@@ -51,7 +51,7 @@ def _noting_files(settings: Settings, flags: Mapping[str, Any]) -> Settings:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables, whatever their depth; of other values the one above counts."""
+    """Merge nested tables; for any other value, ``above`` wins."""
     return {**below} | {
         name: _merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
         for name, value in above.items()
@@ -77,17 +77,17 @@ def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
 
 
 def filled_in(settings: Settings, sections: Mapping[str, Any]) -> Settings:
-    """These settings, with what none of their sources names as in ``sections``; raises SettingsError."""
+    """Return these settings, with values from ``sections`` for those that no source sets; raises SettingsError."""
     return _checked(_merged(sections, settings.model_dump(exclude_unset=True)))
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The variables that make another process load exactly these settings."""
+    """Return the variables that make another process load exactly these settings."""
     return {
         f"KP_{section}_{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for section, values in settings.model_dump(mode="json").items()
         for name, value in values.items()
-        # What is not set cannot be written in a variable.
+        # A variable cannot say None, which is the default of all settings that may be None.
         if value is not None
     }
 
@@ -105,7 +105,7 @@ def _explain(error: ErrorDetails) -> str:
         names = [f"{section}.{name}" for section, values in Settings() for name in type(values).model_fields]
         close = get_close_matches(name, names, 1)
         return f"{name}: no setting has this name; " + (f"is it {close[0]}?" if close else f"`{_REFERENCE}` lists them all")
-    # What does not fit together is not a single setting's, and says which ones.
+    # An error between settings has no single name: its message names them.
     return f"{name}: {error['msg']}".removeprefix(": ").replace("Value error, ", "", 1)
 
 
@@ -120,7 +120,7 @@ def _nested(flags: Mapping[str, Any]) -> Sections:
 
 
 def _read_variables() -> Sections:
-    """The settings in the environment, and in the files that it names for secrets."""
+    """Read the settings in the environment, and in the files that it names for secrets."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     for secret in _SECRETS:
         if (file := variables.pop(f"{secret}_FILE", None)) is not None:
@@ -134,7 +134,7 @@ def _read_variables() -> Sections:
             continue
         section, _, name = variable.removeprefix("KP_").lower().partition("_")
         if not name or section not in Settings.model_fields:
-            # Misspelt, it would otherwise silently do nothing.
+            # A misspelt variable would silently have no effect.
             raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
         is_json = isinstance(getattr(getattr(defaults, section), name, None), dict | tuple)
         sections.setdefault(section, {})[name] = _parsed(variable, variables[variable]) if is_json else variables[variable]
@@ -149,7 +149,7 @@ def _parsed(variable: str, text: str) -> Any:
 
 
 def _secret_in(file: str, variable: str) -> str:
-    """The content of a file, without the end of its line. No error quotes any of it."""
+    """Return the content of a file without its line ending. No error quotes any of it."""
     try:
         secret = read_secret(file)
     except OSError as error:

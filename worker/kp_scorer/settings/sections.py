@@ -1,4 +1,4 @@
-"""Every setting: its name, type and default, and what must hold within a section and between sections."""
+"""Every setting, with its type and default, and the rules that hold within a section and between sections."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,9 +21,9 @@ CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 
 SLACK_S: Final = 3_600
 SLACK_ELEMENTS: Final = 10_000
-"""How much longer than ``novelty.ttl_s``, and how many more than ``novelty.max_elements``, the log keeps entries.
+"""The log keeps entries for this much longer than ``novelty.ttl_s``, and this many more than ``novelty.max_elements``.
 
-With fewer than a worker has in flight, the first traces of a batch could lose their windows.
+If these were fewer than a worker has in flight, the first traces of a batch could lose their windows.
 """
 
 PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
@@ -41,7 +41,7 @@ _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "
 
 
 class Section(BaseModel):
-    """Frozen, without unknown names. Errors do not quote the value, which may be a secret."""
+    """A section of the settings. It is frozen and refuses unknown names; errors do not quote values, which may be secrets."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
 
@@ -59,26 +59,26 @@ class _ServerSection(Section):
         return url
 
     def server(self) -> ServerUrl:
-        """The parsed URL, which must not be empty."""
+        """Return the parsed URL, which must not be empty."""
         return parse_url(self.url, self.schemes)
 
     def from_file(self, file: str) -> Self:
-        """The same, of a URL that was read in this file."""
+        """Return a copy that knows the file that its URL was read from."""
         copy = self.model_copy()
         copy._file = file  # noqa: SLF001  # a copy of this one
         return copy
 
     def at(self, other: "_ServerSection") -> Self:
-        """The same at the URL of another section, and of its file."""
+        """Return a copy with the URL of another section, and the file of that URL."""
         return self.model_copy(update={"url": other.url}).from_file(other._file)  # noqa: SLF001  # of this class
 
     @property
     def is_renewed(self) -> bool:
-        """Whether :meth:`server_now` may have another password than :meth:`server`."""
+        """True if :meth:`server_now` may return another password than :meth:`server`."""
         return bool(self._file and self.server().password)
 
     def server_now(self) -> ServerUrl:
-        """The parsed URL, with what its file says by now where it can be used."""
+        """Return the parsed URL as its file has it now, or as it was read at the start if the file cannot be used."""
         with suppress(OSError, ValueError):
             if self._file and (renewed := parse_url(read_secret(self._file), self.schemes)).password:
                 return renewed
@@ -86,7 +86,7 @@ class _ServerSection(Section):
 
 
 def read_secret(file: str) -> str:
-    """The content of a file, without the end of its line."""
+    """Return the content of a file without its line ending."""
     return read_text(file, _LARGEST_SECRET_BYTES).removesuffix("\n").removesuffix("\r")
 
 
@@ -98,14 +98,14 @@ class BrokerSettings(_ServerSection):
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     delivery_limit: Count = 20
     hold_s: ClassVar[float] = 600.0
-    """RabbitMQ: how long a message is in flight before it goes to the end of its queue, as when nobody reads decisions.
+    """On RabbitMQ a message that has been in flight for this long goes to the end of its queue.
 
-    RabbitMQ takes it away after its consumer_timeout of 30 minutes, and counts a delivery.
+    RabbitMQ would take it away after its consumer_timeout of 30 minutes, and count a delivery.
     """
 
     @property
     def is_redis(self) -> bool:
-        """Whether the queues are in Redis; otherwise the broker speaks AMQP."""
+        """True if the queues are in Redis; otherwise the broker speaks AMQP."""
         return self.url.startswith("redis")
 
 
@@ -117,7 +117,7 @@ class RedisSettings(_ServerSection):
 
 
 class QueueSettings(Section):
-    """The queues: their names, and what happens when nobody reads decisions."""
+    """The names of the queues, and their limits."""
 
     traces: QueueName = "traces"
     intake: OptionalQueueName = ""
@@ -167,13 +167,13 @@ class ResultsSettings(Section):
 
 
 class ReviewSettings(Section):
-    """What goes to review beside the traces that :class:`ScoringSettings` send there."""
+    """The sample of decisions that goes to review beside those that :class:`ScoringSettings` send there."""
 
     sample: Fraction = 0.0
 
 
 class ScoringSettings(Policy):
-    """How traces are scored: thresholds, weights and aliases."""
+    """The policy by which traces are scored: thresholds, weights and aliases."""
 
     profiles: dict[Domain, Annotated[Dimensions, AfterValidator(check_weights)]] = Field(default_factory=lambda: dict(PROFILES))
 
@@ -206,7 +206,7 @@ class ScoringSettings(Policy):
 
 
 class PinSettings(Section):
-    """Up to which similarity a trace may come to a pinned set, and what happens to one that is beyond."""
+    """The largest similarity to a pinned set that has no effect, and the outcome of traces beyond it."""
 
     similarity: Annotated[float, Field(ge=0, lt=1)]
     beyond: Literal["reject", "review", "note"]
@@ -226,11 +226,11 @@ class NoveltySettings(Section):
 
     @property
     def limits(self) -> dict[str, tuple[float, Outcome | None]]:
-        """By pinned set the largest similarity, and the outcome that a trace beyond it gets at least."""
+        """The largest similarity to each pinned set, and the outcome that a trace beyond it gets at least."""
         return {name: (each.similarity, _DEMANDS[each.beyond]) for name, each in self.pinned.items()}
 
     def window(self) -> Window:
-        """The window that these settings describe."""
+        """Return the window that these settings describe."""
         least = self.succeeded_confidence if self.against == "succeeded" else None
         return Window(self.max_elements, int(self.ttl_s * 1_000), SLACK_ELEMENTS, SLACK_S * 1_000, least)
 
@@ -244,17 +244,17 @@ class EmbeddingSettings(Section):
 
 
 class ChecksSettings(Section):
-    """The checks that a trace goes through, and what they may demand."""
+    """The checks that each trace goes through, and the outcomes that they may demand."""
 
     secrets: CheckAction = "off"
     secrets_by_privacy: dict[PrivacyLevel, CheckAction] = Field(default_factory=dict)
     own: dict[CheckName, CheckAction] = Field(default_factory=dict)
     timeout_s: Timeout = 5.0
     start_s: ClassVar[float] = 30.0
-    """How long checks may take to load again. That for secrets takes a second, or ten where it has no compiled rules."""
+    """Checks may take this long to load. The check for secrets takes a second, or ten where its rules are not compiled yet."""
 
     def allowed(self, level: PrivacyLevel) -> dict[str, Demand | None]:
-        """The checks that run on a trace of this privacy level, and the strictest outcome that each may demand."""
+        """Return the checks that run on a trace of this privacy level, and the strictest outcome that each may demand."""
         actions = {**self.own, "secrets": self.secrets_by_privacy.get(level, self.secrets)}
         return {name: _DEMANDS[action] for name, action in actions.items() if action != "off"}
 
@@ -270,10 +270,10 @@ class LedgerSettings(Section):
     ttl_s: Seconds = 86_400.0
     resend_after_s: Seconds = 600.0
     max_resends: ClassVar[int] = 3
-    """How often a trace is sent again without a decision before it becomes a dead letter."""
+    """A trace that was sent again this many times without a decision becomes a dead letter."""
     max_dead_letters: ClassVar[int] = 100_000
     max_dead_letter_bytes: ClassVar[int] = 2**28
-    """How many dead letters are kept, and how many bytes of them; a quarter of Redis' maxmemory at most."""
+    """The ledger keeps this many dead letters and bytes of them, and at most a quarter of Redis' maxmemory."""
 
     @property
     def ttl_ms(self) -> int:
@@ -290,28 +290,29 @@ class WorkerSettings(Section):
     grace_s: Seconds = 25.0
     remote_control: bool = False
     patience_s: ClassVar[float] = 60.0
-    """How long a starting worker waits for Redis and the broker, each. Its supervisor starts it again."""
+    """A starting worker waits this long for Redis, and for the broker. Then it ends, and its supervisor starts it again."""
     stalled_after_s: ClassVar[float] = 120.0
+    """A worker that makes no progress for this long is stalled; see :attr:`Settings.decision_timeout_s`."""
     in_flight_bytes: ClassVar[int] = 320 * 2**20
-    """From how many bytes of messages in flight on a worker receives no more.
+    """A worker with this many bytes of messages in flight receives no more.
 
-    RabbitMQ counts messages alone, so there it has no more in flight than messages of the largest size would fit.
+    RabbitMQ counts messages only, so there a worker has no more in flight than messages of the largest size would fit.
     """
 
 
 class MetricsSettings(Section):
-    """Where a worker serves its metrics, and answers probes."""
+    """The address where a worker serves its metrics and answers probes."""
 
     port: Annotated[int, Field(ge=0, le=65_534)] = 9464
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
 
     def of_serve(self) -> Self:
-        """Where ``kp-scorer serve`` does the same: on the next port."""
+        """Return the address where ``kp-scorer serve`` does the same: the next port."""
         return self.model_copy(update={"port": self.port + 1}) if self.port else self
 
 
 class ServeSettings(Section):
-    """The HTTP server: where it listens, who may come in, what spans do not carry, and how many of them are collected."""
+    """The HTTP server: its address, its tokens, fields that spans do not carry, and limits on the spans it collects."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318
@@ -327,7 +328,7 @@ class ServeSettings(Section):
     quiet_s: Seconds = 10.0
     total_bytes: Count = 268_435_456
     open_s: ClassVar[float] = 900.0
-    """How long a run without a root may be without a new span before it is complete."""
+    """A run without a root is complete when no span of it has come for this long."""
     body_bytes: ClassVar[int] = 2**23
     """The most bytes of a request, unpacked."""
     run_spans: ClassVar[int] = 5_000
@@ -398,7 +399,7 @@ class Settings(Section):
 
     @property
     def decision_timeout_s(self) -> float:
-        """How long a worker may make no progress before it counts as stalled; each check may have its process started anew."""
+        """A worker is stalled if it makes no progress for this long. Each check may need its process to be started anew."""
         return max(self.worker.stalled_after_s, len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s))
 
     @cached_property

@@ -52,7 +52,7 @@ class ServerUrl(NamedTuple):
 
     @property
     def is_tls(self) -> bool:
-        """Whether the connection is encrypted and the server's certificate verified."""
+        """True if the connection is encrypted and the server's certificate verified."""
         return self.scheme in TLS_SCHEMES
 
     def without_parameters(self) -> str:
@@ -146,7 +146,7 @@ def _tls_files(parameters: dict[str, str]) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on a host; False for a name that is not ``localhost``."""
+    """Return whether only this machine can reach a host; False for a name other than ``localhost``."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

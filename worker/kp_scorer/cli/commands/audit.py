@@ -26,7 +26,7 @@ _EVER: Final = Place(0, 0)
 
 
 def _since(text: str) -> Place:
-    """The place of an entry, or the first at a time; without an offset a time is local."""
+    """Return the place of an entry, or the first place at a time; a time without an offset is local."""
     with suppress(ValueError):
         return Place.parse(text)
     with suppress(ValueError, OverflowError):
@@ -35,20 +35,20 @@ def _since(text: str) -> Place:
 
 
 @click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
-@click.option("--sample", type=click.IntRange(min=1), help="Check so many entries of each log, chosen at random.")
+@click.option("--sample", type=click.IntRange(min=1), help="Check this many entries of each log, chosen at random.")
 @click.option(
-    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check what was placed after this entry, or from then on."
+    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check entries after this one, or from this time on."
 )
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
-    """Recompute every decision's novelty, and its similarity to pinned traces, and report those that differ.
+    """Recompute the novelty of every decision, and its similarity to pinned traces, and report those that differ.
 
-    Prints a line for each difference; exits 1 if there is any, or if an entry or a record is damaged, and 5 if nothing could be
-    checked, or if entries that --since asks for have left the log. Decisions made without an embedder have no entry in any
+    Prints a line for each difference. Exits with 1 if there is any, or if an entry or a record is damaged; with 5 if nothing
+    could be checked, or if entries that --since asks for have left the log. Decisions without an embedder have no entry in any
     log, and are not checked.
 
-    Says of each log after which entry to go on, by --since: the earliest, if there are several. Traces that are in flight now
-    are then left out, unless --since is earlier.
+    A note on each log names the entry for the next --since; with several logs take the earliest. A later audit from there skips
+    traces that are in flight now; choose an earlier --since to check them too.
     """
     totals = _Totals()
     with Store.open(settings) as store:
@@ -68,7 +68,7 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
 
 @dataclass(slots=True)
 class _Totals:
-    """What the audits of all logs have found."""
+    """The results of the audits of all logs."""
 
     checked: int = 0
     differing: int = 0

@@ -33,7 +33,7 @@ _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
 
 @click.group()
 def cache() -> None:
-    """Show, warm or empty the shared novelty cache.
+    """Show, warm, pin or empty the shared novelty cache.
 
     Example: kp-scorer cache info
     """
@@ -42,7 +42,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print size, age, model and window of each space, and its pins."""
+    """Print size, age, model and window of each space, and its pinned sets."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -62,7 +62,7 @@ def info(settings: Settings) -> None:
 
 @cache.command(epilog="Example: kp-scorer cache warm traces.jsonl --set novelty.recipe=asked_and_did")
 @file_argument
-@click.option("--yes", is_flag=True, help="Add to entries that are there already.")
+@click.option("--yes", is_flag=True, help="Add to a space that has entries already.")
 @service_options
 def warm(file: str, yes: bool, settings: Settings) -> None:
     """Fill the cache of a new space, before workers compare in it.
@@ -73,9 +73,9 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     those workers will have, and decides nothing. Entries count as new from now on. A trace that is submitted later is never
     compared with its own entry.
 
-    Refuses a space that has entries already, unless --yes is given: more of them push those out of the window. Prints a JSON
-    line for each trace that is invalid or whose id has another content, and one with the space, how many traces it was warmed
-    with, and how many entries it has.
+    Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
+    line for each trace that is invalid or whose id has another content, and one with the space, the number of traces added, and
+    its number of entries.
     """
     with Store.open(settings) as store:
         embedder = _embedder(settings)
@@ -106,7 +106,7 @@ def _embedder(settings: Settings) -> Embedder:
 
 
 def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
-    """Embed the traces on these lines and append them, in order; report each conflict and return how many there are.
+    """Embed the traces of lines and append them in order; print each conflict, and return the number of conflicts.
 
     Raises ServiceUnavailable if Redis is nearly full; what is appended stays.
     """
@@ -135,11 +135,11 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
 def pin(name: str, file: str, settings: Settings) -> None:
     """Pin a set of traces or texts, for novelty.pinned to keep out.
 
-    FILE (- for standard input) is as for `submit` or, if it does not begin as JSON, has a text on each line: a benchmark's
-    tasks, say. Traces are compared with all of a trace, texts with its objective.
+    FILE (- for standard input) holds traces as for `submit`, or a text on each line, such as the tasks of a benchmark. A pinned
+    trace is compared with all of a trace, a pinned text with the objective.
 
-    Embeds them with the settings that the workers have, as the set called NAME of that space. It replaces a set of this name
-    in one step, for all workers, has at most 100,000 entries, and never expires. Prints a JSON line with what is pinned.
+    The set NAME belongs to the space of the settings, which should be those of the workers. It replaces an earlier set of this
+    name for all workers at once, holds at most 100,000 entries, and never expires. Prints a JSON line that describes it.
     """
     if not re.fullmatch(PIN_NAME, name):
         raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
@@ -182,7 +182,7 @@ def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterato
 @click.argument("name")
 @service_options
 def unpin(name: str, settings: Settings) -> None:
-    """Remove the pinned set NAME, of every space. Workers whose settings name it decide nothing any more."""
+    """Remove the pinned set NAME from every space. Workers whose settings name it stop deciding."""
     with Store.open(settings) as store:
         if not (sets := [row for row in store.all_pinned_sets() if row["name"] == name]):
             raise click.BadParameter("no set has this name; `kp-scorer cache info` lists them", param_hint="NAME")
@@ -195,7 +195,7 @@ def unpin(name: str, settings: Settings) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @service_options
 def clear(yes: bool, settings: Settings) -> None:
-    """Empty the cache: what is scored next is compared with nothing. Decisions stay."""
+    """Empty the cache: the next traces are compared with nothing. Decisions stay."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             entries = log.info().entries

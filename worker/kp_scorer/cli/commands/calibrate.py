@@ -19,11 +19,11 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
-_OTHER_DOMAINS: Final = "(all others)"  # What has no threshold of its own; the brackets distinguish it from a domain.
+_OTHER_DOMAINS: Final = "(all others)"  # Domains without a threshold of their own; no domain has such brackets.
 _NEAR: Final = 0.02
-_NAMED: Final = 5  # So many producers are named, those with most traces.
+_NAMED: Final = 5  # The number of producers named, those with most traces.
 _LEAST_SHARE: Final = 0.001
-_DIGITS: Final = 12  # So many digits make a share in percents exact: 99.9 / 100 is not 0.999.
+_DIGITS: Final = 12  # Rounded to this many digits a share in percent is exact: 99.9 / 100 is not 0.999.
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
@@ -42,10 +42,10 @@ def _share(text: str) -> float:
 
 
 @click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
-@click.option("--accept", type=_share, metavar="SHARE", help="How many traces of a domain to accept: 20%.")
-@click.option("--precision", type=_share, metavar="SHARE", help="How many of the accepted traces are to be good: 90%.")
+@click.option("--accept", type=_share, metavar="SHARE", help="Share of the traces of a domain to accept: 20%.")
+@click.option("--precision", type=_share, metavar="SHARE", help="Share of good ones among the accepted traces: 90%.")
 @labels_option
-@click.option("--output", type=click.Path(), default="-", help="Where to write, in place of stdout.")
+@click.option("--output", type=click.Path(), default="-", help="File to write to instead of stdout.")
 @gathering_options
 def calibrate(
     accept: float | None,
@@ -112,7 +112,7 @@ def _labelled(
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
-    """Show whose traces the suggestion rests on: each producer can move it by traces made for that."""
+    """Print whose traces the suggestion rests on, because each producer can move it with traces made for that purpose."""
     if len(traces) > 1:
         # As JSON, as producers choose the names, which may look like several, or like none.
         shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]
@@ -120,7 +120,7 @@ def _note_producers(option: str, traces: Counter[str]) -> None:
 
 
 def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:
-    """The file, with comments: what it is, these notes, and what each threshold rests on."""
+    """Return the file of settings, with comments: these notes, and the basis of each threshold."""
     goal = "the traces of each domain to be accepted" if target.of == "accept" else "the accepted traces to be good"
     which = "" if calibration.other_domains_are_all else "without one of their own "
     lines = [
@@ -149,7 +149,7 @@ def _basis(cohort: Cohort | None) -> str:
 
 
 def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -> Iterator[str]:
-    """What the file leaves out."""
+    """Yield notes on the domains without a suggestion of their own."""
     # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
     few = sum(cohort.lack == "too_few" and domain not in scoring.thresholds for domain, cohort in calibration.domains.items())
     if few and calibration.other_domains.traces:

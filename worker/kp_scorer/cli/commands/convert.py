@@ -1,4 +1,4 @@
-"""``kp-scorer convert``: traces from what others record."""
+"""``kp-scorer convert``: convert logs of other tools to traces."""
 
 import sys
 
@@ -20,10 +20,10 @@ from kp_scorer.settings import Settings
 @settings_options
 @converting_options
 def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
-    """Convert what others record in FILE (a folder, or - for standard input) to traces that `score` and `submit` read.
+    """Convert the logs of other tools in FILE (a folder, or - for standard input) to traces that `score` and `submit` read.
 
-    FILE is JSON Lines or JSON documents, gzipped or not. Prints the traces as JSON Lines; those of ours as they are. What
-    cannot be converted is reported by line and field; the others are converted.
+    FILE is JSON Lines or JSON documents, gzipped or not. Prints traces as JSON Lines, and passes on those that are traces
+    already. Records that cannot be converted are reported by line and field, and do not stop the others.
     """
     done = refused = 0
     for line in read_files(files, settings.limits, conversion):
@@ -32,7 +32,7 @@ def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) 
             refused += 1
             print_json(refusal(line.number, line.trace, line.file))
         else:
-            # What no field is for may hold NaN, as it was read.
+            # Fields that a trace does not have may hold NaN, as they were read.
             print_text(json_line(line.document, allow_nan=True))
     if not done:
         print_note(f"nothing to convert in {', '.join(files)}")

@@ -1,4 +1,4 @@
-"""``kp-scorer dead-letter``: look at what could not be decided, and replay or drop it."""
+"""``kp-scorer dead-letter``: list, show, replay and drop submissions that could not be decided."""
 
 import sys
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from kp_scorer.store.runs import run_in
 def dead_letter() -> None:
     """Look at dead letters: submissions that could not be decided. Replay or drop them.
 
-    The beginning of a dead letter's ID will do where no other has it.
+    The beginning of a dead letter's ID is enough if no other has it.
 
     Example: kp-scorer dead-letter list --reason invalid
     """
@@ -34,12 +34,12 @@ def dead_letter() -> None:
 def _selection(command: Command) -> Command:
     """Add the options that select dead letters, and pass the command the ``store`` and the selected ``dead_letters``.
 
-    Exits 1 if there is no dead letter for an id.
+    Exits with 1 if an id has no dead letter.
     """
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
-    @click.option("--reason", type=click.Choice(REASONS), help="Only those that died for this reason.")
-    @click.option("--trace-id", help="Only those of this trace; its exact id, of which kp:trace: may be left out.")
+    @click.option("--reason", type=click.Choice(REASONS), help="Only dead letters with this reason.")
+    @click.option("--trace-id", help="Only dead letters of the trace with this exact id; kp:trace: may be left out.")
     @service_options
     @wraps(command)
     def with_selection(
@@ -62,7 +62,7 @@ def _selection(command: Command) -> Command:
 def _selected(
     dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
 ) -> tuple[Iterable[DeadLetter], list[str]]:
-    """Those that are chosen, and the ids that none has; without ids they are read as they are used."""
+    """Return the chosen dead letters, and the ids that none has; without ids they are read as they are used."""
     if not letter_ids:
         return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
     for each_id in letter_ids:
@@ -86,7 +86,7 @@ def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
 @dead_letter.command(epilog="Example: kp-scorer dead-letter show 5d41402a")
 @_selection
 def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
-    """Print dead letters with their content, as it was received. Of one too large for a worker that is its beginning."""
+    """Print dead letters with their content as it was received. A message too large for a worker is cut off."""
     for each in dead_letters:
         content = store.dead_letters.payload(each.letter_id)
         try:

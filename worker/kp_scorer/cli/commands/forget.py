@@ -20,25 +20,26 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
 _ERASED_AT_ONCE: Final = 1_000
-_MOST_ID_BYTES: Final = 2**20  # Of a line with an id.
+_MOST_ID_BYTES: Final = 2**20  # The longest line with an id.
 
 
 @click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")
 @click.argument("trace_id", metavar="TRACE_ID|-")
 @service_options
 def forget(trace_id: str, settings: Settings) -> None:
-    """Erase a trace: its vector, its record with the decision, its dead letters, its spans; exits 1 if nothing is kept of it.
+    """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if there are none.
 
-    TRACE_ID is exact; kp:trace: may be left out. With - standard input has such ids, one a line, which are erased together.
+    TRACE_ID is exact; kp:trace: may be left out. With - the ids are read from standard input, one a line.
 
-    Workers drop the vector with their next batch, idle workers within half a second. A trace that waits on a queue is scored.
-    What names no trace may hold this one all the same: notes count such dead letters, and messages too large for a worker.
+    Workers drop the vector with their next batch, idle workers within half a second. A trace that still waits on a queue is
+    scored. Dead letters without an id, and messages too large for a worker, may hold this trace too: notes say how many there
+    are.
     """
     typed_ids = iter([trace_id]) if trace_id != "-" else _ids_in_stdin()
     erased = unknown = nameless = 0
     with Store.open(settings) as store:
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
-            # Each kind of what is kept in one pass.
+            # One pass for each kind of data.
             vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
             letters = list(store.dead_letters.read(trace_ids=[*trace_ids, ""]))
             nameless = sum(not each.trace_id for each in letters)
@@ -60,7 +61,7 @@ def forget(trace_id: str, settings: Settings) -> None:
 
 
 def _note_unnamed(settings: Settings, nameless: int) -> None:
-    """Note what may hold any trace and cannot be searched for it: dead letters without an id, and oversized messages."""
+    """Print how much may hold any trace and cannot be searched: dead letters without an id, and oversized messages."""
     if nameless:
         print_note(f"{nameless} dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those")
     if settings.broker.is_redis:
@@ -69,7 +70,7 @@ def _note_unnamed(settings: Settings, nameless: int) -> None:
             with make_celery(settings) as app:
                 oversized = count_oversized(app, queue)
         except ServiceUnavailable as error:
-            # The trace is erased all the same.
+            # The trace is erased, whether or not the broker answers.
             print_note(f"{queue.name}.oversized could not be looked at: {error}")
         else:
             if oversized:

@@ -1,7 +1,6 @@
-"""``kp-scorer health``: asks the workers of ours on this machine how they are.
+"""``kp-scorer health``: ask the workers on this machine whether they are live or ready.
 
-Nothing but the standard library and click is imported: a supervisor runs it every few seconds, beside a worker that needs the
-cores.
+It imports little, as a supervisor runs it every few seconds, beside a worker that needs the cores.
 """
 
 import http.client
@@ -24,17 +23,18 @@ _MOST_BYTES: Final = 65_536
 
 
 @click.command(epilog="Example: kp-scorer health --ready")
-@click.option("--ready", "asks_ready", is_flag=True, help="Ask whether it takes work, not only whether it makes progress.")
-@click.option("--port", type=click.IntRange(1, 65_535), help="The worker's port; by default what metrics.port is set to.")
+@click.option("--ready", "asks_ready", is_flag=True, help="Ask whether it can take work, not only whether it makes progress.")
+@click.option("--port", type=click.IntRange(1, 65_535), help="Port of the worker; by default metrics.port.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
 def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
     """Ask the worker on this machine, or all that `up` runs for this user, for progress: exit code 0 if they make it, else 1.
 
-    A worker that waits for Redis or the broker makes progress: to restart it would not help. It takes work if its model is
-    loaded, Redis and the broker answer it, it has the window of the novelty log, and it does not stop. A line on stdout
-    for each worker gives the reasons. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
+    A worker that waits for Redis or the broker counts as making progress, because restarting it would not help. It can take
+    work if its model is loaded, Redis and the broker answer, it has read the window of the novelty log, and it is not stopping.
+    Prints a line with the reasons for each worker. Probes that speak HTTP can ask /livez and /readyz on metrics.port
+    themselves.
 
-    The workers of `up` are asked where neither an option nor a variable names a port or a file.
+    It asks the workers of `up` if neither an option nor a variable names a port or a file.
     """
     asked, path = ("ready", "/readyz") if asks_ready else ("live", "/livez")
     settings = _metrics_settings(config)
@@ -53,7 +53,7 @@ def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
 
 
 def _metrics_settings(config: Path | None) -> dict[str, str]:
-    """Port and host as the environment and a TOML file name them: ``load_settings`` takes half a second of a core."""
+    """Read port and host from the environment and a TOML file; ``load_settings`` would take half a second of a core."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     section: dict[str, Any] = {}
     if path := config or variables.get("KP_CONFIG"):
@@ -74,7 +74,7 @@ def _port(value: str) -> int:
 
 
 def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, list[str]]:
-    """Ask a worker, of this parent if one is given; return its process, if it answers, and why it is not live or not ready."""
+    """Ask the worker on a port, which must be a child of ``parent`` if that is given; return its process id and the reasons."""
     # http.client, unlike urllib, obeys no variable that names a proxy.
     connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=_TIMEOUT_S)
     try:
@@ -94,7 +94,7 @@ def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, 
 
 
 def _is_child(pid: int, parent: int) -> bool:
-    """Whether a process is a child of another one, where Linux shows it; elsewhere that is believed."""
+    """Return whether a process is a child of another one; elsewhere than on Linux always True."""
     try:
         return f"\nPPid:\t{parent}\n" in Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""``kp-scorer reference`` and ``schema``: what the package carries, printed."""
+"""``kp-scorer reference`` and ``schema``: print files of configuration and the schemas of messages."""
 
 import json
 from importlib import resources
@@ -20,8 +20,8 @@ def reference(file: str) -> None:
 @click.command(epilog="Example: kp-scorer schema decision > decision.schema.json")
 @click.argument("message", type=click.Choice(["trace", "decision"]))
 def schema(message: str) -> None:
-    """Print the JSON Schema of what is submitted (trace) or published (decision)."""
-    # Here, as they bring pydantic, which `reference` does without.
+    """Print the JSON Schema of a trace, as it is submitted, or of a decision, as it is published."""
+    # Imported here, because they import pydantic, which `reference` does not need.
     from kp_scorer.decision import Decision
     from kp_scorer.trace import ReasoningTrace
 

@@ -1,4 +1,4 @@
-"""``kp-scorer report`` and ``explain``: what decisions say, as a page or as text; and one of them, in words."""
+"""``kp-scorer report`` and ``explain``: summarise decisions as a page or as text, and explain one of them."""
 
 import os
 import sys
@@ -27,8 +27,8 @@ from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.records import Record
 
-_SAMPLE: Final = 20_000  # So many decisions take 100 MB.
-_FEW: Final = 5  # So many decisions of a file are explained without --id.
+_SAMPLE: Final = 20_000  # This many decisions take 100 MB.
+_FEW: Final = 5  # A file with more decisions needs --id.
 _FILES: Final = (".json", ".jsonl", ".ndjson", ".gz")
 _REMEDIES: Final[dict[str, str]] = {
     "malformed": "Sent again unchanged, it fails again: have its producer send a trace.",
@@ -47,21 +47,21 @@ _REMEDIES: Final[dict[str, str]] = {
     type=click.Path(dir_okay=False, allow_dash=True),
     default="report.html",
     show_default=True,
-    help="Where the page goes; - is stdout.",
+    help="File of the page; - is stdout.",
 )
-@click.option("--text", "as_text", is_flag=True, help="Print it, in place of a page.")
-@click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to show what those of examples were to do.")
+@click.option("--text", "as_text", is_flag=True, help="Print text instead of writing a page.")
+@click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of examples.")
 @partial(gathering_options, sample=_SAMPLE)
 def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, settings: Settings) -> None:
-    """Report what decisions say: scores by domain, examples, reasons, what other thresholds would accept, repeats.
+    """Summarise decisions: scores by domain, examples, reasons, repeats, and how many other thresholds would accept.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
     needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
     if not as_text:
-        # Before traces are scored, which may take minutes.
+        # Check first: scoring traces may take minutes.
         check_installed()
-    # Without the traces, which take more memory than the decisions on them.
+    # Drop the traces, which take more memory than the decisions on them.
     rows = [each._replace(trace=None) for each in gathered.traces]
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
@@ -78,15 +78,15 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
 @click.argument("subject", metavar="TRACE_ID|FILE|-", type=click.Path(allow_dash=True))
-@click.option("--id", "chosen", metavar="TRACE_ID", help="Of FILE, the one to explain; the beginning of its id will do.")
-@click.option("--traces", metavar="FILE", type=click.Path(), help="Traces, to quote the trace and the nearest one from.")
+@click.option("--id", "chosen", metavar="TRACE_ID", help="The trace in FILE to explain; the beginning of its id is enough.")
+@click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to quote this trace and the nearest one.")
 @ledger_options
 def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
-    """Explain in words how a decision came about, and what would have had to be different for it to pass.
+    """Explain how a decision came about, and what would have to be different for the trace to be accepted.
 
-    TRACE_ID is looked up in the ledger; without kp:trace: its beginning will do where no other trace has it. Or it is one of
-    FILE: of traces, which are scored offline and in order, or of decisions, as `score` and `decisions` print them. Exits 1 if
-    there is no decision: then it says since when the trace is pending, why it is dead and what to do, or that it is unknown.
+    TRACE_ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an id is enough if no other trace has
+    it. FILE holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. Without a
+    decision the command says why: the trace is pending, dead or unknown. Then it exits with 1.
     """
     # Not by Path, which raises OSError where no file can have such a name. A pipe that a shell has put in its place is one.
     if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112
@@ -121,7 +121,7 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
 
 
 def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> Iterator[str]:
-    """Explain a decision; without one say what became of the trace, and exit 1."""
+    """Explain a decision; without one describe the state of the trace, and exit with 1."""
     with Store.open(settings) as store:
         trace_id = resolve_trace_id(
             id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
@@ -147,7 +147,7 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
 
 
 def _with_nearest(decision: Decision, store: Store) -> Decision:
-    """The decision with the nearest trace, where it does not name that, as far as the log still knows it."""
+    """Return a decision that names no nearest trace with the one that the log gives, if that can still be computed."""
     novelty = decision.novelty
     if novelty.source != "embedding" or novelty.nearest or not novelty.space:
         return decision
@@ -157,7 +157,7 @@ def _with_nearest(decision: Decision, store: Store) -> Decision:
 
 
 def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[DeadLetter]) -> Iterator[str]:
-    """Why there is no decision, and what to do; ``dead_letters`` are those of the trace, the newest last."""
+    """Explain why a trace is dead, and what to do; ``dead_letters`` are those of the trace, the newest last."""
     yield from flowing(f"{trace_id}: dead, {reason}: {detail}")
     yield from flowing(_REMEDIES.get(reason, ""))
     if dead_letters:
@@ -172,7 +172,7 @@ def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[D
 
 
 def pending_words(trace_id: str, waiting: Record) -> Iterator[str]:
-    """Since when a trace is pending, and what happened to it since."""
+    """Describe how long a trace is pending, and what has happened to it."""
     yield from flowing(f"{trace_id}: pending since {_moment(waiting.since_ms)}")
     if waiting.resends:
         yield f"It was lost on its way and sent again, {plural(waiting.resends, 'time')}."

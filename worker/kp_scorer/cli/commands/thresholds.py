@@ -28,7 +28,7 @@ _SHARES: Final = ("accepted", "precision", "recall")
 def profiles(settings: Settings) -> None:
     """Print the weights of each profile, and the threshold and review of the domain by its name.
 
-    The default profile is that of all domains without one of their own; their thresholds may differ.
+    The default profile applies to all domains without a profile of their own; their thresholds may differ.
     """
     policy = settings.scoring
     for name, weights in policy.profiles.items():
@@ -45,8 +45,8 @@ def profiles(settings: Settings) -> None:
 def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Settings) -> None:
     """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
 
-    What is sampled the workers' review.sample says. Which traces were good --labels says: JSON Lines
-    {"trace_id": "kp:trace:…", "good": true}; without it, with --stored, the labels of `kp-scorer label` do.
+    The setting review.sample of the workers makes the sample. Labels come from --labels, JSON Lines such as
+    {"trace_id": "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`.
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces.
     Each trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if those with a label
@@ -69,7 +69,7 @@ def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Set
 
 
 def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]]]:
-    """The estimates for a domain, each as a row for programs, and as the cells of a table."""
+    """Yield each estimate for a domain as a row for programs and as the cells of a table."""
     domain = quality.domains[0] if len(quality.domains) == 1 else None
     first_cells = [f"({len(quality.domains)} together)" if domain is None else cell(domain), f"{quality.labels:,}"]
     for estimate in quality.estimates:
@@ -91,9 +91,9 @@ def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]
 )
 @gathering_options
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
-    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome flips.
+    """Apply other thresholds, weights or profiles to decisions, and print those whose outcome changes.
 
-    The decisions themselves stay as they are, in FILE and in the ledger: a decision never changes. Nothing is embedded.
+    The decisions themselves stay as they are, in FILE and in the ledger. Nothing is embedded.
 
     The file is tried as it is, over variables and flags, which win over it for a worker. What the
     section scoring does not name is as the settings in force have it, so give this command the --config of your

@@ -30,7 +30,7 @@ _EVERY_S: Final = 2.0
 
 
 class Snapshot(NamedTuple):
-    """The fleet at one moment, that of its backlog."""
+    """The state of the fleet at the time of its backlog."""
 
     counts: SubmissionCounts
     backlog: Backlog
@@ -39,13 +39,13 @@ class Snapshot(NamedTuple):
 
 
 @click.command(epilog="Example: kp-scorer top --once")
-@click.option("--once", is_flag=True, help="Show it once, after two seconds; so it is where stderr is no terminal, too.")
+@click.option("--once", is_flag=True, help="Show them once, after two seconds; the default if stderr is no terminal.")
 @service_options
 def top(once: bool, settings: Settings) -> None:
-    """Watch all workers and queues on stderr until Ctrl-C: what waits, how fast it is decided, who decides it.
+    """Watch all workers and queues on stderr until Ctrl-C.
 
-    Rates and times are of the last seconds, and so is when a queue of decisions will be full; what each worker has decided,
-    since it started. `doctor` says what is wrong.
+    Rates, times and the forecast of when a queue of decisions is full are about the last seconds. The number that each worker
+    has decided counts from its start. `doctor` says what is wrong.
     """
     out = console()
     with Store.open(settings) as store, make_celery(settings) as app:
@@ -73,7 +73,7 @@ def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
 
 
 def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
-    """Everything, with rates since ``before``, if that is earlier; ``problem`` is why there is no newer snapshot."""
+    """Return the view, with rates since ``before``; ``problem`` says why there is no newer snapshot."""
     problems = [Text(escaped(problem), style="red")] if problem else []
     return Group(*problems, _table_of_totals(now, before), _table_of_workers(now, before))
 
@@ -91,7 +91,7 @@ def _table_of_totals(now: Snapshot, before: Snapshot) -> Table:
 
 
 def _unread(name: str, now: Backlog, before: Backlog) -> str:
-    """Describe how many decisions are unread, of how many and of how many bytes, and how long until the queue is full."""
+    """Describe the unread decisions of a queue, its limits, and the time until it is full."""
     size = f", {now.used_bytes[name]:.0%} of the bytes" if name in now.used_bytes else ""
     left_s = now.full_in_s(name, before)
     is_full = name in now.full or now.used(name) >= 1
@@ -121,12 +121,12 @@ def _decided(report: WorkerReport) -> int:
 
 
 def _rate(count: int, then: int, elapsed_s: float) -> str:
-    """How fast a count grows; empty while that is unknown, or if it has started again."""
+    """Return the rate of a count; empty while it is unknown, or if the count has started anew."""
     return f" ({(count - then) / elapsed_s:,.1f}/s)" if elapsed_s > 0 and count >= then else ""
 
 
 def _mean(now: Timing, then: Timing) -> str:
-    """The mean time since the last snapshot; since the start if that was the first, or nothing was done."""
+    """Return the mean time since the last snapshot, or since the start if nothing was done in between."""
     if now.count > then.count:
         return _seconds((now.seconds - then.seconds) / (now.count - then.count))
     return _seconds(now.seconds / now.count) if now.count else "–"

@@ -1,4 +1,4 @@
-"""``kp-scorer up``, ``down`` and ``demo``: an embedded Redis and workers on it, and how to be rid of them."""
+"""``kp-scorer up``, ``down`` and ``demo``: run an embedded Redis and workers, and remove them."""
 
 import os
 import shutil
@@ -47,13 +47,13 @@ _PROPOSED: Final = Target("accept", 0.2)
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
-@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="How many worker processes.")
-@click.option("--fresh", is_flag=True, help="Remove what an earlier `up` kept: records, decisions, the novelty log.")
+@click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of worker processes.")
+@click.option("--fresh", is_flag=True, help="First remove the data of an earlier `up`: records, decisions, the novelty log.")
 @settings_options
 def up(workers: int, fresh: bool, settings: Settings) -> None:
     """Run an embedded Redis and workers until Ctrl-C or `down`; other commands use this Redis, and these settings, by default.
 
-    What it holds is kept for the next time.
+    Its data are kept for the next time.
     """
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
@@ -89,7 +89,7 @@ def _noted_signals() -> Iterator[Sequence[int]]:
         if len(noted) > 1:
             raise KeyboardInterrupt
 
-    # A shell has what it runs in the background ignore Ctrl-C.
+    # A shell makes processes in the background ignore Ctrl-C; leave that so.
     numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in numbers}
     try:
@@ -100,7 +100,7 @@ def _noted_signals() -> Iterator[Sequence[int]]:
 
 
 def _kept(settings: Settings, data_dir: Path) -> str:
-    """What the embedded Redis holds from earlier, and where."""
+    """Describe the decisions that the embedded Redis holds from earlier."""
     with Store.open(settings) as store:
         decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
     if not decisions:
@@ -128,7 +128,7 @@ def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int
 
 @contextmanager
 def worker_processes(settings: Settings, ports: Sequence[int]) -> Iterator[list[Process]]:
-    """Run a worker for each port, 0 for none; on leaving, each finishes its batch and ends."""
+    """Run a worker for each port, or without one for 0; on leaving, each finishes its batch and ends."""
     processes = [_start_worker(settings, len(ports), port) for port in ports]
     try:
         yield processes
@@ -151,12 +151,12 @@ def _start_worker(settings: Settings, count: int, port: int) -> Process:
 
 
 @click.command(epilog="Example: kp-scorer down --remove")
-@click.option("--remove", is_flag=True, help="Remove what `up` kept, and the converted models; asks before.")
+@click.option("--remove", is_flag=True, help="Remove the data of `up` and the converted models, after asking.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def down(remove: bool, yes: bool) -> None:
-    """Stop what `up` runs for this user, and name what it keeps on this machine; with --remove remove that.
+    """Stop the Redis and the workers that `up` runs for this user, and list their data on this machine; --remove deletes them.
 
-    Workers finish what they have in flight. The package and its environment stay.
+    Workers first finish the traces in flight. The package and its environment stay.
     """
     print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
     folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "converted models"}
@@ -207,11 +207,11 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
 
     Submits the sample traces that come with the package, or those in FILE (a folder, or - for standard input).
     """
-    # With few logs, which would hide its table.
+    # More log lines would hide the table.
     log = settings.log.model_copy(update={"level": "error"})
     # SIGTERM too must leave neither a worker nor the server behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # In the order of the file, which decides what a trace is compared with: so each run has the same decisions.
+    # One at a time, in the order of the file: a trace is compared with those before it, so each run gives the same decisions.
     worker = settings.worker.model_copy(update={"concurrency": 1})
     with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
         print_note("started an embedded Redis and a worker, which loads its embedder")
@@ -226,7 +226,7 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
 
 
 def _submit_files(client: Client, files: Sequence[str], settings: Settings, conversion: Conversion) -> tuple[list[str], int]:
-    """Submit a file's traces, or the samples; return their ids and how many lines were refused."""
+    """Submit the traces in files, or the samples; return their ids and the number of lines refused."""
     trace_ids: list[str] = []
     refused = 0
     with resources.as_file(resources.files("kp_scorer.samples").joinpath("traces.jsonl")) as samples:
@@ -257,7 +257,7 @@ def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker: P
 
 
 def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Sequence[str], conversion: Conversion) -> bool:
-    """Show what became of the traces, and what to do next; return whether all were decided."""
+    """Print the decisions, their numbers and a next step; return whether all traces were decided."""
     decisions = [status.decision for trace_id in trace_ids if (status := completed.get(trace_id)) and status.decision]
     table = DecisionTable()
     for decision in decisions:
