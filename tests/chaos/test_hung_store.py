@@ -52,8 +52,8 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
 @pytest.mark.usefixtures("impatient_rabbitmq")
 def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliveries(arena: Arena) -> None:
     # The broker is reached directly, also where both are one Redis.
-    settings = arena.settings(redis__url=arena.store_proxy.url, broker__hold_s=2.0, broker__delivery_limit=2)
-    with supervised(settings, arena.directory, 2) as fleet:
+    settings = arena.settings(redis__url=arena.store_proxy.url, broker__delivery_limit=2)
+    with supervised(settings, arena.directory, 2, lambda *_: {"CONSTANTS": "BrokerSettings.hold_s=2"}) as fleet:
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         bodies, submitted = send_good_and_malformed(arena, broker__delivery_limit=2)
@@ -95,9 +95,12 @@ def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
 
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena) -> None:
-    settings = arena.settings(redis__url=arena.store_proxy.url, broker__hold_s=0.5)
-    queue = settings.queues.traces
-    with supervised(settings, arena.directory, 1) as fleet, Connection(settings.broker.url) as connection:
+    settings = arena.settings(redis__url=arena.store_proxy.url)
+    queue, variables = settings.queues.traces, {"CONSTANTS": "BrokerSettings.hold_s=0.5"}
+    with (
+        supervised(settings, arena.directory, 1, lambda *_: variables) as fleet,
+        Connection(settings.broker.url) as connection,
+    ):
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         headers = {"task": "somebody.elses", "id": "1", "ignore_result": False}
