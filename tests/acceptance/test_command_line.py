@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
-from kp_scorer.local import running
+from kp_scorer.local.embedded_redis import running
 from kp_scorer.settings import Settings
 
 from tests.support.changed_settings import settings_at, with_changed

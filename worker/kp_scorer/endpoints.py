@@ -4,7 +4,7 @@ It is not in ``local``, because `kp-scorer health` looks for the embedded Redis 
 """
 
 from kp_scorer.errors import SettingsError
-from kp_scorer.local import running
+from kp_scorer.local.embedded_redis import running
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import filled_in
 

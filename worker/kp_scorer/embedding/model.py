@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.embedding.embedder import MAX_TOKENS
 from kp_scorer.errors import EngineUnavailable, ModelUnconverted, SettingsError
 from kp_scorer.files import is_only_ours, make_only_ours
-from kp_scorer.local import cache_dir
+from kp_scorer.local.folders import cache_dir
 from kp_scorer.logs import library_logger
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"

@@ -14,7 +14,7 @@ import click
 
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.files import read_toml
-from kp_scorer.local import running
+from kp_scorer.local.embedded_redis import running
 
 _DEFAULTS: Final = {"host": "127.0.0.1", "port": "9464"}
 _LOOPBACK_OF: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # a worker that listens on all addresses is asked on loopback

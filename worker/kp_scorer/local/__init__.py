@@ -1,0 +1,1 @@
+"""The machine of a user: its folders, child processes and embedded Redis."""

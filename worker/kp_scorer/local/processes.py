@@ -1,0 +1,60 @@
+"""Starts and stops child processes, and finds ports for them."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+_PORTS_TRIED: Final = 50
+_PR_SET_PDEATHSIG: Final = 1
+# Loaded at import: between fork and exec, hardly anything is safe.
+_LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def stop(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """Terminate processes, and kill those that have not ended after ``timeout_s``."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_ports(host: str, first: int, count: int) -> list[int]:
+    """Return ``count`` ports from ``first`` on, preferably free ones; zeros, which mean no port, if ``first`` is 0."""
+    if not first:
+        return [0] * count
+    following = range(first, first + count + _PORTS_TRIED)
+    return [*(port for port in following if _is_free(host, port)), *following][:count]
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return True
+    except (OSError, OverflowError):
+        return False
+
+
+def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """Return a ``preexec_fn`` with which a child gets this signal when its parent ends; None on other systems than Linux."""
+    libc, parent = _LIBC, os.getpid()
+    if libc is None:
+        return None
+
+    def request_signal() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, number)
+        # The parent may have ended before the request.
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return request_signal
