@@ -1,1 +1,1 @@
-"""What an analysis looks like: as a page, and as text."""
+"""The figures of decisions, of one or of many, and how they look on a page, in a terminal and in words."""

@@ -1,4 +1,4 @@
-"""Thresholds by domain for a target, with intervals."""
+"""Suggests thresholds by domain that reach a target, with intervals."""
 
 import math
 from collections import Counter, defaultdict
@@ -17,77 +17,78 @@ from kp_scorer.settings.sections import ScoringSettings
 
 Integers = np.ndarray[Any, np.dtype[np.integer]]
 
-BAD: Final = 0  # The label of a trace, as the next two are.
+# Labels of traces.
+BAD: Final = 0
 GOOD: Final = 1
 UNLABELLED: Final = 2
 _LABELS: Final = 3
 
-_WIDEST: Final = 0.1  # An interval wider than this, either way, is worth nothing.
-_WIDEST_PRECISION: Final = 0.15  # The same of a precision, which is of the accepted traces alone.
-_FEWEST: Final = 10  # The fewest traces on one side of a threshold that show where it lies.
+_WIDEST: Final = 0.1  # A share whose interval is wider than this on either side is useless.
+_WIDEST_PRECISION: Final = 0.15  # The same limit for a precision, which only the accepted traces give.
+_FEWEST: Final = 10  # With fewer traces on one side of a threshold, its place is a guess.
 _FEWEST_ACCEPTED: Final = 20
 _STEPS: Final = 10_000
-_COARSE: Final = 10  # So many steps are one of three decimals.
-_SAME: Final = 1e-9  # Scores that differ by less are equal: they were summed in another order.
-_GUARDED: Final = -1  # In place of the score of what a guard rejects.
+_COARSE: Final = 10  # The number of steps in one of three decimals, to which thresholds are rounded where they can be.
+_SAME: Final = 1e-9  # Scores that differ by less are equal, and only summed in another order.
+_GUARDED: Final = -1  # Replaces the score of a trace that a guard rejects.
 _ROUNDING: Final = 1e-12
 _RESAMPLE_SEED: Final = 1
-_FAR: Final = 0.05  # So far from the share that was asked for, a threshold is not what was asked for.
+_FAR: Final = 0.05  # A threshold that misses the target share by more than this does not reach it.
 _RESAMPLES: Final = 1_000
 _PERCENTILES: Final = (2.5, 97.5)
 
 
 class Target(NamedTuple):
-    """A share, between 0 and 1, and what it is a share of."""
+    """A share to reach, between 0 and 1, either of all traces or of the accepted ones."""
 
     of: Literal["accept", "precision"]
-    """``accept``: of the traces, those that are accepted. ``precision``: of the accepted traces, those that are good."""
+    """``accept``: the share of traces that are accepted. ``precision``: the share of accepted traces that are good."""
     share: float
 
     @property
     def percents(self) -> str:
-        """The share as people write it."""
+        """The share in percents, as people write it."""
         return f"{100 * self.share:.6g}%"
 
     def traces_for(self, either_way: float) -> int:
-        """How many traces it takes to come within ``either_way`` of the share in 19 of 20 cases."""
+        """Return the number of traces of which 19 of 20 samples come within ``either_way`` of the share."""
         return math.ceil(self.share * (1 - self.share) * (Z / either_way) ** 2)
 
     @property
     def least_traces(self) -> int:
-        """The fewest traces, for a precision those with labels, that allow a suggestion."""
+        """The fewest traces that allow a suggestion. For a precision, only traces with labels count."""
         return max(self.traces_for(_WIDEST), math.ceil(_FEWEST / min(self.share, 1 - self.share) - _SAME))
 
     @property
     def least_accepted(self) -> int:
-        """The fewest accepted traces with labels that have a precision."""
+        """The fewest accepted traces with labels that give a precision."""
         return max(self.traces_for(_WIDEST_PRECISION), _FEWEST_ACCEPTED)
 
 
 class Sample(NamedTuple):
-    """Scores, 0..1, or -inf of what a guard rejects, labels, and how many traces have both; all of shape (values,)."""
+    """The distinct pairs of score and label of some traces, and the number of traces with each pair; all of shape (values,)."""
 
-    scores: Floats
+    scores: Floats  # 0..1, or -inf for traces that a guard rejects.
     labels: Integers
     counts: Integers
 
     @property
     def traces(self) -> int:
-        """How many traces these are."""
+        """The number of traces."""
         return int(self.counts.sum())
 
     @property
     def labelled(self) -> int:
-        """How many of them have a label."""
+        """The number of traces with a label."""
         return int(self.counts[self.labels != UNLABELLED].sum())
 
     def is_too_small(self, target: Target) -> bool:
-        """Whether so few traces allow no suggestion."""
+        """Return whether these are too few traces for a suggestion."""
         return (self.traces if target.of == "accept" else self.labelled) < target.least_traces
 
 
 class Suggestion(NamedTuple):
-    """A threshold, and its expected effect on traces of the same kind."""
+    """A threshold, and its expected effect on other traces of the same kind."""
 
     threshold: float
     low: float  # 19 of 20 samples of as many traces lead to a threshold between this and ``high``.
@@ -97,22 +98,23 @@ class Suggestion(NamedTuple):
 
 
 class Cohort(NamedTuple):
-    """Traces that get one threshold: those of a domain, or of several domains together."""
+    """The traces of one domain, or of several together, which get one threshold."""
 
     traces: int
     suggestion: Suggestion | None = None
     lack: Literal["too_few", "out_of_reach", "too_alike"] | None = None
-    """Why there is no suggestion: too few traces; no threshold has the precision or, as guards reject some, the share; or the
-    scores are so alike that all thresholds accept far more or far fewer."""
-    nearest: tuple[float, float] = (0.0, 1.0)  # Which shares the thresholds on both sides of the target accept, if too alike.
+    """The reason for no suggestion. ``too_few``: there are too few traces. ``out_of_reach``: no threshold has the precision, or
+    guards reject so many traces that none has the share. ``too_alike``: many traces have one score, so every threshold accepts
+    far more or far fewer."""
+    nearest: tuple[float, float] = (0.0, 1.0)  # The shares that the two nearest thresholds accept, if too alike.
 
 
 class Calibration(NamedTuple):
-    """Suggested thresholds."""
+    """The thresholds that are suggested for some traces."""
 
-    domains: Mapping[str, Cohort]  # Every domain, in the order of their names.
+    domains: Mapping[str, Cohort]  # Every domain, sorted by name.
     other_domains: Cohort
-    """For all other domains: of those with too few traces that keep no threshold, or of all if these are still too few."""
+    """The traces of all domains that have too few and no threshold of their own; or all traces, if these are too few too."""
     other_domains_are_all: bool
 
 
@@ -126,11 +128,11 @@ def calibrate(
 ) -> Settings:
     """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.
 
-    The share to reach, 0..1, is either of a domain's traces, which to ``accept``, or of the accepted ones, which are to be
-    ``good`` by their ids (``precision``). Domains with too few decisions keep what applies to them.
+    The target, 0..1, is either the share of a domain's traces to ``accept``, or a ``precision``: the share of the accepted
+    traces that are ``good``, which maps trace ids to labels. Domains with too few decisions keep the threshold that they have.
 
     Raises:
-        ValueError: there is not one target, or it is no such share.
+        ValueError: there is no target or more than one, or it is no share between 0 and 1.
         SettingsError: a setting is wrong, or a review is above its new threshold.
     """
     settings = settings or load_settings()
@@ -145,28 +147,28 @@ def calibrate(
 
 
 def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -> list[Decision]:
-    """Decide again by the thresholds, weights, guards on novelty and aliases of other settings; nothing is embedded or stored.
+    """Decide again by other settings: their thresholds, weights, guards on novelty and aliases. Nothing is embedded or stored.
 
-    What depends on the traces stays as it was decided: ``scoring.cap_step_term`` and ``scoring.max_confidence`` change nothing.
+    Dimensions stay as they were decided, so ``scoring.cap_step_term`` and ``scoring.max_confidence`` have no effect.
     """
     policy = (settings or load_settings()).scoring
     return [decide_again(decision, policy) for decision in decisions]
 
 
 def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
-    """The domain whose threshold applies to a decision.
+    """Return the domain whose threshold applies to a decision.
 
-    The alias that it was made by applies only where ``aliases`` has no other.
+    The alias by which it was decided applies only where ``aliases`` has none.
     """
     decided_as = decision.taken_for or decision.domain
     return aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
 
 
 def samples_of(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> dict[str, Sample]:
-    """The scores of decisions, each with its label, by the domain whose threshold applies to them.
+    """Return a sample of scores and labels for each domain whose threshold applies to some of the decisions.
 
-    Labels count of sampled traces alone, if any of these has one: what else people label is what they come to see, the accepted
-    traces above all. Scores are as fine as thresholds can be, so that those of any number of decisions take bounded memory.
+    If any sampled trace has a label, only labels of sampled traces count: people label what they come to see, which is mostly
+    accepted traces. Scores are rounded to half a step of thresholds, so any number of decisions takes bounded memory.
     """
     counts: defaultdict[str, Counter[tuple[int, int, bool]]] = defaultdict(Counter)
     has_labelled_sample = False
@@ -180,7 +182,7 @@ def samples_of(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mappi
 
 
 def _half_steps(score: float) -> int:
-    """A score in half steps: even on a step, odd between two, where no threshold separates it from others."""
+    """Return a score in half steps: even on a step; odd between two steps, where no threshold separates it from others."""
     steps = round(score * _STEPS)
     return 2 * steps if abs(score - steps / _STEPS) < _SAME else 2 * math.floor(score * _STEPS) + 1
 
@@ -193,10 +195,10 @@ def _sample(counts: Counter[tuple[int, int, bool]], *, only_sampled: bool) -> Sa
 
 
 def calibrate_samples(samples: Mapping[str, Sample], target: Target, with_own_threshold: Collection[str] = ()) -> Calibration:
-    """Suggest a threshold for each domain with enough traces, and one for the rest; there is at least one domain.
+    """Suggest a threshold for each domain with enough traces, and one for the rest. There must be at least one domain.
 
-    Domains in ``with_own_threshold`` keep their threshold if they have too few traces; these traces then have no part in the
-    threshold of the other domains.
+    A domain in ``with_own_threshold`` that has too few traces keeps its threshold, and its traces do not contribute to that of
+    the other domains.
     """
     samples = dict(sorted(samples.items()))
     few = [sample for domain, sample in samples.items() if domain not in with_own_threshold and sample.is_too_small(target)]
@@ -228,13 +230,13 @@ def _misses(accepted: Share, wanted: float) -> bool:
 
 
 def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> ScoringSettings:
-    """The settings with the suggested thresholds, where there is a suggestion; a review may be above its own."""
+    """Return settings with the suggested thresholds. A review may then be above its threshold."""
     domains = dict(scoring.thresholds)
     for domain, cohort in calibration.domains.items():
         if cohort.suggestion:
             domains[domain] = cohort.suggestion.threshold
         elif cohort.lack in ("out_of_reach", "too_alike"):
-            # That of the rest would miss the target, too.
+            # Otherwise it would get the threshold of the rest, which misses the target too.
             domains.setdefault(domain, scoring.threshold)
     fallback = calibration.other_domains.suggestion
     threshold = fallback.threshold if fallback else scoring.threshold
@@ -242,10 +244,11 @@ def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> Scori
 
 
 def suggest(sample: Sample, target: Target) -> Suggestion | None:
-    """Suggest a threshold for a sample that has enough traces; None if there is none that reaches the target.
+    """Suggest a threshold for a sample with enough traces; return None if no threshold reaches the target.
 
-    The intervals come from choosing anew in 1,000 resamples: how a choice differs between its own resample and the sample is
-    how the suggestion differs between the sample and unseen traces. The same sample gets the same intervals.
+    The intervals come from 1,000 resamples, in each of which a threshold is chosen anew. Its shares in the resample differ from
+    those in the sample as the shares of the suggestion in the sample differ from those in unseen traces. The random numbers
+    have a fixed seed, so the same sample gets the same intervals.
     """
     thresholds, traces = _tally(sample, target)
     accepted = _above(traces)
@@ -255,13 +258,13 @@ def suggest(sample: Sample, target: Target) -> Suggestion | None:
     chosen, shares, precisions = _resampled(traces, accepted, target)
     low, high = np.percentile(thresholds[chosen], _PERCENTILES)
     bad, good, _ = map(int, accepted[index])
-    counted = counted_share(good, good + bad)
-    if counted:
-        # Where all are good, so are those of every resample, which would make it certain.
-        resampled = _around(counted.value, precisions)
-        counted = Share(counted.value, min(resampled.low, counted.low), max(resampled.high, counted.high))
+    by_count = counted_share(good, good + bad)
+    if by_count:
+        # If all are good, they are in every resample, so the precision would seem certain.
+        resampled = _around(by_count.value, precisions)
+        by_count = Share(by_count.value, min(resampled.low, by_count.low), max(resampled.high, by_count.high))
     share = _around(float(_accepted_share(accepted)[index]), shares)
-    return Suggestion(float(thresholds[index]), float(low), float(high), share, counted)
+    return Suggestion(float(thresholds[index]), float(low), float(high), share, by_count)
 
 
 def _around(value: float, off: Floats) -> Share:
@@ -270,7 +273,7 @@ def _around(value: float, off: Floats) -> Share:
 
 
 def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[Integers, Floats, Floats]:
-    """Choose in resamples; return the choices, and how much more share and precision each has in the sample than there."""
+    """Choose a threshold in each resample; return its place, and its share and precision in the sample minus those there."""
     flat, rng = traces.reshape(-1), np.random.default_rng(_RESAMPLE_SEED)
     filled = np.flatnonzero(flat)
     drawn, total = np.zeros_like(flat), flat.sum()
@@ -287,11 +290,11 @@ def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[In
 
 
 def cuts(scores: Floats) -> Floats:
-    """The thresholds that separate scores (0..1), ascending from 0, of shape (cuts,).
+    """Return the thresholds that separate scores (0..1), ascending from 0, of shape (cuts,).
 
-    Each accepts fewer than the one before, and at least the highest score. Between two scores more than one step apart there is
-    exactly one, in the middle, so that the last bits of another engine stay on the same side. Scores with no step between them
-    are always accepted together.
+    Each accepts fewer scores than the one before, and at least the highest score. Between two scores more than one step apart
+    there is exactly one threshold, in the middle: another engine changes the last bits of a score, and not its side. Scores
+    with no step between them are always accepted together.
     """
     ordered, grid = np.sort(scores), np.arange(_STEPS + 1) / _STEPS
     rejected = np.searchsorted(ordered, grid - _SAME)
@@ -305,11 +308,11 @@ def cuts(scores: Floats) -> Floats:
 
 
 def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
-    """The thresholds that separate the traces that a target is about, there being some, and all traces between two.
+    """Count traces between the thresholds that separate them. There must be traces that the target concerns.
 
     Returns:
-        The thresholds, ascending, -inf first, which is below all that may be chosen, then from 0, of shape (cuts,); and the
-        traces from each to the next, by label, of shape (cuts, 3).
+        The thresholds, ascending, of shape (cuts,): -inf, which is never chosen, then from 0; and the number of traces from
+        each to the next, by label, of shape (cuts, 3).
     """
     scores = sample.scores if target.of == "accept" else sample.scores[sample.labels != UNLABELLED]
     thresholds = np.concatenate([[-np.inf], cuts(scores[scores >= 0])])
@@ -319,31 +322,31 @@ def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
 
 
 def _above(traces: Integers) -> Integers:
-    """How many traces each threshold accepts, from those between two, of shape (cuts, 3) as these."""
+    """Return the number of traces that each threshold accepts, from those between two; both are of shape (cuts, 3)."""
     return np.cumsum(traces[::-1], 0)[::-1]
 
 
 def _accepted_share(accepted: Integers) -> Floats:
-    """The share of traces that each threshold accepts, of shape (cuts,)."""
+    """Return the share of traces that each threshold accepts, of shape (cuts,)."""
     count = accepted.sum(-1)
     return np.asarray(count / count[0])
 
 
 def _precision(accepted: Integers) -> Floats:
-    """The share of good traces among the accepted ones with labels, NaN if there are none, of shape (cuts,)."""
+    """Return the share of good traces among the accepted ones with labels, NaN if there are none, of shape (cuts,)."""
     labelled = accepted[:, GOOD] + accepted[:, BAD]
     share: Floats = np.divide(accepted[:, GOOD], labelled, out=np.full(labelled.shape, np.nan), where=labelled > 0)
     return share
 
 
 def _choose(accepted: Integers, target: Target) -> tuple[int, bool]:
-    """Choose a threshold for a sample, from what each accepts, of shape (cuts, 3).
+    """Choose a threshold by the number of traces that each accepts, of shape (cuts, 3).
 
-    For a share of accepted traces it is the nearest one, of two the higher. For a precision it is the lowest that reaches it
-    and accepts ``target.least_accepted`` traces with labels; where none does, the one with the highest.
+    For a share of accepted traces, it is the nearest, and of two equally near ones the higher. For a precision, it is the
+    lowest that reaches it and accepts ``target.least_accepted`` traces with labels; or else the one of the highest precision.
 
     Returns:
-        The position of the threshold, never the first, and whether it reaches the target.
+        The position of the threshold, which is never the first, and whether it reaches the target.
     """
     shares, precisions = _accepted_share(accepted)[1:], _precision(accepted)[1:]
     accepted = accepted[1:]
@@ -357,6 +360,6 @@ def _choose(accepted: Integers, target: Target) -> tuple[int, bool]:
         reaching = precisions >= target.share - _ROUNDING
         is_reached = bool(reaching.any())
         index = (reaching if is_reached else precisions).argmax()
-    # The middle one of those that accept as many: a resample has nothing between them.
+    # In a resample, several thresholds may accept the same traces: take the middle one.
     same = np.flatnonzero(counts == counts[index])
     return int(same[0] + same[-1]) // 2 + 1, is_reached

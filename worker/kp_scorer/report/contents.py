@@ -1,4 +1,4 @@
-"""What a report shows, section by section; the page and the text draw it."""
+"""Composes the sections of a report, which the page and the text draw."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from kp_scorer.report.drift import FEWEST, MUCH, drift, time_of
 from kp_scorer.report.phrases import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
 from kp_scorer.report.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 
-Objectives = Mapping[str, str]  # Of traces by id, what each was to do; of those whose contents are at hand.
+Objectives = Mapping[str, str]  # The objectives of traces by id, for those whose content is available.
 DETAILS: Final = ("why", "objective")  # The columns of sentences, which come last.
 WORDS: Final = frozenset({"trace", "label", *DETAILS})  # The columns of tables that hold words, besides the first.
 _LABELS: Final = {True: "good", False: "bad", None: ""}
@@ -39,18 +39,18 @@ _LEADS: Final = {
     "drift": f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
     f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
 }
-"""What each section shows, by its anchor."""
+"""The lead of each section by its anchor."""
 
 
 class Chart(NamedTuple):
-    """A chart, and its title and detail."""
+    """A chart with its title and detail."""
 
     chart_id: str
     title: str
     detail: str
-    kind: Literal["scores", "dimension", "acceptance", "novelty"]  # How ``page.js`` draws it.
+    kind: Literal["scores", "dimension", "acceptance", "novelty"]  # ``page.js`` draws each kind in its own way.
     figures: Mapping[str, Any]
-    counts: Sequence[int] = ()  # Its histogram, if it shows one.
+    counts: Sequence[int] = ()  # Its histogram, if it is one.
 
 
 class Table(NamedTuple):
@@ -59,19 +59,19 @@ class Table(NamedTuple):
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_open: bool = False  # Whether the page shows it at once, and not on demand.
+    is_open: bool = False  # Whether the page shows it unfolded.
     is_in_text: bool = True
 
 
 class Section(NamedTuple):
-    """A part of the report, with a heading that says what it shows."""
+    """A part of the report. Its heading states the main figure."""
 
     anchor: str
     heading: str
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
     legend: Sequence[Outcome] = ()  # The outcomes that its charts distinguish.
-    lead: str = ""  # What it shows; by default as ever.
+    lead: str = ""  # An introduction; empty for the usual one.
 
 
 def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Mapping[str, str]]:
@@ -97,7 +97,7 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
 
 
 def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
-    """The sections that an analysis has something for."""
+    """Return the sections for which an analysis has figures."""
     first = _scores(analysis), _thresholds(analysis), _examples(analysis, objectives), _closest(analysis, objectives)
     others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
@@ -135,7 +135,7 @@ def _thresholds(analysis: Analysis) -> Section:
 
 
 def _drawn(summary: DomainSummary) -> Sequence[float]:
-    """The thresholds to draw: of many, the lowest and the highest."""
+    """Return the thresholds to draw: of many, only the lowest and the highest."""
     return summary.thresholds if len(summary.thresholds) <= _MOST_DRAWN else [summary.thresholds[0], summary.thresholds[-1]]
 
 
@@ -150,7 +150,7 @@ def _rejections(analysis: Analysis) -> Section | None:
     if not rejected:
         return None
     kinds = Counter(kind for decision in rejected for kind in dict(reasons(decision)))
-    # It adds to a score.
+    # This override raises a score, so it never explains a rejection.
     del kinds[OVERRIDE_WORDS["recovered_from_errors"]]
     counts = kinds.most_common()
     rows = [[escaped(kind), f"{count:,}", _share(count, len(rejected))] for kind, count in counts]
@@ -164,7 +164,7 @@ def _origins(analysis: Analysis) -> Section | None:
     origins = {
         "agent": by_name(decisions, lambda decision: decision.agent_id or ""),
         "framework": by_name(decisions, lambda decision: decision.framework or ""),
-        # Of ISO 8601, the date.
+        # The date in ISO 8601.
         "day": sorted(by_name(decisions, lambda decision: decision.decided_at[:10], _MOST_DAYS), key=lambda day: day.name),
     }
     headings = ["traces", "accepted", "share", "median score"]
@@ -190,7 +190,7 @@ def _closest(analysis: Analysis, objectives: Objectives) -> Section:
 
 
 def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
-    """Decisions with how far each is from its threshold, why, and where it is at hand what the trace was to do."""
+    """Return a table of decisions: the distance of each from its threshold, its reasons and, if available, its objective."""
     rows = []
     for each in decisions:
         figures = f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"
@@ -233,7 +233,7 @@ def _drift(analysis: Analysis) -> Section | None:
     newest = max(map(time_of, analysis.total.decisions))
     drifts = [(name, drift(summary.decisions, newest)) for name, summary in _with_total(analysis)]
     if not drifts[0][1].traces[0]:
-        # All decisions are of one week.
+        # All decisions are from one week.
         return None
     compared = [(name, each) for name, each in drifts if each.indices]
     changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
@@ -251,7 +251,7 @@ def _drift(analysis: Analysis) -> Section | None:
 
 
 def _outcomes(summary: DomainSummary) -> list[Outcome]:
-    """The outcomes to show: accepted and rejected always, review where there was any."""
+    """Return the outcomes to show: accepted and rejected always, review only if there is any."""
     return [outcome for outcome, count in summary.outcomes.items() if count or outcome != "review"]
 
 
@@ -269,12 +269,12 @@ def _share(part: int, total: int) -> str:
 
 
 def _share_in_brackets(part: int, total: int) -> str:
-    """The same in brackets, after a space; nothing of a handful, where it means nothing."""
+    """Return a share in brackets after a space; empty for a total of a handful, of which it means nothing."""
     return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
 
 
 def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
-    """All together, then each domain, or the smaller ones together, each with what to call it."""
+    """Return the figures of all decisions, then those of each domain, with their names."""
     return [("all", analysis.total), *((_named(each, "domain"), each) for each in analysis.domains)]
 
 

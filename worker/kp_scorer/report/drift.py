@@ -1,4 +1,4 @@
-"""How far the decisions of a week differ from those of the week before."""
+"""Measures how far the decisions of a week differ from those of the week before."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from kp_scorer.decision import Decision, Dimensions, Outcome
 
 DIMENSIONS: Final = tuple(Dimensions.model_fields)
 MUCH: Final = 0.25
-"""The stability index above which a population counts as another one (Siddiqi, Credit Risk Scorecards, 2006)."""
+"""Above this stability index two populations count as different (Siddiqi, Credit Risk Scorecards, 2006)."""
 FEWEST: Final = 300
-"""The traces that each week needs: two weeks of as many, between which nothing changed, reach ``MUCH`` once in 40,000."""
+"""The traces that each week needs. Two weeks of as many without any change reach ``MUCH`` once in 40,000 comparisons."""
 _WEEK: Final = timedelta(days=7)
 _TENTHS: Final = tuple(f"0.{tenth}" for tenth in range(10))
 
 Bin = tuple[str, str]
-"""What is compared, a dimension, ``score`` or ``outcome``, and its value: an outcome, or where a tenth of 0..1 begins."""
+"""The name of a dimension, ``score`` or ``outcome``, and a range of its values: an outcome, or the start of a tenth of 0..1."""
 BINS: Final[Sequence[Bin]] = (*product((*DIMENSIONS, "score"), _TENTHS), *product(("outcome",), get_args(Outcome)))
 
 
 class Drift(NamedTuple):
-    """The newest seven days of some decisions against the seven days before; pairs have the earlier week first."""
+    """A comparison of the newest seven days of decisions with the seven days before. In pairs, the earlier week is first."""
 
     traces: tuple[int, int]
     accepted: tuple[int, int]
@@ -32,7 +32,7 @@ class Drift(NamedTuple):
 
 
 def bins_of(decision: Decision) -> Iterator[Bin]:
-    """The bins that a decision counts in, one of each kind; a value between two is in the upper one, and 1 in the last."""
+    """Yield the bins of a decision, one for each name. A value on the edge of two is in the upper one, and 1 in the last."""
     for name in DIMENSIONS:
         yield name, _tenth(getattr(decision.dimensions, name))
     yield "score", _tenth(decision.score)
@@ -60,15 +60,15 @@ def drift(decisions: Sequence[Decision], end: datetime) -> Drift:
 
 
 def time_of(decision: Decision) -> datetime:
-    """When a decision was made, by the worker's clock."""
+    """Return when a decision was made, by the clock of the worker."""
     return datetime.fromisoformat(decision.decided_at)
 
 
 def stability_index(earlier: Mapping[Bin, float], newest: Mapping[Bin, float], name: str) -> float:
-    """The population stability index of what ``name`` names: the sum of (p - q) ln(p / q) over the shares p, q of its bins.
+    """Return the population stability index of a dimension, the score or the outcome: Σ (p - q) ln(p / q).
 
-    Each bin that a week uses counts half a trace more in both, as an empty bin would make the index infinite (the estimator of
-    Krichevsky and Trofimov). Bins that no week uses count nothing, however many traces a week has more than the other.
+    p and q are the shares of a bin in the two weeks. An empty bin would make the index infinite, so each bin that either week
+    uses has half a trace more in both (the estimator of Krichevsky and Trofimov). Bins that no week uses do not count.
     ``alerts.yml`` has the same formula.
     """
     used = [each for each in BINS if each[0] == name and earlier.get(each, 0) + newest.get(each, 0) > 0]

@@ -1,4 +1,4 @@
-"""A decision in words, in lines of 80 columns but for ids: why it came out as it did, and what it would have taken."""
+"""Explains a decision in words: its arithmetic, and what it would take to pass. Lines have 80 columns, except for long ids."""
 
 import math
 import textwrap
@@ -24,11 +24,11 @@ from kp_scorer.scoring import (
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
-_STEPS: Final = 2**50  # Among so many values in 0..1 the lowest that passes is looked for: enough for the last bits.
+_STEPS: Final = 2**50  # The values in 0..1 among which the lowest that passes is searched: exact to the last bits.
 _COLUMNS: Final = 80
 _PAGE: Final = Console(width=_COLUMNS)
 _TOOLS_NAMED: Final = 6
-_SAME: Final = 0.99995  # Similarity above which two traces have the same tokens, but for the engine's last bits.
+_SAME: Final = 0.99995  # Above this similarity two traces have the same tokens; the engine varies in the last bits.
 _EXCERPT_CHARS: Final = 240
 _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "default": "the threshold of all domains",
@@ -38,25 +38,25 @@ _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
 
 
 class Term(NamedTuple):
-    """What one dimension contributes to a score."""
+    """The contribution of one dimension to a score."""
 
     dimension: str
     value: float
     weight: float
     product: float
-    """Of the two: its part of the composite."""
+    """The value times the weight: its part of the composite."""
     least: float | None
-    """The lowest value, 0..1, with which the trace passes, all else being as it is; None if not even 1 is enough."""
+    """The lowest value, 0..1, with which the trace would pass if all else stayed the same; None if even 1 is not enough."""
 
 
 def terms_of(decision: Decision) -> list[Term]:
-    """What each dimension contributes, in the order of the dimensions."""
+    """Return the contribution of each dimension, in the order of the dimensions."""
     parts, weights = decision.dimensions.model_dump(), decision.weights.model_dump()
     return [Term(name, parts[name], weights[name], parts[name] * weights[name], _least(decision, name)) for name in parts]
 
 
 def with_dimension(decision: Decision, dimension: str, value: float) -> Decision:
-    """What a decision would have been with another value, 0..1, of one dimension, by the policy that it was decided by."""
+    """Decide again with another value, 0..1, of one dimension, by the policy of the decision itself."""
     changed = decision.dimensions.model_copy(update={dimension: value})
     policy = Policy(
         # The name of the profile does not matter.
@@ -70,7 +70,7 @@ def with_dimension(decision: Decision, dimension: str, value: float) -> Decision
 
 
 def was_capped(trace: ReasoningTrace, decision: Decision) -> bool | None:
-    """Whether more than 20 steps counted as 20, which decisions do not record; None if the decision is on other content."""
+    """Return whether more than 20 steps counted as 20. Decisions do not record it. None if the trace has other content."""
     most = bound_of(decision, "max_confidence")
     for capped in (False, True):
         if dimensions(trace, decision.dimensions.novelty, cap_step_term=capped, max_confidence=most) == decision.dimensions:
@@ -79,7 +79,7 @@ def was_capped(trace: ReasoningTrace, decision: Decision) -> bool | None:
 
 
 def bound_of(decision: Decision, name: GuardName, default: float = 1.0) -> float:
-    """The bound, 0..1, of the guard of this name, if it applied to the decision."""
+    """Return the bound, 0..1, of the guard of this name, or the default if that did not apply to the decision."""
     return next((guard.bound for guard in decision.guards if guard.name == name and guard.bound is not None), default)
 
 
@@ -87,7 +87,7 @@ def _least(decision: Decision, dimension: str) -> float | None:
     def passes(step: int) -> bool:
         return with_dimension(decision, dimension, step / _STEPS).outcome == "accepted"
 
-    # The score never falls as a dimension rises, whatever the overrides. A formula could give a value some bits too low.
+    # The score never falls as a dimension rises, whatever the overrides. A formula might be some bits too low.
     step = bisect_left(range(_STEPS + 1), True, key=passes)
     return step / _STEPS if step <= _STEPS else None
 
@@ -101,22 +101,22 @@ def explain(
     """Explain a decision in lines of 80 columns: its arithmetic, what it would take to pass, and each profile's result.
 
     Args:
-        decision: what to explain.
-        trace: its trace, from which the dimensions other than novelty are explained.
-        nearest: the nearest earlier trace, to be quoted.
-        settings: those of the profiles and thresholds; by default those of the environment and the configuration file.
+        decision: the decision to explain.
+        trace: its trace, which explains the dimensions other than novelty.
+        nearest: the nearest earlier trace, which is quoted.
+        settings: the profiles and thresholds to compare; by default those of the environment and the configuration file.
     """
     traces = {each.id: each for each in (trace, nearest) if each}
     return "\n".join(decided_words(decision, traces, (settings or load_settings()).scoring))
 
 
 def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], policy: Policy | None = None) -> Iterator[str]:
-    """Why a decision came out as it did, with what its trace and the nearest one say; with a policy also by each profile."""
+    """Yield the lines that explain a decision. ``traces`` are quoted by id; with a policy, each profile's result is added."""
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold
     yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
     yield from _barred_words(decision)
-    # As zero it would seem to pass.
+    # A margin that rounds to zero would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
     how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"
     review = "" if decision.review is None else f" From {decision.review:.4f} on it goes to review."
@@ -142,7 +142,7 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
 
 
 def _barred_words(decision: Decision) -> Iterator[str]:
-    """What keeps it from being accepted, whatever its score."""
+    """Yield what bars the trace from being accepted, whatever its score."""
     for guard in decision.guards:
         if guard.rejects:
             bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
@@ -183,7 +183,7 @@ def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace
 
 
 def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, ceiling: float) -> str:
-    """How a dimension other than novelty came about, where at most a confidence of ``ceiling`` counts."""
+    """Return how a dimension other than novelty was computed, with confidence limited to ``ceiling``."""
     steps, tools = plural(len(trace.steps), "step"), sorted(tool_names(trace))
     if dimension == "complexity":
         terms = complexity_terms(trace, cap_step_term=is_capped)
@@ -228,7 +228,7 @@ def _at_most_1(words: str, value: float) -> str:
 
 
 def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
-    """What it would take to pass, or took."""
+    """Yield what each dimension would need for the trace to pass."""
     is_accepted = decision.outcome == "accepted"
     yield "All else as it is, it would pass with" if is_accepted else "To pass, all else as it is, it would need one of these:"
     most_confidence = bound_of(decision, "max_confidence") * (success_factor(trace) if trace else 1.0)
@@ -238,12 +238,12 @@ def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | 
 
 
 def _change(term: Term, most: float) -> str:
-    """How far a term is from its least value, when it can be ``most`` in such a trace."""
+    """Return how far a term is from its least value. In such a trace it can be at most ``most``."""
     if term.least is None:
         return "not even 1 is enough"
     if not term.least:
         return "any at all"
-    # Rounded up, but for the last bits, so that the printed value is enough.
+    # Rounded up, so that the printed value is enough; but not for an error in the last bits.
     rounded = math.ceil(term.least * 10_000 - 1e-6) / 10_000
     least = f"{rounded:.4f} or more"
     if term.least <= term.value:
@@ -271,15 +271,15 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
 
 
 def _quote(trace: ReasoningTrace) -> Iterator[str]:
-    """The beginnings of what a trace was asked and of what it did."""
+    """Yield the beginnings of the objective of a trace and of its steps."""
     for label, text in (("asked", trace.task.objective), ("did", trace.did)):
-        # In cells, of which some characters take two.
+        # Text counts in cells, as some characters take two.
         for number, line in enumerate(Text(shortened(text, _EXCERPT_CHARS) or "nothing").wrap(_PAGE, _COLUMNS - 9)):
             yield f"  {'' if number else label:<7}{line.plain.rstrip()}"
 
 
 def flowing(text: str, indent: int = 0) -> list[str]:
-    """The lines of a text in 80 columns."""
+    """Return a text as lines of 80 columns."""
     margin = " " * indent
     return textwrap.wrap(
         text, _COLUMNS, initial_indent=margin, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False

@@ -8,11 +8,11 @@ import numpy as np
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
-Z: Final = 1.96  # 19 of 20 cases lie within so many standard deviations.
+Z: Final = 1.96  # The standard deviations around a mean within which 19 of 20 cases lie.
 
 
 class Share(NamedTuple):
-    """A share, 0..1, and the interval of 19 of 20 cases around it."""
+    """A share, 0..1, and an interval that contains the true share in 19 of 20 cases."""
 
     value: float
     low: float
@@ -25,23 +25,24 @@ class Share(NamedTuple):
 
 
 def counted_share(part: int, total: int) -> Share | None:
-    """A share that was counted, with Wilson's interval; None of nothing."""
+    """Return the share of a part in a total, with Wilson's interval; None for a total of 0."""
     if not total:
         return None
     share, extra = part / total, Z**2 / total
     middle, width = share + extra / 2, Z * math.sqrt(share * (1 - share) / total + extra / (4 * total))
-    # Of none or of all, one end is the share itself, but for the last bits.
+    # For a share of 0 or 1, rounding could put one end of the interval beyond it.
     return Share(
         share, min(max((middle - width) / (1 + extra), 0.0), share), max(min((middle + width) / (1 + extra), 1.0), share)
     )
 
 
 def weighted_share(is_part: Booleans, probabilities: Floats) -> Share | None:
-    """The share of a part in all traces, from those that were sampled by these probabilities; None if there are none.
+    """Estimate the share of a part in all traces from traces that were sampled by these probabilities; None for no traces.
 
-    A ratio estimator, each trace weighing 1 / its probability. The interval is Wilson's where all are equal. Otherwise the
-    distances of each probability's own interval add up by their squares (Zou, Huang and Zhang, 2009), with the variance that
-    comes of not knowing how many traces each stands for. That counts where their shares differ by more than chance.
+    This is a ratio estimator, in which a trace weighs 1 / its probability. If all probabilities are equal, the interval is
+    Wilson's. Otherwise the traces of each probability are a stratum: the widths of the strata's own intervals add up by their
+    squares (Zou, Huang and Zhang, 2009), together with the variance of the strata's sizes, which are estimates too. The latter
+    counts as far as the shares of strata differ by more than chance.
     """
     if not is_part.size:
         return None

@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: no network, no other file."""
+"""Renders the report as one page that needs no network and no other file."""
 
 import base64
 import hashlib
@@ -18,24 +18,24 @@ from kp_scorer.report.summary import Analysis
 
 
 class Html(str):
-    """HTML, to be used as it is. Any other text is escaped as it is put into an element."""
+    """HTML that is used as it is. Any other text is escaped when it is put into an element."""
 
     __slots__ = ()
 
 
 def check_installed() -> None:
-    """Raise SettingsError if the package that brings Vega is not installed."""
+    """Raise SettingsError if the package that contains Vega is not installed."""
     if find_spec("vl_convert") is None:
         raise SettingsError("report: the page's charts need vl-convert-python: install kp-scorer[report], or take --text")
 
 
 def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
-    """The page for an analysis of decisions from ``source``, in which so many lines were ``refused``."""
+    """Return the page for an analysis of decisions from ``source``, which had ``refused`` lines that could not be read."""
     script, style = _drawing_script(), _asset("page.css")
     sections = sections_of(analysis, objectives)
     title, facts, figures = head_of(analysis, source, refused)
     names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
-    # Nothing may be fetched, and nothing runs but this one script, whatever a trace brought onto the page.
+    # The policy of the page allows no fetch, and no script but this one, whatever a trace brings onto the page.
     return Template(_asset("page.html")).substitute(
         script_hash=fingerprint(script),
         style_hash=fingerprint(style),
@@ -52,17 +52,17 @@ def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) 
 
 
 def fingerprint(content: str) -> str:
-    """What a Content-Security-Policy calls a script or a style with this content."""
+    """Return the name by which a Content-Security-Policy allows a script or a style with this content."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 def _drawing_script() -> str:
-    """Vega with ``page.js``, as text for a page. Bundling takes seconds."""
-    # Imported here, because the package must work without it.
+    """Return Vega with ``page.js`` as the text of a script. Bundling takes seconds."""
+    # Imported here, because all else must work without it.
     import vl_convert
 
     bundle = vl_convert.javascript_bundle(_asset("page.js"))
-    # Sequences that end the script, or begin a comment, can occur in strings alone.
+    # A string in the script might end the script, or begin a comment of HTML.
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r", "")
 
 
@@ -104,17 +104,17 @@ def _table(content: Table) -> Html:
 
 
 def element(name: str, /, *children: str, **attributes: str) -> Html:
-    """An element. An attribute that Python would not have is written with an underscore at its end or for its hyphen."""
+    """Return an element. In the name of an attribute, an underscore stands for a hyphen; one at the end is dropped."""
     pairs = "".join(f' {key.rstrip("_").replace("_", "-")}="{_text(value)}"' for key, value in attributes.items())
     return Html(f"<{name}{pairs}>{''.join(map(_text, children))}</{name}>")
 
 
 def _text(content: str) -> Html:
-    """A text with all that HTML, or a terminal that shows its source, would act on escaped; HTML as it is."""
+    """Return HTML as it is, and a text with everything escaped that HTML, or a terminal that shows it, would act on."""
     return content if isinstance(content, Html) else Html(escape(escaped_lines(content)))
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON for a script: no text in it can end the script, or begin a comment."""
+    """Return JSON for a script. No text in it can end the script, or begin a comment."""
     text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""A decision in a few words."""
+"""Short phrases about a decision."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -19,42 +19,42 @@ _CLOSE: Final = 0.6
 
 
 def shortened(text: str, most_chars: int = 160) -> str:
-    """The beginning of a text, in one line."""
+    """Return the beginning of a text in one line."""
     words = " ".join(text[: 10 * most_chars].split())
     return words if len(words) <= most_chars else words[: most_chars - 1].rstrip() + "…"
 
 
 def plural(count: int, singular: str, many: str = "") -> str:
-    """A count and what is counted."""
+    """Return a count with the noun that it counts."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
 
 
 def spaced(name: str) -> str:
-    """The name of a field, an override or a reason as words."""
+    """Return the name of a field, an override or a reason as words."""
     return escaped(name.replace("_", " "))
 
 
 def shown_id(trace_id: str) -> str:
-    """A trace id without the prefix that all have."""
+    """Return a trace id without the prefix that all ids have."""
     return escaped(trace_id.removeprefix(TRACE_ID_PREFIX))
 
 
 def short_id(trace_id: str) -> str:
-    """The beginning of a trace id without its namespaces, enough to distinguish the traces of a table."""
+    """Return the beginning of a trace id without its namespaces, which distinguishes the traces of a table."""
     return trace_id.rpartition(":")[2][:8]
 
 
 def why(decision: Decision) -> str:
-    """What weighed most, in a few words: guards, checks, overrides, an earlier trace like it, high or low dimensions."""
-    telling = [reason for kind, reason in reasons(decision) if not kind.startswith(("high", "low"))]
+    """Return the main reasons of a decision: guards, checks, overrides, a similar earlier trace, high or low dimensions."""
+    phrases = [reason for kind, reason in reasons(decision) if not kind.startswith(("high", "low"))]
     levels = [name for kind, name in reasons(decision) if kind.startswith(("high", "low"))]
     if levels:
-        telling.append(f"{'high' if decision.outcome == 'accepted' else 'low'} {', '.join(levels)}")
-    return ", ".join(telling)
+        phrases.append(f"{'high' if decision.outcome == 'accepted' else 'low'} {', '.join(levels)}")
+    return ", ".join(phrases)
 
 
 def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
-    """Each of them: what kind it is of, and in words; of a dimension that is high or low its name."""
+    """Yield each reason: its kind, and its words, which for a high or low dimension are its name alone."""
     yield from ((f"guard {guard.name}",) * 2 for guard in decision.guards if guard.rejects)
     yield from ((f"check {check.name}",) * 2 for check in decision.checks if check.outcome)
     yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)

@@ -1,4 +1,4 @@
-"""How good the gate is: precision and recall by the labels of a sample of all traces, with intervals."""
+"""Estimates how good the gate is: its precision and recall, by the labels of a sample of all traces, with intervals."""
 
 import math
 from collections import defaultdict
@@ -12,13 +12,13 @@ from kp_scorer.report.calibration import domain_of
 from kp_scorer.report.intervals import Booleans, Floats, Share, weighted_share
 
 LEAST_LABELS: Final = 50
-"""So many labels stand for a domain by themselves: from there on ``tests.benchmarks.quality`` checks the intervals."""
+"""A domain with fewer labels has no estimate of its own. ``tests.benchmarks.quality`` checks the intervals from here on."""
 
 
 class Estimate(NamedTuple):
-    """How good a threshold is, or without one the gate; each share is None where it would be one of no traces.
+    """The quality of a threshold, or of the gate if there is none. A share of no traces is None.
 
-    It accepts so many of all traces. Precision is the share of good ones among these, recall that of these among the good.
+    Precision is the share of good traces among the accepted ones, recall that of accepted traces among the good ones.
     """
 
     threshold: float | None
@@ -28,7 +28,7 @@ class Estimate(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """Labelled traces, in arrays of shape (traces,); no threshold accepts a score of -inf; probabilities are above 0."""
+    """Labelled traces, in arrays of shape (traces,). No threshold accepts a score of -inf. Probabilities are above 0."""
 
     scores: Floats
     accepted: Booleans
@@ -36,7 +36,7 @@ class Judged(NamedTuple):
     probabilities: Floats
 
     def estimate(self, threshold: float | None = None) -> Estimate:
-        """Estimate how good a threshold is; without one the gate as it decided."""
+        """Estimate the quality of a threshold; without one, that of the gate as it decided."""
         good, weighing = self.good, self.probabilities
         accepted = self.accepted if threshold is None else self.scores >= threshold
         precision, recall = (
@@ -46,18 +46,18 @@ class Judged(NamedTuple):
 
 
 class Quality(NamedTuple):
-    """How good the gate is for a domain, or for several together."""
+    """The quality of the gate for a domain, or for several together."""
 
     domains: tuple[str, ...]
     labels: int
     estimates: tuple[Estimate, ...]
-    """The gate's, then that of each threshold, in steps of 0.05, with labelled traces on both sides."""
+    """The estimate of the gate, then one for each threshold in steps of 0.05 that has labelled traces on both sides."""
 
 
 def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> list[Quality]:
-    """Estimate how good the gate is by the sampled decisions that have a label: for all domains, then by domain.
+    """Estimate the quality of the gate by the sampled decisions with a label: for all domains together, then by domain.
 
-    Domains with fewer than 50 labels are together, as the last. Empty if no sampled decision has a label.
+    The domains with fewer than 50 labels are together the last. Without any sampled and labelled decision the list is empty.
     """
     rows: defaultdict[str, list[tuple[float, bool, bool, float]]] = defaultdict(list)
     for decision, is_good in decisions:
@@ -74,7 +74,7 @@ def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mappin
 
 def _quality(domains: tuple[str, ...], rows: Sequence[tuple[float, bool, bool, float]]) -> Quality:
     judged = Judged(*map(np.array, zip(*rows, strict=True)))
-    # What is barred is accepted by no threshold.
+    # No threshold accepts a barred trace.
     scores = judged.scores[np.isfinite(judged.scores)]
     tried = (step / 20 for step in range(21) if scores.size and scores.min() < step / 20 <= scores.max())
     return Quality(domains, len(rows), (judged.estimate(), *map(judged.estimate, tried)))

@@ -1,4 +1,4 @@
-"""Decisions as flat rows, for tables of any kind."""
+"""Flattens decisions into rows for tables."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -13,11 +13,11 @@ class _Fields(NamedTuple):
     agent_id: str | None
     framework: str | None
     visibility: str | None
-    """``private``, ``org`` or ``network``; None in decisions of earlier versions, as the next."""
+    """``private``, ``org`` or ``network``."""
     privacy_level: str | None
     """``aggregated``, ``federated`` or ``private``."""
     taken_for: str | None
-    """The domain whose profile and bounds counted, where the trace's own is an alias for it."""
+    """The domain whose profile and bounds applied, if the trace's own domain is an alias for it."""
     outcome: str
     """``accepted``, ``review`` or ``rejected``."""
     score: float
@@ -28,7 +28,7 @@ class _Fields(NamedTuple):
     threshold_source: str
     """``default``, ``domain`` or ``submission``."""
     review: float | None
-    """The score from which a trace that is not accepted goes to review; None where none does."""
+    """The score from which a trace that is not accepted goes to review; None if none does."""
     complexity: float
     novelty: float
     tool_diversity: float
@@ -39,17 +39,17 @@ class _Fields(NamedTuple):
     tool_diversity_weight: float
     outcome_confidence_weight: float
     single_thought: bool
-    """Whether this override fired, as the next two."""
+    """Whether this override fired; likewise for the next two."""
     recovered_from_errors: bool
     single_tool: bool
     is_guarded: bool
     """Whether a guard or a check kept the trace from being accepted, whatever its score."""
     sampled: float | None
-    """The share of all traces that goes to review for ``kp-scorer quality``, where this one does; each weighs 1 over it."""
+    """The share of all traces that is sampled for ``kp-scorer quality``, if this one is. A sampled trace weighs 1 over it."""
     novelty_source: str
     """``embedding``, ``empty_cache``, ``no_embedder`` or ``unreadable``."""
     nearest_id: str | None
-    """The most similar earlier trace; None where there was nothing to compare with."""
+    """The most similar earlier trace; None if there was nothing to compare with."""
     similarity: float | None
     """The cosine similarity to it, -1..1."""
     duplicate_of: str | None
@@ -58,13 +58,14 @@ class _Fields(NamedTuple):
     embedded_tokens: int | None
     unknown_tokens: int | None
     text_tokens: int | None
-    """None where the text has more than were embedded."""
+    """None if the text has more tokens than were embedded."""
     space: str | None
     entry: str | None
     """The place in the novelty log, ``<ms>-<number>``."""
     worker: str | None
-    """Which decided, None offline; queued_ms also where nothing says when the trace was sent."""
+    """The worker that decided; None offline."""
     queued_ms: int | None
+    """None if the trace does not say when it was sent."""
     deliveries: int | None
     held_ms: float | None
     look_up_ms: float
@@ -73,15 +74,15 @@ class _Fields(NamedTuple):
     place_ms: float
     batch_size: int
     decided_at: datetime
-    """In UTC. Polars leaves the zone out."""
+    """In UTC. Polars omits the zone."""
 
 
 class Row(_Fields):
     """A decision without any nesting. Every row has these fields, in this order and of these types."""
 
     __slots__ = ()
-    # Written out: from Python 3.14 on, a row does not show its class's. Without them polars 2.1 reads a column that is empty at
-    # first as Null, and refuses its first value.
+    # polars 2.1 reads the types of columns from the annotations of a row, which from Python 3.14 on does not inherit them.
+    # Without types it takes a column that begins with None for one of nulls, and refuses its first value.
     __annotations__ = _Fields.__annotations__
 
 

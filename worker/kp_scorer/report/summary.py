@@ -1,4 +1,4 @@
-"""All figures of a report, from the decisions that it is about."""
+"""Computes the figures of a report from its decisions."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +14,8 @@ from kp_scorer.report.drift import DIMENSIONS
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
 THRESHOLDS: Final = tuple(number / 100 for number in range(101))
-BINS: Final = 20  # How many bins a histogram has, all equally wide; an even threshold such as 0.75 lies between two of them.
-NEAR: Final = 0.95  # The similarity to an earlier trace from which on a trace counts as a near duplicate.
+BINS: Final = 20  # The bins of a histogram, all equally wide. A round threshold such as 0.75 lies between two of them.
+NEAR: Final = 0.95  # From this similarity to an earlier trace on, a trace is a near duplicate.
 
 _MOST_DOMAINS: Final = 7
 _MOST_CALLS: Final = 8
@@ -26,7 +26,7 @@ _MOST_POINTS: Final = 600
 
 
 class Quartiles(NamedTuple):
-    """The values below which a quarter, half and three quarters lie."""
+    """The values below which a quarter, a half and three quarters of all values lie."""
 
     p25: float
     p50: float
@@ -34,27 +34,27 @@ class Quartiles(NamedTuple):
 
 
 class Distribution(NamedTuple):
-    """How values are spread: their histogram and quartiles."""
+    """The histogram and the quartiles of some values."""
 
     counts: tuple[int, ...]
     quartiles: Quartiles
 
 
 class DomainSummary(NamedTuple):
-    """The figures of a domain, or of several together, whose name is empty."""
+    """The figures of a domain; or of several together, which have an empty name."""
 
     name: str
-    smaller: int  # How many domains these are that are too small to be shown by themselves; 0 for one by itself, and for all.
+    smaller: int  # The number of domains that are too small to be shown alone, if these are they; else 0.
     decisions: Sequence[Decision]
     outcomes: Mapping[Outcome, int]
-    histograms: Mapping[Outcome, tuple[int, ...]]  # Of the scores with each outcome.
+    histograms: Mapping[Outcome, tuple[int, ...]]  # For each outcome, the histogram of its scores.
     scores: Distribution
-    thresholds: Sequence[float]  # All that applied: domains have their own, submissions may ask for one, and settings change.
-    accepted_at: tuple[int, ...]  # How many traces each of ``THRESHOLDS`` would accept.
+    thresholds: Sequence[float]  # All that applied, ascending. Settings may change, and submissions may request their own.
+    accepted_at: tuple[int, ...]  # The number of traces that each of ``THRESHOLDS`` would accept.
 
 
 class Stretch(NamedTuple):
-    """Traces from one place in the order, from 1, to another, and the quartiles of their novelty."""
+    """Consecutive traces, by their first and last place from 1, and the quartiles of their novelty."""
 
     first: int
     last: int
@@ -64,25 +64,25 @@ class Stretch(NamedTuple):
 class Course(NamedTuple):
     """The novelty of traces in their order."""
 
-    stretches: tuple[Stretch, ...]  # All traces, in stretches of equal length but for one trace.
-    points: tuple[tuple[int, float], ...]  # Places, from 1, and novelties of evenly spaced traces; all, up to 600.
+    stretches: tuple[Stretch, ...]  # All traces, in stretches whose lengths differ by at most one.
+    points: tuple[tuple[int, float], ...]  # Places from 1 and novelties of at most 600 evenly spaced traces.
 
 
 class Analysis(NamedTuple):
-    """The figures of all decisions, altogether and by domain."""
+    """The figures of all decisions, together and by domain."""
 
     total: DomainSummary
     domains: Sequence[DomainSummary]
     dimensions: Mapping[str, Distribution]
     novelty: Course
-    closest: tuple[list[Decision], list[Decision]]  # Those just accepted, and those that just missed it.
-    examples: Mapping[Outcome, list[Decision]]  # By outcome, decisions evenly spaced between the highest score and the lowest.
+    closest: tuple[list[Decision], list[Decision]]  # The decisions just accepted, and those just missed.
+    examples: Mapping[Outcome, list[Decision]]  # By outcome, decisions evenly spaced from the highest score to the lowest.
     dead_letters: int
-    labels: Mapping[str, bool]  # Whether traces are good, by the ids of those that are labelled.
+    labels: Mapping[str, bool]  # For each id of a labelled trace, whether the trace is good.
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
-    """Analyse decisions, at least one, in the order of their traces; there are so many dead letters."""
+    """Compute the figures of at least one decision, in the order of the traces, and of a number of dead letters."""
     return Analysis(
         total=_summary(decisions),
         domains=by_name(decisions, lambda decision: decision.domain),
@@ -98,7 +98,7 @@ def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[st
 def by_name(
     decisions: Sequence[Decision], name_of: Callable[[Decision], str], most: int = _MOST_DOMAINS
 ) -> list[DomainSummary]:
-    """Summarise the decisions of each name, the largest first; from ``most`` on, the smaller ones together, as the last.
+    """Summarise the decisions of each name, the most frequent first; beyond ``most`` names, the rest together as the last.
 
     Producers may invent any number of domains and agents.
     """
@@ -106,7 +106,7 @@ def by_name(
     for decision in decisions:
         groups[name_of(decision)].append(decision)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
-    # If a single domain is left over, its name is better than "1 other domain".
+    # A single remaining name is better than "1 other domain".
     named = ordered if len(ordered) <= most + 1 else ordered[:most]
     summaries = [_summary(groups[name], name) for name in named]
     if unnamed := set(ordered[len(named) :]):
@@ -129,7 +129,7 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
 
 
 def histogram(values: Sequence[float]) -> tuple[int, ...]:
-    """How many values, 0..1, lie in each bin; a value between two bins is in the upper one, and 1 in the last."""
+    """Return the number of values, 0..1, in each bin. A value on an edge is in the upper bin, and 1 in the last one."""
     counts, _ = np.histogram(values, bins=np.arange(BINS + 1) / BINS)
     return tuple(counts.tolist())
 
@@ -143,23 +143,23 @@ def _distribution(values: Sequence[float]) -> Distribution:
 
 
 def accepted_at(scores: Sequence[float]) -> tuple[int, ...]:
-    """How many of the scores each of ``THRESHOLDS`` accepts."""
+    """Return the number of scores that each of ``THRESHOLDS`` accepts."""
     ordered = np.sort(scores)
     return tuple((ordered.size - np.searchsorted(ordered, THRESHOLDS, "left")).tolist())
 
 
 def lowest_threshold(accepted: Sequence[int], most: float) -> float | None:
-    """The lowest of ``THRESHOLDS`` that accepts at most so many; None if even 1 accepts more.
+    """Return the lowest of ``THRESHOLDS`` that accepts at most ``most`` traces; None if even 1 accepts more.
 
-    ``accepted`` is what :func:`accepted_at` returns.
+    ``accepted`` is the result of :func:`accepted_at`.
     """
     return next((threshold for threshold, count in zip(THRESHOLDS, accepted, strict=True) if count <= most), None)
 
 
 def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> tuple[list[Decision], list[Decision]]:
-    """At most so many accepted ones, then others, with scores next to their thresholds, the closest first.
+    """Return the accepted decisions and the others whose scores are nearest to their thresholds, the closest first.
 
-    What a guard rejected missed no threshold.
+    There are at most ``most`` of each. Traces that a guard rejects miss no threshold, so they do not count.
     """
     accepted = (decision for decision in decisions if decision.outcome == "accepted")
     missed = (decision for decision in decisions if decision.outcome != "accepted" and not decision.is_guarded)
@@ -167,25 +167,25 @@ def closest_calls(decisions: Sequence[Decision], most: int = _MOST_CALLS) -> tup
 
 
 def _spaced(decisions: Sequence[Decision], outcome: Outcome) -> list[Decision]:
-    """Evenly spaced ones with this outcome, from the highest score to the lowest."""
+    """Return evenly spaced decisions with this outcome, from the highest score to the lowest."""
     ordered = sorted((each for each in decisions if each.outcome == outcome), key=lambda decision: -decision.score)
     places = np.linspace(0, len(ordered) - 1, min(_MOST_EXAMPLES, len(ordered))).round().astype(int)
     return [ordered[place] for place in places]
 
 
 def gap(decision: Decision) -> float:
-    """How far a score is from its threshold."""
+    """Return the distance of a score from its threshold."""
     return abs(decision.score - decision.threshold)
 
 
 def is_near_duplicate(decision: Decision) -> bool:
-    """Whether an earlier trace is at least as similar as ``NEAR``, or has the same content."""
+    """Return whether an earlier trace has the same content or a similarity of at least ``NEAR``."""
     nearest, duplicated = decision.novelty.nearest, decision.novelty.duplicate_of
     return bool(duplicated or (nearest and nearest.similarity >= NEAR))
 
 
 def novelty_course(decisions: Sequence[Decision]) -> Course:
-    """The course of novelty through decisions in the order of their traces; empty if no trace was compared."""
+    """Return the course of novelty through decisions in the order of their traces; empty if none was compared."""
     measured = [each.dimensions.novelty for each in decisions if each.novelty.source in ("embedding", "empty_cache")]
     if not measured:
         return Course((), ())

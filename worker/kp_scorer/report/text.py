@@ -1,4 +1,4 @@
-"""The report as text for a terminal of 80 columns."""
+"""Renders the report as text for a terminal of 80 columns."""
 
 import io
 import textwrap
@@ -23,7 +23,7 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
-    """An analysis of decisions from ``source``, in which so many lines were ``refused``, in lines of 80 columns but for ids."""
+    """Return a report on decisions from ``source``, which had ``refused`` lines, in 80 columns except for long ids."""
     title, facts, figures = head_of(analysis, source, refused)
     in_a_row = ", ".join(f"{name} {figure}" for name, figure in figures.items())
     lines = [line for part in (title, escaped(facts), in_a_row) for line in textwrap.wrap(part, COLUMNS)]
@@ -37,7 +37,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from textwrap.wrap(section.lead, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     for chart in section.charts:
         if chart.counts:
-            # Where there is any trace, a bar.
+            # Rounded up, so that every bin with a trace has a bar.
             bars = "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(chart.counts))] for count in chart.counts)
             yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{bars}"
     for content in section.tables:
@@ -47,7 +47,7 @@ def _section(section: Section) -> Iterator[str]:
 
 
 def _table(content: Table) -> Iterator[str]:
-    """A line for each row and, below it, for each of its sentences."""
+    """Yield a line for each row and, below it, the lines of each of its sentences."""
     headings = [heading for heading in content.headings if heading not in DETAILS]
     grid = Grid(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for number, heading in enumerate(headings):
@@ -65,5 +65,5 @@ def _table(content: Table) -> Iterator[str]:
     for line, row in zip(lines[1:], content.rows, strict=True):
         yield f"  {line}"
         for detail in filter(None, row[len(headings) :]):
-            # In cells, of which some characters take two.
+            # Text counts in cells, as some characters take two.
             yield from (f"    {part.plain.rstrip()}" for part in Text(detail).wrap(console, COLUMNS - 4))
