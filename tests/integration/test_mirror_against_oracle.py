@@ -32,7 +32,7 @@ def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
         and entry.place.number >= own.place.number - WINDOW.max_elements
         and entry.place.time_ms > own.place.time_ms - WINDOW.ttl_ms
         and entry.trace_id != own.trace_id
-        and (entry.counts or not own.counts)
+        and (entry.is_comparable or not own.is_comparable)
     }
     if not similarities:
         return None
@@ -60,7 +60,8 @@ class Scene:
         # Often none counts in a window, and often all do.
         share = self.random.choice([0.2, 0.6, 1.0])
         candidates = [
-            candidate(trace_id, self.random.randrange(7))._replace(counts=self.random.random() < share) for trace_id in ids
+            candidate(trace_id, self.random.randrange(7))._replace(is_comparable=self.random.random() < share)
+            for trace_id in ids
         ]
         placements = self.random.choice(self.caches).place(candidates)
         entries = self.entries()
@@ -162,7 +163,7 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
     for batch in range(160):
         # The first of each batch counts, so that each window has some that do.
         sent = [
-            candidate(f"{batch}-{index}", int(rng.integers(10**9)))._replace(counts=not index or rng.random() < 0.5)
+            candidate(f"{batch}-{index}", int(rng.integers(10**9)))._replace(is_comparable=not index or rng.random() < 0.5)
             for index in range(8)
         ]
         for each, placement in zip(sent, cache.place(sent), strict=True):
@@ -170,7 +171,11 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
                 assert placement
                 assert placement.nearest
                 assert placement.nearest.similarity == pytest.approx(
-                    max(float(old.vector @ each.vector) for old in placed_before[-40:] if old.counts or not each.counts),
+                    max(
+                        float(old.vector @ each.vector)
+                        for old in placed_before[-40:]
+                        if old.is_comparable or not each.is_comparable
+                    ),
                     abs=1e-5,
                 )
             placed_before.append(each)

@@ -81,14 +81,14 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
 
 
 def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redis) -> None:
-    log, sent = log_in(redis_client), [candidate("a", 1), candidate("b", 2)._replace(counts=False)]
+    log, sent = log_in(redis_client), [candidate("a", 1), candidate("b", 2)._replace(is_comparable=False)]
     log.append(sent, None)
     fields = [b"i", b"a", b"d", sent[0].digest, b"v", sent[0].vector.tobytes()]
     stored: Any = redis_client.xrange(KEYS.of_log("space").log)
     assert list(chain(*stored[0][1].items())) == fields
     assert list(stored[1][1]) == [b"i", b"d", b"v", b"c"]
     assert redis_client.hget(KEYS.of_log("space").head, "window") == b"4 600000 6 60000"
-    assert [entry.counts for entry in log.entries()] == [True, False]
+    assert [entry.is_comparable for entry in log.entries()] == [True, False]
 
 
 def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) -> None:

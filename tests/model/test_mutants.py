@@ -141,7 +141,7 @@ _BY_SCRIPT: Final = {
         ("(known_digest or state == 'dead')", "known_digest", "a dead record takes the digest of what is placed"),
         ("if state == 'decided' or state == 'dead' then", "if now_ms() < 0 then", "what is decided loses its place"),
         ("if not state then", "if true then", "what is pending expires"),
-        ("candidate.counts and {} or", "", "nothing counts"),
+        ("candidate.is_comparable and {} or", "", "nothing counts"),
         ("or {'c', '0'}", "or {}", "what failed counts"),
         ("and candidate.visible ~= digest then", "and now_ms() < 0 then", "copies do not look alike"),
         ("'~', max_elements + slack_elements", "'~', max_elements", "the log is trimmed within windows"),

@@ -94,10 +94,10 @@ class NoveltyMeter:
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
     def candidate(self, trace: ReasoningTrace, digests: Digests, vector: Vector) -> Candidate:
-        """Return the trace as the log admits it."""
+        """Return a trace as a candidate for the log."""
         least = self._window.succeeded_confidence
-        counts = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
-        return Candidate(trace.id, digests.content, vector, counts, digests.visible)
+        is_comparable = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
+        return Candidate(trace.id, digests.content, vector, is_comparable, digests.visible)
 
     def place(self, candidates: Sequence[Candidate], objectives: Sequence[Vector | None] = ()) -> list[Comparison | None]:
         """Place candidates in the log, idempotently, and compare each and its objective; None if another digest has its id."""

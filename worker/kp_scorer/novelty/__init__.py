@@ -1,4 +1,4 @@
-"""How new a trace is: an append-only log that all workers share, each worker's mirror of it, and the cache that joins them."""
+"""The novelty of traces: an append-only log that all workers share, each worker's mirror of it, and the cache of both."""
 
 from kp_scorer.novelty.log import Candidate, MemoryLog, NoveltyLog, Window
 from kp_scorer.novelty.mirror import NoveltyCache, Placement

@@ -1,4 +1,4 @@
-"""Recompute novelty from the log and compare it with what was decided."""
+"""Recomputes novelty from the log and compares it with the decisions."""
 
 from bisect import bisect_right
 from collections import Counter
@@ -15,13 +15,13 @@ from kp_scorer.novelty.mirror import Mirror
 from kp_scorer.scoring import novelty_of
 
 TOLERANCE: Final = 1e-5
-"""Novelty may differ by this much: the last bits of a similarity depend on how many were computed together."""
+"""A smaller difference of novelty is rounding: the last bits of a similarity depend on the number computed together."""
 _LOOKED_UP_AT_ONCE: Final = 500
 _BEFORE_ALL: Final = Place(0, 0)
 
 
 class DecidedTrace(NamedTuple):
-    """A decision, the 16-byte digest of the trace's content, and whether its label is good."""
+    """A decision with the 16-byte digest of the trace's content and its label."""
 
     decision: Decision
     digest: bytes
@@ -29,7 +29,7 @@ class DecidedTrace(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A decision whose novelty is not what the log gives, or whose entry holds other content than was decided."""
+    """A decision that contradicts the log: by its novelty, or because its entry has other content."""
 
     trace_id: str
     entry: str
@@ -40,21 +40,22 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """The result of an audit of one log. Every entry counts in exactly one of the other figures."""
+    """The result of an audit of one log. Every entry counts in exactly one of the other numbers."""
 
     entries: int = 0
     agreeing: int = 0
     differences: list[Difference] = field(default_factory=list)
     undecided: int = 0
-    """Placed in the log and not decided (yet), or decided at another place: before a late redelivery or the log's warming."""
+    """Entries without a decision at their place. The trace is still undecided, or was decided at another place: before a late
+    redelivery, or before the log was warmed."""
     beyond: int = 0
-    """Decided, but entries of the window have left the log or were erased since, perhaps the nearest, and so unchecked."""
-    damaged: int = 0  # Holds no trace or no vector, as somebody has changed the log.
-    last: Place | None = None  # Of the newest entry that was compared with its decision.
+    """Decided entries that cannot be checked: an entry of their window, perhaps the nearest, has left the log or was erased."""
+    damaged: int = 0  # Entries without a trace or a vector: somebody has changed the log.
+    last: Place | None = None  # The newest place whose entry was compared with its decision.
 
 
 Decisions = Callable[[Sequence[str]], Sequence[DecidedTrace | None]]
-"""Looks up the decisions on traces by their ids, in order; None for a trace without one."""
+"""Looks up the decisions on traces by id, in their order; None for a trace without one."""
 
 
 def audit(
@@ -65,12 +66,13 @@ def audit(
     most: int | None = None,
     since: Place = _BEFORE_ALL,
 ) -> Report:
-    """Replay the entries of a log after a place, or ``most`` of them, chosen at random, against the decisions.
+    """Compare the entries of a log after ``since``, or ``most`` of them at random, with their decisions.
 
-    ``advance`` gets the number done and the total. It uses the definition of novelty, one entry at a time, and not the mirror.
+    Novelty is computed by its definition, one entry at a time, and not by the mirror. ``advance`` receives the number of
+    entries that are done, and the total.
     """
     intact = _intact(entries)
-    # Only the end of what is replayed: their windows reach back beyond it.
+    # Earlier entries are needed as well, as windows reach back beyond ``since``.
     later = range(bisect_right(intact, since, key=lambda entry: entry.place), len(intact))
     indices = later if most is None or most >= len(later) else sorted(sample(later, most))
     damaged = sum(entry.place > since for entry in entries) - len(later)
@@ -88,7 +90,7 @@ def audit(
         similarity, decided = replay.similarity(index), trace.decision.dimensions.novelty
         recomputed = novelty_of(similarity if trace.decision.novelty.source != "unreadable" else None)
         is_of_other_content = trace.digest != entry.digest
-        # Without the entries that are gone, novelty can only seem higher than it was, or unknown.
+        # An entry that is gone can only make novelty seem higher than it was, or unknown.
         may_seem_higher = not is_of_other_content and not replay.is_complete(index)
         if may_seem_higher and (similarity is None or recomputed > decided + TOLERANCE):
             report.beyond += 1
@@ -101,18 +103,18 @@ def audit(
 
 
 def left_since(since: Place, oldest: Place) -> str:
-    """Return how many entries that were placed after ``since`` have left a log, by its oldest entry; empty if none."""
+    """Return the number of entries placed after ``since`` that have left a log, by its oldest entry; empty for none."""
     if oldest <= since or oldest.number == since.number + 1:
         return ""
     if since.number >= oldest.number:
-        # It was emptied, and counts from 1 again; or this is an entry of another log.
+        # The log was emptied, and counts from 1 again; or ``since`` is a place in another log.
         return "an unknown number"
-    # Times have no number.
+    # A place that stands for a time has no number.
     return f"{'at most ' if since.time_ms and not since.number else ''}{oldest.number - 1 - since.number}"
 
 
 def with_nearest(decision: Decision, entries: Sequence[Entry], window: Window) -> Decision:
-    """The decision with the nearest earlier trace, which it may not name; as it is if the log's entries do not give it."""
+    """Return a decision with its nearest earlier trace, which it may omit; unchanged if the entries do not give it."""
     novelty, entries = decision.novelty, _intact(entries)
     if novelty.nearest or not novelty.entry or not entries:
         return decision
@@ -132,7 +134,7 @@ def with_nearest(decision: Decision, entries: Sequence[Entry], window: Window) -
 
 
 def _intact(entries: Sequence[Entry]) -> list[Entry]:
-    """Those with a trace, and a vector of as many dimensions as most have."""
+    """Return the entries with a trace, and with a vector of the dimensions that most have."""
     entries = [entry for entry in entries if entry.trace_id]
     dimensions = Counter(len(entry.vector) for entry in entries).most_common(1)
     return [entry for entry in entries if len(entry.vector) == dimensions[0][0]]
@@ -149,28 +151,28 @@ class _Replay:
         self._vectors = np.stack([entry.vector for entry in entries])
         self._numbers = np.array([entry.place.number for entry in entries])
         self._times = np.array([entry.place.time_ms for entry in entries])
-        # Numbers in their place, which compare faster.
+        # Numbers stand for ids and digests, as they compare faster.
         self._ids = np.unique([entry.trace_id for entry in entries], return_inverse=True)[1]
         self._digests = np.unique([(entry.visible or entry.digest).hex() for entry in entries], return_inverse=True)[1]
-        self._counts = np.array([entry.counts for entry in entries])
+        self._comparable = np.array([entry.is_comparable for entry in entries])
 
     def similarity(self, index: int) -> float | None:
-        """The largest similarity to the trace at ``index`` among what counts for it in its window and is still in the log."""
+        """Return the largest similarity to the trace at ``index`` among the remaining comparable entries of its window."""
         rows = self._rows(index)
-        counting = (self._counts[rows] | ~self._counts[index]) & (self._ids[rows] != self._ids[index])
-        if not counting.any():
+        is_candidate = (self._comparable[rows] | ~self._comparable[index]) & (self._ids[rows] != self._ids[index])
+        if not is_candidate.any():
             return None
-        if (self._digests[rows] == self._digests[index])[counting].any():
+        if (self._digests[rows] == self._digests[index])[is_candidate].any():
             return 1.0
-        return float((self._vectors[rows] @ self._vectors[index])[counting].max())
+        return float((self._vectors[rows] @ self._vectors[index])[is_candidate].max())
 
     def is_complete(self, index: int) -> bool:
-        """Whether the log still holds every entry of the window."""
+        """Return whether the log still holds every entry of the window."""
         first = max(1, self._numbers[index] - self._window.max_elements)
         oldest_ms = self._times[index] - self._window.ttl_ms
         if self._numbers[0] > first and self._times[0] > oldest_ms:
             return False
-        # Places count up by one, so a gap is where entries were erased.
+        # Numbers increase by one, so a gap shows an erased entry.
         row = np.searchsorted(self._numbers, first, "left")
         return bool(self._numbers[index] - max(first, self._numbers[0]) == index - row)
 

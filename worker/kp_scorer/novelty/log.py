@@ -1,8 +1,9 @@
-"""The novelty log: an append-only sequence of vectors with places in one total order, in Redis or in memory.
+"""The interface of the novelty log, an append-only sequence of vectors in one total order, and a log in memory.
 
-A trace's novelty is a function of the log alone: one minus the largest similarity to the entries before its own that belong
-to other traces, and count if its own does, among the ``max_elements`` places before its own and younger than the TTL at its own
-time. An erased entry leaves its place empty, so that the windows of other entries lose nothing else.
+The novelty of a trace is a function of the log alone: one minus the largest similarity to an earlier entry of another trace in
+its window. The window is the ``max_elements`` places before its own, as far as they are younger than the TTL at its own time.
+An entry that is not comparable counts only for traces that are not comparable either. An erased entry leaves its place empty,
+so no window shifts.
 """
 
 import time
@@ -15,29 +16,29 @@ from numpy.typing import NDArray
 
 
 class Window(NamedTuple):
-    """Which earlier entries count, and how much longer the log keeps them than a new entry needs.
+    """The range of earlier entries that a trace is compared with, and the slack: the entries that the log keeps beyond it.
 
-    The slack is for traces whose worker died between appending and deciding: within it a redelivery finds its first place
-    and its whole window. A redelivery later than the slack is appended again, at a new place.
+    The slack serves traces whose worker died between appending and deciding: within it, a redelivery finds its first place and
+    its whole window. A later redelivery is appended again, at a new place.
     """
 
     max_elements: int
     ttl_ms: int
     slack_elements: int
     slack_ms: int
-    succeeded_confidence: float | None = None  # Only successes of at least this confidence count for all; None: all do.
+    succeeded_confidence: float | None = None  # Only successes of at least this confidence are comparable; None: all are.
 
     def __str__(self) -> str:
         return " ".join(str(value) for value in self if value is not None)
 
     @classmethod
     def parse(cls, text: str) -> "Window":
-        """Read a window as ``str`` writes it, which is also how a log stores the one that its writers share."""
+        """Parse a window as ``str`` writes it. A log stores the window of its writers in this form."""
         numbers = text.split()
         return cls(*map(int, numbers[:4]), *map(float, numbers[4:]))
 
     def as_settings(self) -> dict[str, float | str]:
-        """The settings of ``[novelty]`` that describe it, times in seconds."""
+        """Return the settings of ``[novelty]`` that describe this window, with times in seconds."""
         return {
             "max_elements": self.max_elements,
             "ttl_s": self.ttl_ms / 1_000,
@@ -47,12 +48,12 @@ class Window(NamedTuple):
 
     @property
     def kept_elements(self) -> int:
-        """How many entries a log or mirror must keep."""
+        """The number of entries that a log or mirror must keep."""
         return self.max_elements + self.slack_elements
 
 
 class Place(NamedTuple):
-    """An entry's position in the log: numbers count up from 1, times (ms, the log's clock) never go back."""
+    """The position of an entry in the log. Numbers count up from 1; times, in ms by the log's clock, never decrease."""
 
     time_ms: int
     number: int
@@ -62,7 +63,7 @@ class Place(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> "Place":
-        """Read a place as ``str`` writes it, which is also the id of the entry in the Redis stream."""
+        """Parse a place as ``str`` writes it, which is also the id of the entry in the Redis Stream."""
         time_ms, _, number = text.partition("-")
         return cls(int(time_ms), int(number))
 
@@ -73,17 +74,17 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    counts: bool = True  # Whether it counts for all later traces; if not, for those that do not count either, as all do.
-    visible: bytes = b""  # The digest that copies share; empty: ``digest``.
+    is_comparable: bool = True  # Whether all later traces are compared with it, or only those that are not comparable either.
+    visible: bytes = b""  # The digest that copies share; empty if it is ``digest``.
 
 
 class Cursor(NamedTuple):
-    """How far a mirror has read the log of this epoch."""
+    """The position up to which a mirror has read the log of an epoch."""
 
     epoch: str
-    place: Place | None  # Of the newest entry read, if any.
-    trace_id: str  # Of that entry; empty if there is none, or if it was erased since.
-    erasure: str  # Id of the newest erasure read; empty: none yet.
+    place: Place | None  # The place of the newest entry that was read, if any.
+    trace_id: str  # The trace of that entry; empty if there is none, or if it was erased since.
+    erasure: str  # The id of the newest erasure that was read; empty if there is none.
 
 
 class Entry(NamedTuple):
@@ -93,12 +94,12 @@ class Entry(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    counts: bool = True
+    is_comparable: bool = True
     visible: bytes = b""
 
 
 class Erasure(NamedTuple):
-    """The note that an entry was erased, for mirrors that have read it."""
+    """The note that an entry was erased, for mirrors that have read the entry."""
 
     erasure_id: str
     place: Place
@@ -110,18 +111,18 @@ class Tail(NamedTuple):
     epoch: str
     entries: Sequence[Entry]
     erasures: Sequence[Erasure]
-    restart: bool  # Whether the log is another one than the cursor's: the mirror must drop what it has read and start anew.
-    more: bool
+    restart: bool  # Whether the cursor belongs to another log, so that the mirror must drop everything and start again.
+    more: bool  # Whether the log has entries or erasures that are newer still.
 
 
 class NoveltyLog(Protocol):
     """The log. Admission is atomic and idempotent: a trace that was admitted before gets its first place back."""
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        """Admit the candidates, in order, and read what is newer than the cursor, in one step.
+        """Admit the candidates, in order, and read everything newer than the cursor, in one step.
 
-        It returns for each candidate its place, or None if another digest has its id; and the tail. SettingsError if the log is
-        not empty, and was begun with another window.
+        Returns the place of each candidate, None if its id has another digest; and the tail. Raises SettingsError if the log is
+        not empty and has another window.
         """
 
 
@@ -139,7 +140,7 @@ class MemoryLog:
         """Admit and read; see :class:`NoveltyLog`."""
         places = [self._admit(candidate) for candidate in candidates]
         newest_read = cursor.place.number if cursor and cursor.place else 0
-        # Places are consecutive, so the newest ones are at the end; a slice of the whole deque would cost its length.
+        # Places are consecutive, so the newest entries are the last ones. A deque has no slices.
         count = min(len(self._entries), self._last.number - newest_read)
         newer = [self._entries[index] for index in range(-count, 0)]
         return places, Tail("", newer, (), restart=False, more=False)

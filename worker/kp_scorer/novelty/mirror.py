@@ -1,4 +1,4 @@
-"""A process's mirror of the log's tail, and the cache that joins the two: admit, bring the mirror up to date, compare."""
+"""A process's mirror of the log's tail, and the cache of both: it admits, brings the mirror up to date, and compares."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
-_SCAN_ROWS: Final = 8_192  # Rows compared at once, which keeps a batch's similarities to some megabytes for any window.
+_SCAN_ROWS: Final = 8_192  # Comparing more rows at once would take more than some megabytes for a batch.
 
 
 class Nearest(NamedTuple):
-    """The most similar entry of a window; ``is_duplicate`` if it is a copy: both have the digest that copies share."""
+    """The most similar entry of a window. It ``is_duplicate`` if it is a copy, by the digest that copies share."""
 
     trace_id: str
     similarity: float
@@ -21,7 +21,7 @@ class Nearest(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """A candidate's place in the log and its nearest earlier entry (None: its window has none to compare with)."""
+    """The place of a candidate in the log, and its nearest earlier entry; None if its window has none."""
 
     place: Place
     nearest: Nearest | None
@@ -30,8 +30,8 @@ class Placement(NamedTuple):
 class Mirror:
     """The newest ``window.kept_elements`` entries as arrays. One thread owns it.
 
-    Rows are contiguous and in the log's order, so a window takes a few binary searches and a scan is one matrix product.
-    The arrays have room for more rows than are kept; when they are full, the kept ones move to the front.
+    Rows are contiguous and in the order of the log, so finding a window takes some binary searches, and scanning it is one
+    matrix product. The arrays have room for more rows than are kept; when they are full, the kept rows move to the front.
     """
 
     def __init__(self, window: Window, dimensions: int) -> None:
@@ -45,7 +45,7 @@ class Mirror:
         self._numbers = np.empty(capacity, np.int64)
         self._digests = np.empty(capacity, np.uint64)
         self._bounds = np.empty((2, capacity), np.float32)
-        """What a row's similarity to a trace that does not count, and to one that does, cannot exceed: -inf rules it out."""
+        """Upper bounds of a row's similarity to traces that are not comparable, and to those that are; -inf excludes it."""
         self._trace_ids: list[str] = []
         self.cursor: Cursor | None = None  # How far the log has been read; None before the first read.
 
@@ -53,7 +53,7 @@ class Mirror:
         return len(self._trace_ids)
 
     def apply(self, tail: Tail) -> None:
-        """Append a tail's entries and blank what it erases; drop everything if it says to restart."""
+        """Append the entries of a tail and blank those that it erases; drop everything if it demands a restart."""
         if tail.restart:
             self._trace_ids.clear()
             self.cursor = None
@@ -70,12 +70,11 @@ class Mirror:
         self.cursor = cursor
 
     def nearest(self, places: Sequence[Place]) -> list[Nearest | None]:
-        """For each place find the most similar entry of its window that counts for it; None where there is none.
+        """Return for each place the most similar entry of its window that it is compared with; None if there is none.
 
-        Entries of the place's own trace never count. A copy is always nearest, with a similarity of exactly 1, because two
-        embeddings of one text may differ in the last bit.
-
-        Raises KeyError if there is no entry at a place, because the log was emptied meanwhile.
+        Entries of the same trace do not count. A copy is always the nearest, with a similarity of exactly 1, although two
+        embeddings of one text may differ in the last bit. Raises KeyError if a place has no entry, because the log was emptied
+        meanwhile.
         """
         owns = [self._row(place) for place in places]
         windows = [self._rows(place) for place in places]
@@ -83,11 +82,11 @@ class Mirror:
         return [self._duplicate(own, rows) or nearest for own, rows, nearest in zip(owns, windows, best, strict=True)]
 
     def vectors(self, places: Sequence[Place]) -> NDArray[np.float32]:
-        """The vectors at these places, of shape (places, dimensions); raises KeyError as :meth:`nearest` does."""
+        """Return the vectors at these places, of shape (places, dimensions); raise KeyError as :meth:`nearest` does."""
         return self._vectors[[self._row(place) for place in places]]
 
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
-        """The largest similarity of a vector to what counts for all, at a time after the newest entry; None if nothing does."""
+        """Return the largest similarity of a vector to a comparable entry, after the newest one; None if there is none."""
         rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
         similarities = np.minimum(self._vectors[rows.start : rows.stop] @ vector, self._bounds[1, rows.start : rows.stop])
         largest = float(similarities.max(initial=-np.inf))
@@ -98,14 +97,14 @@ class Mirror:
             self._drop_oldest(len(self) - self._window.kept_elements + 1)
         row = len(self)
         self._times[row], self._numbers[row] = entry.place
-        # Enough of it to tell a window's entries apart, and comparable in one vector operation.
+        # 8 bytes distinguish the entries of a window, and numpy compares them in one operation.
         self._digests[row] = int.from_bytes((entry.visible or entry.digest)[:8], "little")
-        self._bounds[:, row] = np.inf, np.inf if entry.counts else -np.inf
+        self._bounds[:, row] = np.inf, np.inf if entry.is_comparable else -np.inf
         self._trace_ids.append(entry.trace_id)
         if entry.trace_id and entry.vector.shape == self._vectors[row].shape:
             self._vectors[row] = entry.vector
         else:
-            # It is damaged.
+            # The entry is damaged.
             self._erase(entry.place)
 
     def _erase(self, place: Place) -> None:
@@ -121,13 +120,13 @@ class Mirror:
 
     def _row(self, place: Place) -> int:
         row = int(np.searchsorted(self._numbers[: len(self)], place.number, "left"))
-        # Its time too: a log that was emptied counts from 1 again, and there may be another entry by that number.
+        # The time must match too: a log that was emptied counts from 1 again, so another entry may have the number.
         if row == len(self) or (self._times[row], self._numbers[row]) != place:
             raise KeyError(place)
         return row
 
     def _rows(self, place: Place) -> range:
-        """Rows of the window before ``place``: by number, and younger than the TTL at its time."""
+        """Return the rows of the window before ``place``: by number, and younger than the TTL at its time."""
         numbers, times = self._numbers[: len(self)], self._times[: len(self)]
         by_number = int(np.searchsorted(numbers, place.number - self._window.max_elements, "left"))
         by_age = int(np.searchsorted(times, place.time_ms - self._window.ttl_ms, "right"))
@@ -157,7 +156,7 @@ class Mirror:
             trace_id = self._trace_ids[first_row + offset]
             if trace_id != self._trace_ids[own]:
                 return Nearest(trace_id, float(np.clip(similarity, -1.0, 1.0)), is_duplicate=False)
-            # A late redelivery appended its trace again.
+            # A late redelivery has appended its own trace again.
             similarities[offset] = -np.inf
         return None
 
@@ -176,7 +175,7 @@ class Mirror:
     def _drop_oldest(self, count: int) -> None:
         size = len(self)
         for array in (self._vectors, self._times, self._numbers, self._digests, *self._bounds):
-            # As bytes: for an overlapping copy numpy would first make a second copy of everything.
+            # As bytes: numpy would copy everything twice if source and target overlap.
             memory, row_bytes = memoryview(array).cast("B"), array.strides[0]
             memory[: (size - count) * row_bytes] = memory[count * row_bytes : size * row_bytes]
         del self._trace_ids[:count]
@@ -187,19 +186,19 @@ class NoveltyCache:
 
     def __init__(self, log: NoveltyLog, window: Window, dimensions: int) -> None:
         self._log = log
-        self.mirror = Mirror(window, dimensions)  # As far as the log was read. Any thread may ask for its length.
+        self.mirror = Mirror(window, dimensions)  # Any thread may read its length.
 
     def catch_up(self) -> int:
-        """Read the log to its end, in chunks, and return how many entries the mirror holds; raises as :meth:`place` does."""
+        """Read the log to its end, in chunks, and return the length of the mirror; raise as :meth:`place` does."""
         self._append(())
         return len(self.mirror)
 
     def place(self, candidates: Sequence[Candidate]) -> list[Placement | None]:
-        """Append the candidates that are new; compare each, by the vector that the log holds, with the entries before its own.
+        """Append the new candidates, and compare each, by the vector in the log, with the entries before its own.
 
-        It returns for each its place and nearest entry, or None if another digest has its id. SettingsError if the log is not
-        empty, and was begun with another window; ServiceUnavailable if it cannot be reached, or was emptied meanwhile: placing
-        again is safe.
+        Returns the place and the nearest entry of each; None if its id has another digest. Raises SettingsError if the log is
+        not empty and has another window, and ServiceUnavailable if it cannot be reached, or was emptied meanwhile. Placing is
+        idempotent, so the caller may retry.
         """
         places = self._append(candidates)
         try:
@@ -209,9 +208,9 @@ class NoveltyCache:
         return [Placement(place, next(nearest)) if place else None for place in places]
 
     def _append(self, candidates: Sequence[Candidate]) -> list[Place | None]:
-        # Part of a window would give novelty that the log does not explain, so nothing is compared before the mirror has caught
-        # up. Each round admits the candidates again: should the log be trimmed meanwhile, those whose windows it cut get new
-        # places. The rounds end, because a batch is small against the slack and against what one of them reads.
+        # A comparison with part of a window would give a novelty that the log does not explain, so the mirror has to catch up
+        # first. Each round admits the candidates again: if the log is trimmed meanwhile, those whose windows were cut get new
+        # places. The loop terminates because a batch is small compared with the slack and with the entries that a round reads.
         while True:
             places, tail = self._log.append(candidates, self.mirror.cursor)
             self.mirror.apply(tail)

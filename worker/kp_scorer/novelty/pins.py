@@ -1,6 +1,6 @@
-"""Pinned sets: traces, or plain texts such as a benchmark's tasks, that every trace is compared with, whatever the window.
+"""Pinned sets: traces, or texts such as the tasks of a benchmark, that every trace is compared with, beside the window.
 
-A trace's vector is compared with traces; with texts that of its objective alone.
+Pinned traces are compared with the vector of a trace, and pinned texts with that of its objective.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,50 +18,50 @@ from kp_scorer.novelty.log import Entry
 NO_EMBEDDER: Final = (
     "novelty.pinned: no embedder to compare with: install kp-scorer[embedding], or set embedding.embedder to words"
 )
-_HEAD: Final = 128  # Axes compared first: of a real text's 384 they hold five sixths.
+_HEAD: Final = 128  # The axes that are compared first. They hold five sixths of a real text's vector of 384.
 _ROWS: Final = 4_096
 _AT_ONCE: Final = 32
-_SLACK: Final = 1e-5  # Much more than the rounding of a bound.
-_MANY: Final = 4  # If one entry in so many reaches the bound, copying those costs more than comparing all.
+_SLACK: Final = 1e-5  # Far more than the rounding error of a bound.
+_MANY: Final = 4  # If a quarter of the entries reach the bound, comparing all costs less than copying those.
 
 
 class PinnedSet(NamedTuple):
-    """A set of one space: an id for each of ``vectors``, float32 unit vectors of shape (entries, dimensions)."""
+    """A set of vectors of one space: float32 unit vectors of shape (entries, dimensions), and an id for each."""
 
     kind: Literal["traces", "texts"]
-    ids: Sequence[str]  # Of each entry its trace's id, or the number of its text's line in the file.
+    ids: Sequence[str]  # For each entry, the id of its trace, or the line number of its text.
     vectors: NDArray[np.float32]
 
     @property
     def version(self) -> str:
-        """The digest of all that it holds."""
+        """The digest of the whole set."""
         digest = blake2b("\0".join([self.kind, *self.ids, ""]).encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.vectors, "<f4").data)
         return digest.hexdigest()
 
 
 class PinnedSearch:
-    """Finds what is nearest in a set: exactly, and among real texts in the time that a third of the set takes to read.
+    """Finds the nearest entry of a set: exactly, and for real texts in the time of reading a third of the set.
 
-    By the set's principal axes, a vector is a head, which holds most of it, and a tail. A similarity is at most the product of
-    the heads and that of the tails' lengths (Cauchy and Schwarz). Only entries of which that reaches the similarity of the most
-    promising one are compared whole.
+    By the principal axes of the set, each vector is divided into a head, which holds most of it, and a tail. A similarity is at
+    most the product of the heads plus that of the lengths of the tails (Cauchy and Schwarz). Only entries for which that bound
+    reaches the similarity of the most promising entry are compared as a whole.
     """
 
     def __init__(self, pinned: PinnedSet) -> None:
-        """Find the axes: half a second for 100,000 entries, and a third more of memory."""
+        """Find the axes. For 100,000 entries this takes half a second, and a third more memory."""
         self._ids, self._vectors = pinned.ids, pinned.vectors
         _, axes = np.linalg.eigh(self._vectors.T @ self._vectors)
-        # By their weight, which increases.
+        # The axes come in the order of increasing weight.
         self._axes: NDArray[np.float32] = np.ascontiguousarray(axes[:, -_HEAD:])
         starts = range(0, len(self._ids), _ROWS)
         parts = [self._divided(self._vectors[start : start + _ROWS]) for start in starts]
         self._heads, self._tails = (np.concatenate(part) for part in zip(*parts, strict=True))
 
     def nearest(self, vectors: NDArray[np.float32]) -> list[tuple[str, float]]:
-        """The id of the first entry that is most similar to each of ``vectors``, and the cosine similarity, -1..1."""
+        """Return for each vector its most similar entry, of equal ones the first, and the cosine similarity, -1..1."""
         nearest: list[tuple[str, float]] = []
-        # Bounds take 0.4 MB for each of them.
+        # The bounds of one vector take 0.4 MB for 100,000 entries.
         for some in np.split(vectors, range(_AT_ONCE, len(vectors), _AT_ONCE)):
             heads, tails = self._divided(some)
             nearest += map(self._nearest, some, heads @ self._heads.T, tails)
@@ -85,42 +85,44 @@ class PinnedSearch:
 
 
 class PinnedSets(Protocol):
-    """Where the sets of one space are kept."""
+    """The storage of the pinned sets of one space."""
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
-        """The version of each of these sets; None for one that does not exist."""
+        """Return the version of each of these sets; None for a set that does not exist."""
 
     def read(self, name: str) -> PinnedSet | None:
-        """A set as it is now; None if it does not exist, or is damaged."""
+        """Return the current version of a set; None if it does not exist, or is damaged."""
 
 
 class Pins:
-    """The sets that settings name, as a process holds them. The thread that owns the mirror owns it."""
+    """The sets that the settings name, as a process holds them. The thread that owns the mirror owns them too."""
 
     def __init__(self, sets: PinnedSets, limits: Mapping[str, tuple[float, Outcome | None]], dimensions: int) -> None:
-        """Hold nothing yet; of each set the largest similarity, and the outcome that a trace beyond it gets at least."""
+        """Load nothing yet. ``limits`` has for each set the largest similarity, and the least outcome of a trace beyond it."""
         self._sets = sets
         self._limits = limits
         self._dimensions = dimensions
         self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
-        self.has_texts = False  # Whether objectives are compared, too. Any thread may ask.
-        self.missing = ""  # Which set is gone, since when nothing is decided; empty if none. Any thread may read it.
+        self.has_texts = False  # Whether objectives are compared too. Any thread may read it.
+        self.missing = (
+            ""  # The error about a missing set, which stops all deciding; empty if there is none. Any thread may read it.
+        )
 
     def load(self) -> None:
-        """Read all sets; raises SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""
+        """Read all sets; raise SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""
         if absent := _absent(self._versions()):
             raise SettingsError(absent)
         self.refresh()
 
     def refresh(self) -> None:
-        """Read anew what has another version; raises ServiceUnavailable if a set is gone."""
+        """Read the sets whose versions have changed; raise ServiceUnavailable if a set is gone."""
         versions = self._versions()
         self.missing = _absent(versions)
         if self.missing:
             raise ServiceUnavailable(self.missing)
         for name, version in versions:
             if name not in self._by_name or self._by_name[name][0] != version:
-                # First, or both would take memory at once.
+                # Dropped first, as both versions would take memory at once.
                 self._by_name.pop(name, None)
                 pinned = self._sets.read(name)
                 if pinned is None or pinned.vectors.shape[1] != self._dimensions:
@@ -129,13 +131,15 @@ class Pins:
                 self._by_name[name] = pinned.version, pinned, PinnedSearch(pinned)
         self.has_texts = any(pinned.kind == "texts" for _, pinned, _ in self._by_name.values())
 
-    def compare(self, vectors: NDArray[np.float32], asked: Sequence[NDArray[np.float32] | None]) -> list[tuple[Pinned, ...]]:
-        """What each set, in the order of the settings, has nearest to some traces.
+    def compare(
+        self, vectors: NDArray[np.float32], objective_vectors: Sequence[NDArray[np.float32] | None]
+    ) -> list[tuple[Pinned, ...]]:
+        """Return for each trace its nearest entry in each set, in the order of the settings.
 
-        ``vectors``, of shape (traces, dimensions), are theirs, and ``asked`` those of their objectives. ServiceUnavailable if
-        texts are pinned only since these traces were embedded: embed them again.
+        ``vectors`` has shape (traces, dimensions). An objective vector is None if no texts were pinned when it would have been
+        embedded; if some are pinned now, this raises ServiceUnavailable, and the traces must be embedded again.
         """
-        objectives = [vector for vector in asked if vector is not None]
+        objectives = [vector for vector in objective_vectors if vector is not None]
         if self.has_texts and len(objectives) < len(vectors):
             raise ServiceUnavailable("novelty.pinned: a set was replaced by one of texts meanwhile")
         columns = []
@@ -163,10 +167,10 @@ def _absent(versions: Sequence[tuple[str, str | None]]) -> str:
 def audit_pinned(
     decisions: Sequence[Decision], entries: Sequence[Entry], sets: PinnedSets
 ) -> tuple[int, list[dict[str, Any]], int]:
-    """Recompute what decisions on a log's entries say of pinned sets.
+    """Recompute the similarities to pinned sets in the decisions on the entries of a log.
 
-    Returns how many agree, those that differ, and how many cannot be checked: the set has another version now, or has texts,
-    and no log has the vectors of objectives.
+    Returns the number of agreeing ones, the differing ones, and the number of those that cannot be checked: their sets have
+    another version now, or hold texts, for which the log has no vectors of objectives.
     """
     vectors = {str(entry.place): entry.vector for entry in entries}
     pairs = [(decision, pinned) for decision in decisions for pinned in decision.pinned]

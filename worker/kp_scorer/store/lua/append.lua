@@ -5,7 +5,7 @@
 --
 -- KEYS   log, head, erasures, directory, records...
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
---        candidates... (trace_id, digest, vector, counts, visible)
+--        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
 -- new_epoch is for a log that is new. last_entry and last_erasure are the newest that the mirror has read, or empty. No more than
@@ -45,7 +45,7 @@ local function admit(record, candidate)
     if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
     place = place + 1
     local new_entry = string.format('%.0f-%.0f', time, place)
-    local more = candidate.counts and {} or {'c', '0'}
+    local more = candidate.is_comparable and {} or {'c', '0'}
     if candidate.visible ~= '' and candidate.visible ~= digest then
         more[#more + 1] = 'vd'
         more[#more + 1] = candidate.visible
