@@ -1,14 +1,14 @@
-"""Characters that are not shown, other ways to write a text, and how what a terminal acts on is written out."""
+"""Finds characters that nobody sees, normalizes texts, and escapes characters that a terminal acts on."""
 
 import re
 import unicodedata
 from typing import Final, Literal
 
 _ACTING: Final = (
-    "\x00-\x1f\x7f-\x9f"  # C0, which begins escape sequences, DEL and C1, which some terminals take for the same
-    "\u2028\u2029"  # they end a line, and so a record, for some readers
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they reorder what stands around them
-    "\ud800-\udfff"  # halves of a character, which no output can encode
+    "\x00-\x1f\x7f-\x9f"  # C0, which begins escape sequences, DEL, and C1, which some terminals treat alike
+    "\u2028\u2029"  # some readers end a line, and so a record, here
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they reorder the text around them
+    "\ud800-\udfff"  # lone surrogates, which no output can encode
 )
 _FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
 _IGNORED: Final = (
@@ -17,18 +17,19 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_IGNORED}]")
-_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Every combining mark is of these.
-_JOINER: Final = "\u034f"  # It changes nothing but that the marks before it and those behind it keep apart.
-_HARMLESS_BYTES: Final = 4_000  # Of marks, which are not ASCII: they are sorted in a millisecond.
+_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Every combining mark is among these.
+_JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.
+_HARMLESS_BYTES: Final = 4_000  # So few marks, which are not ASCII, are sorted in a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
 _ACTS: Final = re.compile(f"[{_ACTING}]")
 _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
 
 
 def check_name(text: str) -> str:
-    """Return a name if nothing in it is invisible and it is written in one way only; raise ValueError otherwise.
+    """Return a name if it has no invisible character and no other spelling that looks the same; raise ValueError otherwise.
 
-    Letters that resemble others are allowed, and U+0020 at its ends and repeated, as the reference SDK scores such domains.
+    Letters that resemble others are allowed, and so are repeated, leading and trailing U+0020, as the reference SDK scores such
+    domains.
     """
     if _IS_INVISIBLE.search(text):
         raise ValueError("expected no control, format or other invisible characters")
@@ -40,14 +41,14 @@ def check_name(text: str) -> str:
 
 
 def without_unseen(text: str) -> str:
-    """Return a text without its controls, but for white space, and what by Unicode is not shown, such as U+200B."""
+    """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
     return _UNSEEN.sub("", text)
 
 
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
-    """Return a text without unseen characters in a normal form of Unicode, but for U+034F in long runs of marks.
+    """Return a text without unseen characters in a normal form of Unicode, with U+034F in long runs of marks.
 
-    Python sorts each run of marks, until lately in quadratic time (its issue 149079): 80 kB of them would take seconds.
+    Python sorts each run of marks, before its issue 149079 in quadratic time: 80 kB of them would take seconds.
     """
     if form == "NFKD":
         # The only letters that become marks, and a word that becomes 18 characters.
@@ -58,13 +59,13 @@ def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""A text with each character that a terminal acts on written out, as ``\u001b``; JSON on one line still means the same."""
-    # In JSON they can stand within strings alone, where the escape means the character.
+    r"""Return a text with each character that a terminal acts on escaped, as ``\u001b``. JSON on one line keeps its meaning."""
+    # JSON on one line can contain them only in strings, where the escape means the character.
     return _ACTS.sub(_escape, text)
 
 
 def escaped_lines(text: str) -> str:
-    """As ``escaped``, for a text that may have several lines."""
+    """Return a text as ``escaped`` does, except that its line ends stay."""
     return _ACTS_WITHIN_LINES.sub(_escape, text)
 
 

@@ -1,11 +1,11 @@
-"""Decode what a producer sent to a checked :class:`~kp_scorer.trace.ReasoningTrace`.
+"""Decodes the bytes that a producer sends to a checked :class:`~kp_scorer.trace.ReasoningTrace`.
 
-Unknown fields are ignored. Everything else that does not fit is an :class:`~kp_scorer.errors.InvalidTrace`, which names the
-field's path and never repeats its value, because trace content must not reach logs or error messages.
+Unknown fields are ignored. Any other mistake is an :class:`~kp_scorer.errors.InvalidTrace`, which names the path of the field
+and never repeats its value, because trace content must not reach logs or error messages.
 
-What is cheap to look at is looked at first, and bounds what comes after it: bytes and values before anything is parsed, the
-number of steps before any is checked, one bad item of a list before the next. ``tests/benchmarks/validation.py`` searches for
-the submission that costs the most.
+Cheap checks come first and bound the cost of the later ones: bytes and values are counted before anything is parsed, steps
+before any is checked, and a list is checked only up to its first invalid item. ``tests/benchmarks/validation.py`` searches for
+the most expensive submission.
 """
 
 import json
@@ -21,12 +21,12 @@ from pydantic import BaseModel, Field, ValidationError
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import ReasoningTrace
 
-MOST: Final = 10**15  # Of any number in settings: Redis' scripts compute with doubles, RabbitMQ with 64 bits.
+MOST: Final = 10**15  # The largest number in settings: scripts in Redis compute with doubles, RabbitMQ with 64 bits.
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
-    """How large a submission may be. Every figure is inclusive."""
+    """The limits on a submission, all of them inclusive."""
 
     message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
     values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.
@@ -43,23 +43,23 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
         return cls(message_bytes=message_bytes, **scaled)
 
 
-_MOST_PROBLEMS: Final = 10  # Of values over a limit: there may be as many as there are values.
-_MOST_DIGITS: Final = 1_000  # Of one number: converting it from and to text takes quadratic time.
+_MOST_PROBLEMS: Final = 10  # The problems that an error lists. Every single value may be over a limit.
+_MOST_DIGITS: Final = 1_000  # The digits of one number. Its conversion from and to text takes quadratic time.
 _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
-_ALWAYS_FINE: Final = (int, bool)  # Once parsed.
+_ALWAYS_FINE: Final = (int, bool)  # Parsed values of these types exceed no limit.
 _JSON_KEYS: Final = (str, int, float, bool, type(None))  # The types of an object's keys, which json writes as texts.
 _STRING: Final = re.compile(rb'"[^"]*"')
 _MOST_NESTING: Final = 500
-"""Python 3.11 parses somewhat more, later versions thousands: workers of any version refuse the same."""
+"""Python 3.11 parses little more and later versions thousands, but workers of any version must refuse the same."""
 _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 
 
 def parse_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON of at most ``limits.message_bytes`` and ``limits.values``; raises InvalidTrace that names the place."""
+    """Parse UTF-8 JSON of at most ``limits.message_bytes`` and ``limits.values``; raise InvalidTrace, which names the place."""
     _check_size(raw, limits)
     try:
         return json.loads(raw.decode("utf-8"))
@@ -72,7 +72,7 @@ def parse_json(raw: bytes, limits: Limits) -> object:
 
 
 def parsed_or_refused(raw: bytes, limits: Limits) -> object:
-    """As :func:`parse_json`, but returns an InvalidTrace."""
+    """Parse JSON as :func:`parse_json` does, but return an InvalidTrace in place of raising it."""
     try:
         return parse_json(raw, limits)
     except InvalidTrace as error:
@@ -80,7 +80,7 @@ def parsed_or_refused(raw: bytes, limits: Limits) -> object:
 
 
 def parse_strict_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON of any length that every other program can read too: finite numbers, whole characters, limited depth."""
+    """Parse UTF-8 JSON of any length if every other program can read it too: its numbers are finite, its depth is limited."""
     of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})
     parsed = parse_json(raw, of_any_length)
     if expected := _expected_within(parsed, 1, of_any_length):
@@ -89,11 +89,11 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
-    """Check that JSON, unparsed, has at most so many values, each of which takes memory and time, and no endless number.
+    """Check that unparsed JSON has at most ``most`` values, each of which takes memory and time, and no endless number.
 
-    Also refuses what not every version of Python can parse for its nesting, in the name of the limit ``depth``.
+    Nesting that some versions of Python cannot parse is refused too. The message names the limit ``depth``.
     """
-    # Texts may hold commas, brackets and digits too, but most submissions have few enough even so.
+    # Texts may contain commas, brackets and digits too, but even so the count of most submissions is low enough.
     if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
         raise _invalid(expected)
     if raw.count(b"[") + raw.count(b"{") > _MOST_NESTING and _nesting(_without_texts(raw, most)) > _MOST_NESTING:
@@ -101,12 +101,12 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
 
 
 def least_bytes(raw: bytes, most_values: int) -> int:
-    """The fewest bytes that the content of JSON, unparsed, could be written in: without escapes and white space between values.
+    """Return the size of unparsed JSON without escapes and without white space between values.
 
-    Once parsed, a text may take four bytes of memory for each. Raises InvalidTrace for more texts than the values can have.
+    A parsed text may take four bytes of memory for each of these. Raises InvalidTrace for more texts than ``most_values``.
     """
     escapes = raw.replace(b"\\\\", b"")
-    # Those of six bytes: a control character still takes two without, others one at least.
+    # An escape of six bytes stands for a control character, which takes two bytes at least, or for another, which takes one.
     saved = 5 * escapes.count(b"\\u") - escapes.count(b"\\u000") - escapes.count(b"\\u001") + escapes.count(b"\\/")
     around = _without_texts(escapes, most_values)
     spaces = len(around) - len(around.translate(None, b" \t\r\n"))
@@ -115,14 +115,14 @@ def least_bytes(raw: bytes, most_values: int) -> int:
 
 def _without_texts(raw: bytes, most_values: int) -> bytes:
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # No value has more than two texts, itself and its name. Removing texts costs time and memory for each of them.
+    # A value has at most two texts: itself and its name. Each text that is removed costs time and memory.
     if unescaped.count(b'"') > 4 * most_values:
         raise _invalid(f"expected at most {most_values} values")
     return _STRING.sub(b"", unescaped)
 
 
 def _too_many(json_bytes: bytes, most: int) -> str | None:
-    # Each comma has a value after it, each bracket counts for its first item, and there is the outermost.
+    # Each comma precedes a value, each bracket stands for its first item, and there is the outermost value.
     if 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
         return f"expected at most {most} values"
     return _HUGE_NUMBER if _TOO_MANY_DIGITS in json_bytes.translate(_DIGITS_ALIKE) else None
@@ -133,25 +133,25 @@ def _nesting(json_bytes: bytes) -> int:
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace; raises InvalidTrace that names the fields, of a list only the first item."""
+    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the fields, of a list only the first item."""
     return decode_for_sending(payload, limits)[0]
 
 
 def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace, bytes]:
-    """Check parsed JSON, as :func:`decode_trace` does; return it as a trace and as UTF-8 JSON, unknown fields and all."""
+    """Check parsed JSON, as :func:`decode_trace` does; return the trace, and the UTF-8 JSON with all unknown fields."""
     raw = _as_bytes(payload, limits)
     _check_size(raw, limits)
     return check_trace(payload, limits), raw
 
 
 def is_surely_within(size_bytes: int, limits: Limits) -> bool:
-    """Whether JSON of so many bytes is within the limits of size and values, whatever it holds, however it is written again."""
-    # Each value has a byte of its own. The most that a byte can become is five: 1e15 is written as 1000000000000000.0.
+    """Return whether any JSON of ``size_bytes`` is within the limits of size and values, even after it is serialized again."""
+    # A value takes a byte at least. A byte becomes five at most: 1e15 is serialized as 1000000000000000.0.
     return size_bytes <= min(limits.values, limits.message_bytes // 5)
 
 
 def check_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check JSON that :func:`parse_json` has parsed within the same limits, and freeze it as a trace; raises InvalidTrace."""
+    """Check JSON that :func:`parse_json` has parsed within the same limits, and freeze it as a trace; raise InvalidTrace."""
     if not isinstance(payload, dict):
         raise _invalid("expected a JSON object that is a ReasoningTrace")
     steps = payload.get("steps")
@@ -171,13 +171,13 @@ def _problems(error: ValidationError) -> list[Problem]:
         Problem(".".join(map(str, item["loc"])) or "$", _JSON_WORDS.get(item["type"], item["msg"]))
         for item in error.errors(include_url=False, include_context=False, include_input=False)
     ]
-    # pydantic counts only valid items, so a list whose only item is invalid seems too short as well.
+    # pydantic counts only valid items, so it also reports a list whose only item is invalid as too short.
     inner = {problem.field.partition(".")[0] for problem in problems if "." in problem.field}
     return [problem for problem in problems if problem.field != "steps" or "steps" not in inner]
 
 
 def _as_bytes(payload: object, limits: Limits) -> bytes:
-    # A list that contains itself counts as nested too deep.
+    # A list that contains itself ends in a RecursionError, and so is nested too deeply.
     dumps = partial(json.dumps, payload, separators=(",", ":"), check_circular=False)
     try:
         return dumps(ensure_ascii=False).encode()
@@ -226,26 +226,26 @@ def _invalid(expected: str) -> InvalidTrace:
 
 
 def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
-    """Check what pydantic cannot: the settings' limits, and the contents of free-form objects."""
+    """Yield the problems that pydantic cannot find: values over the limits of the settings, and in free-form objects."""
     parts: list[tuple[str, int, BaseModel | tuple[Any, ...]]] = [("", 1, trace)]
     most_chars = limits.field_chars
     while parts:
         path, depth, part = parts.pop()
         for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
-            # Most values end here: this loop takes longer than everything that pydantic does.
+            # Most values end here, which matters: this loop takes longer than all of pydantic.
             kind = type(value)
             if value is None or kind in _ALWAYS_FINE or (kind is str and len(value) <= most_chars and value.isascii()):
                 continue
             if kind is tuple or isinstance(value, BaseModel):
                 parts.append((f"{path}{name}.", depth + 1, value))
             elif expected := _expected_within(value, depth + 1, limits):
-                # Inside free-form values the path stops growing: their keys are content.
+                # The path ends at a free-form value, as its keys are content.
                 yield Problem(f"{path}{name}", expected)
 
 
 def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
-    """What was expected of a text, a number or a free-form value, or of the first part of it that differs; None if valid."""
-    # Level by level, not by recursion: free-form values may be nested deeper than Python can recurse.
+    """Return the expectation that a text, a number or a part of a free-form value fails first; None if it is valid."""
+    # Level by level: free-form values may be nested more deeply than the stack allows.
     level = [value]
     while level:
         deeper: list[object] = []

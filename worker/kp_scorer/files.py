@@ -1,6 +1,6 @@
-"""Files that somebody names: a bounded part of a regular one is read, and none is written through a link.
+"""Opens files that users name: only regular ones, of a bounded size, and never through a link to write.
 
-Nothing but the standard library is imported: `health` does without all else.
+This imports only the standard library, as `health` must not depend on anything else.
 """
 
 import errno
@@ -16,10 +16,10 @@ _MOST_TOML_BYTES: Final = 2**20
 
 
 def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **options: Any) -> IO[Any]:
-    """Open a regular file; without ``follow`` no symbolic link. OSError if it is none: a FIFO, a device or a directory."""
+    """Open a regular file; without ``follow``, no symbolic link. Raise OSError for a FIFO, a device or a directory."""
 
     def opener(name: str, flags: int) -> int:
-        # Without waiting: nobody may ever open the other end of a FIFO.
+        # O_NONBLOCK, as nobody may ever open the other end of a FIFO.
         return os.open(name, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
 
     try:
@@ -37,7 +37,7 @@ def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **o
 
 
 def read_text(path: Path | str, most_bytes: int) -> str:
-    """Read a regular file of at most so many bytes of UTF-8; an OSError's ``strerror`` quotes nothing of the content."""
+    """Read a regular file of at most ``most_bytes`` of UTF-8; raise OSError, which quotes nothing of the content."""
     with open_regular(path) as file:
         content: bytes = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -49,7 +49,7 @@ def read_text(path: Path | str, most_bytes: int) -> str:
 
 
 def read_toml(path: Path | str) -> dict[str, Any]:
-    """Read a TOML file of at most a mebibyte. Raises OSError: it is none, as by ``read_text``, or what is wrong with it."""
+    """Read a TOML file of at most a mebibyte; raise OSError as ``read_text`` does, or with the mistake in the TOML."""
     try:
         return tomllib.loads(read_text(path, _MOST_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:
@@ -61,7 +61,7 @@ def read_toml(path: Path | str) -> dict[str, Any]:
 
 
 def make_only_ours(path: Path) -> bool:
-    """Let nobody else change a file or directory; False if it is not this user's own."""
+    """Forbid others to write to a file or directory; return False if it belongs to another user."""
     status = path.stat()
     if status.st_uid != os.geteuid():
         return False
@@ -70,12 +70,12 @@ def make_only_ours(path: Path) -> bool:
 
 
 def is_only_ours(status: os.stat_result) -> bool:
-    """Return whether nobody but this user and root can change what has this status."""
+    """Return whether only this user and root can change a file or directory with this status."""
     return status.st_uid in (0, os.geteuid()) and not _is_writable_by_others(status)
 
 
 def check_writer(path: Path | str) -> None:
-    """Raise OSError, as ``read_text`` does, if others than its owner and root can change a file."""
+    """Raise OSError, as ``read_text`` does, if anybody but its owner and root can change a file."""
     if _is_writable_by_others(Path(path).stat()):
         raise OSError(errno.EPERM, "others can write to it: chmod go-w")
 
@@ -87,9 +87,9 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def _is_private_group(group_id: int, user_id: int) -> bool:
-    """Return whether a group is a user's private one: of the same name, with no other member.
+    """Return whether a group is the private one of a user: it has the same name, and no other member.
 
-    Debian and its like make one for each user, and a umask of 002 on top, so whatever a user writes is its group's to change.
+    Debian and others make such a group for each user, with a umask of 002, so that every file is writable by its group.
     """
     try:
         user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)

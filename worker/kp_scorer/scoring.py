@@ -1,6 +1,7 @@
-"""The score of a trace: four dimensions, each in 0..1, their weighted sum, the overrides; and the policy that decides by it.
+"""Scores a trace by four dimensions, each in 0..1, their weighted sum and the overrides, and decides by a policy.
 
-A pure function of a trace and its novelty, by the formulas of the KnowledgePulse reference SDK's ``evaluateValue``.
+The score is a pure function of a trace and its novelty, by the formulas of the KnowledgePulse reference SDK's
+``evaluateValue``.
 """
 
 import math
@@ -13,7 +14,7 @@ from pydantic import BaseModel
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
 from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
-UNKNOWN_NOVELTY: Final = 0.5  # Novelty when there is nothing to compare with: an empty cache, or no embedder.
+UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with: the cache is empty, or there is no embedder.
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
 _STEPS_FOR_FULL_TERM: Final = 20
@@ -27,18 +28,18 @@ PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
         "customer_service": Dimensions(complexity=0.20, novelty=0.30, tool_diversity=0.20, outcome_confidence=0.30),
     }
 )
-"""The reference SDK's; domains that are not among them get the default."""
+"""The profiles of the reference SDK. Other domains get the default."""
 
 
 class Bounds(NamedTuple):
-    """The scores from which a trace is accepted, and from which it is reviewed otherwise; named as in a decision."""
+    """The score from which a trace is accepted, and that from which it is reviewed otherwise. A decision has the same names."""
 
     threshold: float
     threshold_source: ThresholdSource
     review: float | None
 
     def outcome(self, score: float, guards: Iterable[Guard] = (), demanded: Iterable[Outcome | None] = ()) -> Outcome:
-        """The outcome of a trace with this score, unless a guard rejects it; or the strictest that is ``demanded``."""
+        """Return the strictest of the outcomes that are ``demanded`` or that the score gives; rejected if a guard rejects."""
         if any(guard.rejects for guard in guards):
             return "rejected"
         if score >= self.threshold:
@@ -49,43 +50,43 @@ class Bounds(NamedTuple):
 
 
 class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False):
-    """Profiles and bounds by domain, matched exactly after aliases are resolved; other domains get the defaults."""
+    """Profiles and bounds by domain, which is matched exactly after aliases are resolved. Other domains get the defaults."""
 
     threshold: Fraction = DEFAULT_THRESHOLD
     thresholds: dict[Domain, Fraction] = {}
-    review: Fraction | None = None  # The score from which a trace that is not accepted goes to review; None has none reviewed.
+    review: Fraction | None = None  # From this score on, a trace that is not accepted goes to review.
     reviews: dict[Domain, Fraction] = {}
     profiles: dict[Domain, Dimensions] = dict(PROFILES)
-    aliases: dict[Domain, str] = {}  # Domains by their aliases; no alias has a profile or bounds of its own.
-    submitted_thresholds: bool = False  # Whether the threshold that a submission asks for replaces the operator's.
+    aliases: dict[Domain, str] = {}  # By alias, the domain. An alias has no profile or bounds of its own.
+    submitted_thresholds: bool = False  # Whether the threshold that a submission requests replaces the operator's.
     cap_step_term: bool = False
-    max_confidence: Fraction = 1.0  # What a producer says of its own confidence counts up to this.
-    min_novelty: Fraction = 0.0  # A trace that is less novel is rejected. Unknown novelty passes.
+    max_confidence: Fraction = 1.0  # A producer's own confidence counts up to this.
+    min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
-    copies: Literal["score", "reject"] = "score"  # What happens to a trace whose content another one in the window has.
+    copies: Literal["score", "reject"] = "score"  # The fate of a trace with the content of another one in its window.
 
     def profile(self, domain: str) -> str:
-        """Name of the profile that weighs traces of ``domain``."""
+        """Return the name of the profile that weighs traces of ``domain``."""
         domain = self.aliases.get(domain, domain)
         return domain if domain in self.profiles else DEFAULT_PROFILE
 
-    def bounds(self, domain: str, asked: float | None = None) -> Bounds:
-        """The bounds for a trace of ``domain``; its submission may have ``asked`` for a threshold."""
+    def bounds(self, domain: str, requested: float | None = None) -> Bounds:
+        """Return the bounds for a trace of ``domain``, whose submission may have ``requested`` a threshold."""
         domain = self.aliases.get(domain, domain)
         source: ThresholdSource = "domain" if domain in self.thresholds else "default"
         threshold = self.thresholds.get(domain, self.threshold)
-        if self.submitted_thresholds and asked is not None:
-            threshold, source = asked, "submission"
+        if self.submitted_thresholds and requested is not None:
+            threshold, source = requested, "submission"
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
     def guard_confidence(self, confidence: float) -> Iterator[Guard]:
-        """The guard against a trace that states ``confidence`` of itself."""
+        """Yield the guard against the confidence that a trace states of itself."""
         if self.max_confidence < 1:
             yield Guard(name="max_confidence", bound=self.max_confidence, fired=confidence > self.max_confidence)
 
     def guard_novelty(self, domain: str, value: float, source: NoveltySource, *, is_copy: bool) -> Iterator[Guard]:
-        """The guards against a trace of ``domain`` whose novelty is ``value``; they reject it when they fire."""
+        """Yield the guards against a novelty of ``value`` in ``domain``, which reject the trace if they fire."""
         floor = self.min_novelties.get(self.aliases.get(domain, domain), self.min_novelty)
         if floor:
             yield Guard(name="min_novelty", bound=floor, fired=source == "embedding" and value < floor)
@@ -94,12 +95,12 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
 
     @property
     def domains(self) -> frozenset[str]:
-        """The domains that it names, also as aliases; the names of others may be misspelt."""
+        """All domains and aliases that this policy names. Any other name may be a misspelling."""
         return frozenset().union(self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
 
 
 def check_weights(weights: Dimensions) -> Dimensions:
-    """Return the weights if they sum to 1 (each is in 0..1 by its type); raise ValueError otherwise."""
+    """Return weights, each of which is in 0..1 by its type, if they sum to 1; raise ValueError otherwise."""
     total = math.fsum((weights.complexity, weights.novelty, weights.tool_diversity, weights.outcome_confidence))
     if not math.isclose(total, 1.0, abs_tol=1e-9):
         raise ValueError(f"weights must sum to 1, these sum to {total:g}")
@@ -115,7 +116,7 @@ class ComplexityTerms(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A score and the parts it is computed from, named as in a decision."""
+    """A score and the parts it is computed from. A decision has the same names."""
 
     score: float  # 0..1, after the overrides.
     dimensions: Dimensions
@@ -134,13 +135,14 @@ def score(trace: ReasoningTrace, novelty: float, policy: Policy) -> Score:
 def decide_again(decision: Decision, policy: Policy) -> Decision:
     """Decide a trace again by another policy, from its decision.
 
-    What depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and ``policy.max_confidence`` are,
-    which overrides fire, what pinned sets demand, and the threshold that its submission asked for, if that applied.
+    Everything that depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and
+    ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the threshold that its
+    submission requested, if that applied.
     """
     scored = _score(decision.domain, decision.dimensions, (fired.name for fired in decision.overrides), policy)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
     novelty = decision.novelty
-    # A decision that names no other trace still has the guard that fired.
+    # The decision may not name the other trace, but it has the guard that fired.
     is_copy = novelty.duplicate_of is not None or any(guard.fired for guard in decision.guards if guard.name == "copies")
     guards = (
         *(guard for guard in decision.guards if guard.name == "max_confidence"),
@@ -152,7 +154,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
 
 
 def novelty_of(similarity: float | None) -> float:
-    """Novelty, 0..1, from the largest cosine similarity to an earlier trace; None if there is nothing to compare with."""
+    """Return the novelty, 0..1, for the largest cosine similarity to an earlier trace; None means that there is none."""
     return UNKNOWN_NOVELTY if similarity is None else min(1.0, max(0.0, 1.0 - similarity))
 
 
@@ -161,8 +163,8 @@ def dimensions(
 ) -> Dimensions:
     """Compute the dimensions of a trace whose novelty (0..1) is known.
 
-    ``cap_step_term`` limits the step term of complexity to what 20 steps give, ``max_confidence`` the confidence that the trace
-    states of itself; the reference has no such limits.
+    ``cap_step_term`` limits the step term of complexity to that of 20 steps, ``max_confidence`` limits the confidence that the
+    trace states of itself. The reference has no such limits.
     """
     terms = complexity_terms(trace, cap_step_term=cap_step_term)
     return Dimensions(
@@ -174,22 +176,22 @@ def dimensions(
 
 
 def tool_names(trace: ReasoningTrace) -> set[str]:
-    """Names of the tools used; any step may name one, and the same name on two servers is one tool."""
+    """Return the names of the tools used. Any step may name one, and the same name on two servers is one tool."""
     return {step.tool.name for step in trace.steps if step.tool is not None}
 
 
 def recoveries(trace: ReasoningTrace) -> int:
-    """How many steps recover from an error."""
+    """Return the number of steps that recover from an error."""
     return sum(step.type == "error_recovery" for step in trace.steps)
 
 
 def success_factor(trace: ReasoningTrace) -> float:
-    """The factor of the confidence: a failure leaves three tenths of it."""
+    """Return the factor of the confidence: a failure leaves three tenths of it."""
     return 1.0 if trace.metadata.success else 0.3
 
 
 def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:
-    """The terms of a trace's complexity, before their sum is limited to 1."""
+    """Return the terms of a trace's complexity, before their sum is limited to 1."""
     types = {step.type for step in trace.steps}
     steps = min(len(trace.steps), _STEPS_FOR_FULL_TERM) if cap_step_term else len(trace.steps)
     recovery = 0.3 if recoveries(trace) else 0.0
@@ -219,11 +221,11 @@ _AFTER: Final[Mapping[Override, Callable[[float], float]]] = {
     "recovered_from_errors": lambda value: min(1.0, value + 0.1),
     "single_tool": lambda value: max(0.0, value - 0.1),
 }
-"""The score after each override, by the score before it."""
+"""For each override, the score after it by the score before it."""
 
 
 def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
-    """The rules that change the score of a trace, in the order in which they apply."""
+    """Yield the rules that change the score of a trace, in the order in which they apply."""
     if len(trace.steps) == 1 and trace.steps[0].type == "thought":
         yield "single_thought"
     if recoveries(trace) > 2 and trace.metadata.success:

@@ -1,4 +1,4 @@
-"""The ``ReasoningTrace`` message, which producers submit, as a frozen model."""
+"""The ``ReasoningTrace`` that producers submit, as a frozen model."""
 
 import hashlib
 import json
@@ -12,8 +12,8 @@ from kp_scorer.characters import check_name, normalized, without_unseen
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
-DOMAIN_BYTES: Final = 200  # How long a domain may be, in bytes of UTF-8: it goes to log lines, where anybody may put anything.
-# A day that there is, so that the JSON Schema says all that is checked: 29 February only in leap years.
+DOMAIN_BYTES: Final = 200  # The longest domain in bytes of UTF-8. Producers choose domains, and log lines contain them.
+# An existing day, 29 February only in leap years, so that the JSON Schema is as strict as the check.
 _DAY: Final = (
     "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -23,11 +23,11 @@ _HOUR: Final = "(?:[01][0-9]|2[0-3])"
 _TIME: Final = f"{_HOUR}:[0-5][0-9](?::(?:[0-5][0-9]|60)(?:[.,][0-9]+)?)?"
 _DATETIME: Final = f"^{_DAY}[Tt ]{_TIME}(?:[Zz]|[+-]{_HOUR}(?::?[0-5][0-9](?::?[0-5][0-9])?)?)?$"
 _DIGEST_VERSION: Final = b"kp-digest-1"
-"""Names the rules by which digests are made. Under another name every redelivery across an upgrade would be a conflict."""
+"""The version of the rules for digests. With another one, every redelivery across an upgrade would be a conflict."""
 
-_CONTROLS: Final = re.compile(r"\\(?:b|u00..)")  # Those in JSON that are no white space.
+_CONTROLS: Final = re.compile(r"\\(?:b|u00..)")  # The escapes of JSON for controls other than white space.
 _AS_VISIBLE: Final = (("\\\\", "\\/"), ('\\"', "\\'"), *((escape, " ") for escape in ("\\n", "\\r", "\\t", "\\f")))
-"""What stands for escapes in JSON: then every backslash begins one, and every quotation mark begins or ends a text."""
+"""Replacements of escapes in JSON, after which every backslash begins an escape, and every quotation mark delimits a text."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
@@ -37,12 +37,12 @@ STEP_TYPES: Final[tuple[StepType, ...]] = get_args(StepType)
 
 
 def is_trace_id(value: object) -> TypeGuard[str]:
-    """Whether a value, of any type, may be the id of a trace."""
+    """Return whether a value of any type is a valid trace id."""
     return isinstance(value, str) and re.fullmatch(_TRACE_ID, value) is not None
 
 
 def namespaced(trace_id: str, namespace: str) -> str:
-    """The id with its producer's namespace after the prefix; as it is if it has that already, or is no id."""
+    """Return an id with the namespace of its producer after the prefix; unchanged if it has the namespace, or is no id."""
     start = f"{TRACE_ID_PREFIX}{namespace}:"
     if trace_id.startswith(start) or not trace_id.startswith(TRACE_ID_PREFIX):
         return trace_id
@@ -50,13 +50,13 @@ def namespaced(trace_id: str, namespace: str) -> str:
 
 
 def begins(trace_id: str, beginning: str) -> bool:
-    """Whether an id begins so after ``kp:trace:``, or after its namespaces."""
+    """Return whether an id has this beginning after ``kp:trace:``, or after its namespaces."""
     own = trace_id.removeprefix(TRACE_ID_PREFIX)
     return own.startswith(beginning) or own.rpartition(":")[2].startswith(beginning)
 
 
 def namespace_of(trace_id: str) -> str:
-    """The namespace in an id, which its producer chose; empty if there is none."""
+    """Return the namespace in an id, which its producer chose; empty if there is none."""
     namespace, colon, _ = trace_id.removeprefix(TRACE_ID_PREFIX).partition(":")
     return namespace if colon else ""
 
@@ -68,12 +68,12 @@ def _iso_datetime(text: str) -> str:
 
 
 def _whole(value: object) -> object:
-    # In JSON 1.0 is an integer too: some languages have no other way to write it.
+    # In JSON 1.0 is an integer too, and some languages cannot write it otherwise.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _domain(text: str) -> str:
-    # A domain names a profile and stands in labels, log lines and tables, so it must be short and look like no other.
+    # Labels, log lines and tables contain domains, so they must be short, and two domains must not look the same.
     if not text or len(text.encode("utf-8", "surrogatepass")) > DOMAIN_BYTES:
         raise PydanticCustomError("domain", f"expected 1 to {DOMAIN_BYTES} bytes of UTF-8")
     try:
@@ -97,15 +97,15 @@ _DOMAIN_SCHEMA: Final = {
     "description": f"At most {DOMAIN_BYTES} bytes of UTF-8 in NFC, nothing invisible, no space but U+0020.",
 }
 Domain = Annotated[str, AfterValidator(_domain), WithJsonSchema(_DOMAIN_SCHEMA)]
-# A JSON array arrives as a list; strict mode alone would take only tuples. The items stay strict. After the first bad item the
-# others are not looked at: collecting what is wrong with each of 100,000 takes seconds and hundreds of megabytes.
+# A JSON array is a list, and strict mode would accept only tuples. The items stay strict. FailFast skips all items after an
+# invalid one: collecting the errors of 100,000 items takes seconds and hundreds of megabytes.
 _AsTuple = Field(strict=False)
 
 
 class Metadata(_Part):
-    """Where a trace comes from and how it may be shared. ``quality_score`` is accepted and never read.
+    """The origin of a trace and the limits on sharing it. ``quality_score`` is accepted and never read.
 
-    ``quality_threshold`` is the score from which its submitter wants it accepted, where the settings allow that.
+    ``quality_threshold`` is the threshold that its submitter requests, which applies if the settings allow it.
     """
 
     created_at: IsoDatetime
@@ -121,7 +121,7 @@ class Metadata(_Part):
 
 
 class Task(_Part):
-    """What the agent was asked to do."""
+    """The task of the agent."""
 
     objective: Annotated[str, Field(min_length=1)]
     input_schema: Any = None
@@ -147,7 +147,7 @@ class Step(_Part):
 
 
 class TraceOutcome(_Part):
-    """How the task ended. ``confidence`` is a fraction in 0..1."""
+    """The end of the task. ``confidence`` is in 0..1."""
 
     result_summary: str
     confidence: Fraction
@@ -168,7 +168,7 @@ class Relationship(_Part):
 
 
 class KnowledgeGraphDelta(_Part):
-    """What the trace adds to the knowledge graph."""
+    """The additions of a trace to the knowledge graph."""
 
     entities: Annotated[tuple[Entity, ...], _AsTuple, FailFast()] = ()
     relationships: Annotated[tuple[Relationship, ...], _AsTuple, FailFast()] = ()
@@ -189,26 +189,26 @@ class ReasoningTrace(_Part):
 
     @property
     def embedding_text(self) -> str:
-        """The text whose embedding gives the trace's novelty: the objective, then every step's content, joined by spaces."""
+        """The text whose embedding gives the novelty: the objective and every step's content, joined by spaces."""
         return " ".join([self.task.objective, *(step.content or "" for step in self.steps)])
 
     @property
     def did(self) -> str:
-        """What was done: the contents of the calls, then of the thoughts and recoveries; if blank, of all steps; by spaces."""
+        """The contents of the calls, then of the thoughts and recoveries, joined by spaces; if blank, those of all steps."""
         calls = [step.content for step in self.steps if step.type == "tool_call" and step.content]
         thoughts = [step.content for step in self.steps if step.type in ("thought", "error_recovery") and step.content]
         text = " ".join(calls + thoughts)
         return text if text.strip() else " ".join(step.content for step in self.steps if step.content)
 
     def digest(self) -> bytes:
-        """BLAKE2b of the content, 16 bytes: everything but the id, ``created_at`` and the fields about its quality.
+        """Return the 16-byte BLAKE2b of the content: of everything but the id, ``created_at`` and the fields about quality.
 
-        Missing fields do not count, so a field that a later version adds changes the digest of only the traces that use it.
+        Missing fields do not count, so a field that a later version adds changes only the digests of traces that have it.
         """
         return _hashed(self._canonical())
 
     def digests(self) -> "Digests":
-        """The digest of the content, and that of what a person sees of it."""
+        """Return the digest of the content, and that of its visible part."""
         canonical = self._canonical()
         return Digests(_hashed(canonical), _hashed(_as_visible(canonical)))
 
@@ -219,13 +219,13 @@ class ReasoningTrace(_Part):
 
 
 class Digests(NamedTuple):
-    """What two submissions are compared by."""
+    """The digests by which two submissions are compared."""
 
-    content: bytes  # The same trace has the same, to the last character.
+    content: bytes  # Equal for traces that are equal to the last character.
     visible: bytes
-    """Copies have the same: texts that differ in white space, invisible characters and normal form look alike.
+    """Equal for copies: texts that differ in white space, invisible characters and normal form look the same.
 
-    It identifies no submission, as what is invisible may still be read, by a model for example.
+    It does not identify a submission, as invisible characters still have readers: a model, for example.
     """
 
 
@@ -234,7 +234,7 @@ def _hashed(canonical: str) -> bytes:
 
 
 def _as_visible(text: str) -> str:
-    """Canonical JSON with each run of white space as one space, none at the ends of texts, in NFC, and nothing invisible."""
+    """Return canonical JSON in NFC, without invisible characters, with single spaces, and none at the ends of texts."""
     for escape, stand_in in _AS_VISIBLE:
         text = text.replace(escape, stand_in)
     if "\\u00" in text or "\\b" in text:
