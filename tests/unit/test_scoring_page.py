@@ -43,7 +43,7 @@ def test_the_trace_computed_by_hand_has_the_scores_of_the_page() -> None:
 def test_the_page_and_the_command_have_the_weights_of_all_profiles() -> None:
     of_page = {name: tuple(map(float, row.split(" | ")[1:])) for name, row in WEIGHTS.findall(PAGE)}
     assert of_page == {name: tuple(dict(weights).values()) for name, weights in PROFILES.items()}
-    assert f"threshold ({DEFAULT_THRESHOLD})" in PAGE
+    assert f"threshold ({DEFAULT_THRESHOLD} by default)" in PAGE
     law = '{"law": {"complexity": 0, "novelty": 1, "tool_diversity": 0, "outcome_confidence": 0}}'
     done = CliRunner().invoke(
         commands, ["profiles", "--set", f"scoring.profiles={law}", "--set", 'scoring.thresholds={"law": 0.5}']
@@ -56,7 +56,7 @@ def test_the_page_and_the_command_have_the_weights_of_all_profiles() -> None:
 
 
 def gain(name: str) -> float:
-    """What the page says that a change is worth."""
+    """Return the gain that the page promises for a change."""
     (worth,) = re.findall(rf"^\| {name} \| (?:up to )?(0\.\d+)", PAGE, re.MULTILINE)
     return float(worth)
 
@@ -68,7 +68,7 @@ def value_of(trace: ReasoningTrace, novelty: float = 0.0) -> float:
 def test_what_raises_a_score_is_worth_what_the_page_says() -> None:
     base: dict[str, Any] = {"confidence": 0.9, "steps": steps("thought", "observation", *["thought"] * 10)}
     plain = make_trace(**base)
-    assert round(value_of(plain, 1.0) - value_of(plain), 3) == gain("another objective, in words unlike earlier ones")
+    assert round(value_of(plain, 1.0) - value_of(plain), 3) == gain("an objective in words unlike earlier ones")
     sure, failed = make_trace(**base | {"confidence": 1.0}), make_trace(**base | {"confidence": 1.0, "success": False})
     assert round(value_of(sure) - value_of(failed), 3) == gain("success instead of failure")
     assert round(value_of(sure) - value_of(plain), 3) == gain("a confidence of 1 instead of 0.9")
