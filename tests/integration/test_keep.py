@@ -181,3 +181,36 @@ def test_a_thousand_runs_are_chosen_in_batches_as_well_as_at_once(tmp_path: Path
     in_batches = rows(keep(many, "--best", "50").stdout)
     assert {row["task"]["objective"] for row in at_once} == set(tasks)
     assert len({row["task"]["objective"] for row in in_batches}) >= 40
+
+
+def test_into_adds_only_what_adds_to_what_is_there(asked: Path, tmp_path: Path) -> None:
+    folder, why = tmp_path / "set", tmp_path / "why.jsonl"
+    assert keep(asked, "--best", "100%", "--into", folder).exit_code == 0
+    first = (folder / "kept-0001.jsonl").read_bytes()
+    later = jsonl_file(
+        tmp_path / "later.jsonl",
+        ASKED[4],
+        run("again", "Refund the order of the blue bicycle"),
+        run("new", "Count the herons at the river mouth"),
+    )
+    done = keep(later, "--best", "100%", "--into", folder, "--why", why)
+    assert [row["id"] for row in rows((folder / "kept-0002.jsonl").read_text("utf-8"))] == ["kp:trace:new"], done.output
+    assert (folder / "kept-0001.jsonl").read_bytes() == first
+    assert [(row["trace_id"], row["kept"], row["nearest"]) for row in rows(why.read_text("utf-8"))] == [
+        ("kp:trace:new", True, None),
+        ("kp:trace:again", False, "kp:trace:refund"),
+    ]
+    # The third time nothing is new.
+    assert "kept 0 of 1 traces" in keep(later, "--best", "100%", "--into", folder).stderr
+
+
+def test_into_names_the_line_that_is_no_trace(asked: Path, tmp_path: Path) -> None:
+    jsonl_file(tmp_path / "kept-0007.jsonl", ASKED[0], {"no": "trace"})
+    done = keep(asked, "--best", "1", "--into", tmp_path / ".")
+    assert done.exit_code == 2
+    other = tmp_path / "set"
+    other.mkdir()
+    (tmp_path / "kept-0007.jsonl").rename(other / "kept-0007.jsonl")
+    done = keep(asked, "--best", "1", "--into", other)
+    assert (done.exit_code, [path.name for path in other.iterdir()]) == (2, ["kept-0007.jsonl"])
+    assert "kept-0007.jsonl, line 2" in done.stderr

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 BATCH: Final = 2_048
 """How many runs are compared with each other at once: their similarities take 16 MB."""
 
-_NOTHING: Final = 1e-4
+NOTHING: Final = 1e-4
 """Of a whole run: an exact copy of a kept run adds this much at most, by the rounding of float32."""
 
 Vectors = NDArray[np.float32]
@@ -51,11 +51,11 @@ class Coverage:
         """Keep runs that were chosen elsewhere, given as unit vectors of shape (runs, dimensions)."""
         self._vectors = np.concatenate([self._vectors, vectors])
 
-    def choose(self, vectors: Vectors, eligible: Sequence[bool], most: int) -> list[KeptRun]:
+    def choose(self, vectors: Vectors, eligible: Sequence[bool], most: int, least: float = NOTHING) -> list[KeptRun]:
         """Keep up to ``most`` runs of a batch, in the order of what each adds to those before it.
 
         ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most; ``eligible`` says for each
-        whether it can be chosen. A run that adds nothing, such as a copy, is not kept even where there is room.
+        whether it can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even where there is room.
         """
         candidates = np.flatnonzero(eligible)
         similarities = np.maximum(vectors[candidates] @ vectors.T, 0.0)
@@ -68,7 +68,7 @@ class Coverage:
         while heap and len(chosen) < most:
             _, place = heap[0]
             adds = float(_added(similarities[place], covers))
-            if adds <= _NOTHING:
+            if adds <= least:
                 heapq.heappop(heap)
             elif adds < -heap[0][0]:
                 heapq.heapreplace(heap, (-adds, place))

@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from kp_scorer.cli.display import cell, console, progress
-from kp_scorer.coverage import BATCH, Coverage, StandIn, Vectors, apportioned
+from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, Vectors, apportioned
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.trace import ReasoningTrace
 
@@ -57,8 +57,15 @@ class Verdict(NamedTuple):
         return {name: round(value, 4) if isinstance(value, float) else value for name, value in self._asdict().items()}
 
 
+class EarlierRun(NamedTuple):
+    """A run that was kept before."""
+
+    trace_id: str
+    vector: Vectors  # Of shape (1, dimensions).
+
+
 class Candidates:
-    """All runs of an input with their vectors. Documents and vectors are in temporary files, some 20 bytes a run in memory."""
+    """All runs of an input with their vectors. Documents and vectors are in temporary files, some 100 bytes a run in memory."""
 
     def __init__(self) -> None:
         with ExitStack() as files:
@@ -72,6 +79,8 @@ class Candidates:
         self._eligible = array("b")
         self._numbers: dict[str, int] = {}
         self._ids: set[int] = set()
+        self.earlier: dict[str, list[EarlierRun]] = {}
+        """By domain the runs that were kept before."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +92,11 @@ class Candidates:
         """Return how many runs there are."""
         return len(self._objectives)
 
+    def add_earlier(self, trace: ReasoningTrace) -> None:
+        """Add a run that was kept before, which stands for runs of its domain and is no candidate any more."""
+        self._ids.add(hash(trace.id))
+        self.earlier.setdefault(trace.metadata.task_domain, []).append(EarlierRun(trace.id, self._vector(trace)))
+
     def add(self, trace: ReasoningTrace, document: Mapping[str, Any], eligible: bool) -> bool:
         """Add a run, unless one with its id is there; return whether it was added."""
         hashed = hash(trace.id)
@@ -93,7 +107,7 @@ class Candidates:
         packed = zlib.compress(json.dumps([trace.id, dict(document) if eligible else None]).encode(), _QUICK)
         self._documents.write(packed)
         self._offsets.append(self._offsets[-1] + len(packed))
-        self._vectors.write(self._embedder.embed([self._embedder.recipe.text(trace)]).tobytes())
+        self._vectors.write(self._vector(trace).tobytes())
         self._domains.append(self._numbers.setdefault(trace.metadata.task_domain, len(self._numbers)))
         self._objectives.append(hash(trace.task.objective))
         self._eligible.append(eligible)
@@ -125,23 +139,35 @@ class Candidates:
         trace_id, document = json.loads(zlib.decompress(packed))
         return trace_id, document
 
+    def _vector(self, trace: ReasoningTrace) -> Vectors:
+        return self._embedder.embed([self._embedder.recipe.text(trace)])
+
 
 class Choice:
-    """What is kept of one domain's runs, and which kept run stands for each of the others."""
+    """What is kept of one domain's runs, and which kept run stands for each of the others.
+
+    Where runs were kept before, a run is kept only if it adds more than a near copy of these would.
+    """
 
     def __init__(self, candidates: Candidates, domain: str, places: Ints, most: int) -> None:
         """Choose up to ``most`` of the runs at these places, batch after batch in their order."""
         self._candidates, self._domain, self._places = candidates, domain, places
         self._coverage = Coverage(WordsEmbedder.dimensions)
+        earlier = candidates.earlier.get(domain, [])
+        self._earlier_ids = [run.trace_id for run in earlier]
+        for run in earlier:
+            self._coverage.add(run.vector)
+        least = 1 - _NEAR_COPY if earlier else NOTHING
         self.kept_places: list[int] = []  # Their places, as they were chosen.
         self._adds: list[float] = []
         for first in range(0, len(places), BATCH):
             batch = places[first : first + BATCH]
             so_far = round(most * (first + len(batch)) / len(places))
             eligible = candidates.eligible(batch)
-            for run in self._coverage.choose(candidates.vectors(batch), eligible.tolist(), so_far - len(self.kept_places)):
-                self.kept_places.append(int(batch[run.place]))
-                self._adds.append(run.adds)
+            left = so_far - len(self.kept_places)
+            for chosen in self._coverage.choose(candidates.vectors(batch), eligible.tolist(), left, least):
+                self.kept_places.append(int(batch[chosen.place]))
+                self._adds.append(chosen.adds)
 
     def summary(self) -> DomainSummary:
         """Count what came of the domain's runs."""
@@ -162,11 +188,11 @@ class Choice:
         for place, stand_in in zip(others.tolist(), self._stand_ins(others), strict=False):
             stands_for[stand_in.number] += 1
             nearest[stand_in.number] = max(nearest.get(stand_in.number, (-1.0, 0)), (stand_in.similarity, place))
-        for number, (place, adds) in enumerate(zip(self.kept_places, self._adds, strict=True)):
+        for number, (place, adds) in enumerate(zip(self.kept_places, self._adds, strict=True), len(self._earlier_ids)):
             similarity, place_of_nearest = nearest.get(number, (None, None))
             other_id = None if place_of_nearest is None else self._id(place_of_nearest)
             yield Verdict(self._id(place), self._domain, True, True, adds, stands_for[number], other_id, similarity)
-        kept_ids = [self._id(place) for place in self.kept_places]
+        kept_ids = [*self._earlier_ids, *map(self._id, self.kept_places)]
         stand_ins = self._stand_ins(others)
         for place, eligible in zip(others.tolist(), self._candidates.eligible(others).tolist(), strict=True):
             nearest_kept = next(stand_ins, None)
@@ -187,10 +213,12 @@ def choices(candidates: Candidates, best: float | int) -> Iterator[Choice]:
     domains = candidates.by_domain()
     sizes = [len(places) for places in domains.values()]
     most = round(best * len(candidates)) if isinstance(best, float) else best
-    with progress("chosen") as advance:
+    done = 0
+    with progress("chosen from") as advance:
         for (domain, places), share in zip(domains.items(), apportioned(sizes, most), strict=True):
             yield Choice(candidates, domain, places, share)
-            advance(int(places[-1]), len(candidates))
+            done += len(places)
+            advance(done, len(candidates))
 
 
 def print_summaries(summaries: Iterable[DomainSummary]) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -12,7 +12,7 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.gathering import Result, score_lines
-from kp_scorer.cli.input import ReadAhead
+from kp_scorer.cli.input import ReadAhead, read_files
 from kp_scorer.cli.keeping import Candidates, Choice, choices, print_summaries
 from kp_scorer.cli.options import files_argument, ledger_options
 from kp_scorer.cli.output import json_line, open_output, print_note, refusal
@@ -22,6 +22,8 @@ from kp_scorer.errors import InvalidTrace, TraceConflict
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
+
+_FILES: Final = "kept-[0-9][0-9][0-9][0-9].jsonl"
 
 Best = float | int
 
@@ -40,6 +42,11 @@ def _best(text: str) -> Best:
 @click.command(epilog="Example: kp-scorer keep traces.jsonl --best 10% --output kept.jsonl")
 @files_argument
 @click.option("--best", type=_best, metavar="SHARE|NUMBER", help="Keep the successes that cover all traces best: 10%, or 500.")
+@click.option(
+    "--into",
+    type=click.Path(file_okay=False),
+    help="With --best, a folder that has what was kept before: add what adds.",
+)
 @click.option("--why", type=click.Path(), help="With --best, a file for a line about each trace: why it is kept or not.")
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
 @click.option("--stored", is_flag=True, help="Choose by the decisions that the ledger holds; nothing is scored.")
@@ -50,6 +57,7 @@ def _best(text: str) -> Best:
 def keep(
     files: tuple[str, ...],
     best: Best | None,
+    into: str | None,
     why: str | None,
     output: str,
     stored: bool,
@@ -61,29 +69,36 @@ def keep(
 
     With --best these are a set: of each domain the successful traces that together are most like all of its traces, the failed
     ones among them, so that what is often asked is covered and copies are left out. It needs no model. --why says of each kept
-    trace how many others it stands for, and of each other trace which kept one stands for it.
+    trace how many others it stands for, and of each other trace which kept one stands for it. With --into they are given what
+    the folder has, and written to a new file in it.
 
     Without --best they are the traces that are accepted when they are scored offline and in order, as by `score`; their
     metadata.quality_score becomes their score.
 
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    if why and not best:
-        raise click.UsageError("--why is for --best: of a decision, `kp-scorer explain` says why")
+    if (why or into) and not best:
+        raise click.UsageError("--why and --into are for --best: of a decision, `kp-scorer explain` says why")
+    if into and output != "-":
+        raise click.UsageError("expected either --into or --output")
     if best and (stored or outcome != "accepted"):
         raise click.UsageError("--best chooses without decisions: expected it without --stored, --review or --rejected")
-    for option, name in (("--output", output), ("--why", why or "-")):
+    for option, name in (("--output", output), ("--into", into or "-"), ("--why", why or "-")):
         if name != "-" and any(Path(name).resolve().is_relative_to(Path(read).resolve()) for read in files):
             raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     if best:
-        _keep_best(batches, best, output, why, settings)
+        _keep_best(batches, best, Path(into) if into else None, output, why, settings)
     else:
         _keep_decided(batches, files, output, stored, outcome, settings)
 
 
-def _keep_best(batches: Iterator[Sequence[Line]], best: Best, output: str, why: str | None, settings: Settings) -> None:
+def _keep_best(
+    batches: Iterator[Sequence[Line]], best: Best, into: Path | None, output: str, why: str | None, settings: Settings
+) -> None:
     with Candidates() as candidates:
+        if into:
+            output = str(_new_file(into, candidates, settings))
         refused = _gather(batches, candidates, settings)
         chosen = list(choices(candidates, best))
         if why:
@@ -98,6 +113,19 @@ def _keep_best(batches: Iterator[Sequence[Line]], best: Best, output: str, why: 
         _print_summary(chosen, len(candidates))
     if refused:
         sys.exit(1)
+
+
+def _new_file(into: Path, candidates: Candidates, settings: Settings) -> Path:
+    """Read what was kept before from a folder, which is made if it is missing; return the name of the next file in it."""
+    into.mkdir(parents=True, exist_ok=True)
+    before = sorted(into.glob(_FILES))
+    for file in before:
+        for line in read_files([str(file)], settings.limits):
+            if isinstance(line.trace, InvalidTrace):
+                raise click.BadParameter(f"{file.name}, line {line.number}: {line.trace}", param_hint="--into")
+            candidates.add_earlier(line.trace)
+    last = int(before[-1].stem.removeprefix("kept-")) if before else 0
+    return into / f"kept-{last + 1:04}.jsonl"
 
 
 def _gather(batches: Iterable[Sequence[Line]], candidates: Candidates, settings: Settings) -> int:
