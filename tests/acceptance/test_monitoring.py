@@ -34,7 +34,7 @@ from kp_scorer.report.drift import Drift, drift, time_of
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
-from kp_scorer.store.connection import Condition
+from kp_scorer.store.condition import Condition
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.store import WorkerReport
 from prometheus_client import generate_latest

@@ -22,7 +22,7 @@ from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
-from kp_scorer.store.connection import shortcomings
+from kp_scorer.store.condition import shortcomings
 from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.store import WorkerReport
 

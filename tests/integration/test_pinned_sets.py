@@ -13,7 +13,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
-from kp_scorer.store import novelty_log as log_module
+from kp_scorer.store import pinned_sets as pins_module
 from kp_scorer.store.keys import Keys
 
 from tests.support.builders import minimal_payload
@@ -42,7 +42,7 @@ def keep(store: Store, name: str, pinned_set: PinnedSet, space: str = "space") -
 def test_a_set_is_replaced_as_a_whole_and_belongs_to_its_space(
     store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "_CHUNK", 2)
+    monkeypatch.setattr(pins_module, "_CHUNK", 2)
     sets = store.pinned_sets("space")
     assert (sets.versions(["tasks"]), sets.read("tasks")) == ([None], None)
     for each in (pinned(1, 2, 3, 4, 5), pinned(6)):
@@ -62,7 +62,7 @@ def test_what_was_begun_and_not_finished_expires_and_leaves_the_set(
     store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(store, "tasks", pinned(1))
-    monkeypatch.setattr(log_module, "_CHUNK", 1)
+    monkeypatch.setattr(pins_module, "_CHUNK", 1)
     outages = iter([None])
     with pytest.raises(StopIteration):
         store.pinned_sets("space").replace("tasks", pinned(2, 3), check_room=lambda: next(outages))

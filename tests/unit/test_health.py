@@ -23,7 +23,7 @@ from kp_scorer.monitoring import http_server
 from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings
-from kp_scorer.store.connection import Condition
+from kp_scorer.store.condition import Condition
 from kp_scorer.store.store import Timing
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs

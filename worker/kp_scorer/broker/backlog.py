@@ -21,7 +21,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
-from kp_scorer.store.connection import Condition
+from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in
 
 _SCANNED_AT_ONCE: Final = 1_000

@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 
 from kp_scorer.broker.rabbitmq import confirming_channel
 from kp_scorer.errors import BrokerBlocked, NoQueue, ServiceUnavailable, SettingsError
-from kp_scorer.store.connection import REFUSALS, Condition, condition_of, refusal
+from kp_scorer.store.condition import Condition, condition_of
+from kp_scorer.store.connection import REFUSALS, refusal
 
 _NO_ROUTE: Final = 312
 _RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.

@@ -18,7 +18,7 @@ from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 from kp_scorer.store import Store
-from kp_scorer.store.connection import Condition
+from kp_scorer.store.condition import Condition
 
 log = structlog.get_logger("kp_scorer.process.startup")
 

@@ -1,4 +1,11 @@
-"""What lies in Redis: ledger, dead letters, novelty logs, streams of decisions; every key and every script of theirs."""
+"""Everything in one Redis.
+
+From the bottom up:
+
+``connection``, ``condition``, ``keys`` and ``scripts`` with ``lua/``, which the queues in ``broker.redis_transport`` use too;
+``records`` and ``directory``; ``ledger``, ``dead_letters``, ``novelty_log``, ``pinned_sets``, ``runs`` and ``decision_stream``;
+``store``, which opens them.
+"""
 
 from kp_scorer.store.store import Store
 

@@ -1,11 +1,11 @@
-"""One way to connect to Redis, and one error for whatever goes wrong there."""
+"""The way to connect to Redis, and the one error for whatever goes wrong there."""
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
 import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
@@ -18,11 +18,11 @@ from kp_scorer.settings.urls import ServerUrl
 
 T = TypeVar("T")
 
-# A command whose connection broke is retried a few times, with backoff; longer patience is the caller's to choose. A timeout is
-# not: redis-py 8.1.0 retries each connect of each retry as often again, which made 16 timeouts of one.
+# A command whose connection breaks is retried three times, with backoff. After a timeout it is not, since
+# redis-py 8.1.0 retries each connect of each retry as often again, which made 16 timeouts of one.
 _RETRY: Final = Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), 3, (redis.exceptions.ConnectionError,))
 
-# What these say is about the server, the user or the password, never about the command's arguments.
+# Errors with these names tell about the server, the user or the password, and never quote the command's arguments.
 _NAMED: Final = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN|WRONGTYPE)\b.*"
     r"|DB index is out of range",
@@ -31,13 +31,13 @@ _NAMED: Final = re.compile(
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
 _OF_CLUSTERS: Final = (redis.exceptions.AskError, redis.exceptions.ClusterError, redis.exceptions.ClusterCrossSlotError)
-_IS_CLUSTER: Final = "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
+IS_CLUSTER: Final = "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
 REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
-"""What redis-py raises where Redis has answered, and says no."""
+"""The errors that redis-py raises when Redis answers that it refuses."""
 
 
 def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
-    """Make a client that gives bytes, bounds every wait and reconnects by itself. Connects on first use."""
+    """Make a client that returns bytes, bounds every wait and reconnects by itself. It connects on first use."""
     server = settings.server()
     options: dict[str, Any] = {
         "db": server.database,
@@ -59,35 +59,35 @@ def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
 
 
 class RenewedCredentials(redis.CredentialProvider):
-    """User and password as the URL's file has them when a connection is made: operators change them while workers run."""
+    """Reads user and password from the URL's file for each connection, as operators change them while workers run."""
 
     def __init__(self, settings: RedisSettings | BrokerSettings, *, of_sentinels: bool = False) -> None:
         self._settings = settings
         self._of_sentinels = of_sentinels
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """The arguments of Redis' AUTH."""
+        """Return the arguments of Redis' AUTH."""
         server = self._settings.server_now()
         owner = server.sentinels if self._of_sentinels and server.sentinels else server
         return (owner.user, owner.password) if owner.user else (owner.password,)
 
 
 def renew_credentials(pool: redis.ConnectionPool, settings: RedisSettings) -> None:
-    """Have connections that the pool makes from now on read the credentials anew, where a file has them."""
+    """Make new connections of the pool read the credentials again, if they are in a file."""
     if settings.is_renewed:
         kept = {name: value for name, value in pool.connection_kwargs.items() if name not in ("username", "password")}
         pool.connection_kwargs = {**kept, "credential_provider": RenewedCredentials(settings)}
 
 
 def tls_options(server: ServerUrl) -> dict[str, Any]:
-    """TLS options for redis-py, kombu's channel and Celery's backend; none where the URL does not ask for it."""
+    """Return TLS options for redis-py, kombu's channel and Celery's backend; none if the URL does not ask for TLS."""
     return {"ssl_cert_reqs": "required", "ssl_check_hostname": True, **server.tls_files} if server.is_tls else {}
 
 
 def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float) -> dict[str, Any]:
-    """Options for :func:`primary_pool` and Celery's backend; none where the URL names none.
+    """Return options for :func:`primary_pool` and Celery's backend; none if the URL names no sentinels.
 
-    All sentinels together may be waited for as long as one server, for ``timeout_s``.
+    Asking all sentinels takes no longer than ``timeout_s``, as long as one server may take.
     """
     server = settings.server()
     if server.sentinels is None:
@@ -103,7 +103,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
         **credentials,
         "socket_timeout": each_s,
         "socket_connect_timeout": each_s,
-        # The next one is asked instead.
+        # The next sentinel is asked instead.
         "retry": Retry(NoBackoff(), 0),
         "ssl": server.is_tls,
         **tls_options(server),
@@ -113,7 +113,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
 
 
 def leave_replicas(pool: redis.ConnectionPool) -> None:
-    """Have connections that the pool makes from now on break when their server says that it has become a replica.
+    """Make new connections of the pool break when their server says that it has become a replica.
 
     After a failover they would lead to the old primary for ever (celery#7946).
     """
@@ -121,14 +121,14 @@ def leave_replicas(pool: redis.ConnectionPool) -> None:
 
 
 class _LeavesReplicas:
-    """A connection that breaks when Redis refuses to write, or to let it wait, because it is no primary any more."""
+    """Breaks when Redis refuses a write or a blocking command because it is no longer a primary."""
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         connection: Any = super()
         try:
             return connection.read_response(*args, **kwargs)
         except redis.exceptions.ResponseError as error:
-            # Redis 7 names the error; 6.2 quotes it within that of the script. What waits at an empty queue is unblocked.
+            # Redis 7 names the error; 6.2 quotes it within that of the script. UNBLOCKED ends the wait at an empty queue.
             text, is_named = str(error), isinstance(error, redis.exceptions.ReadOnlyError)
             if not (is_named or "READONLY " in text or text.startswith("UNBLOCKED ")):
                 raise
@@ -137,9 +137,9 @@ class _LeavesReplicas:
 
 
 def reports_outages(part: str) -> Callable[[type[T]], type[T]]:
-    """Have every public method of a class raise ServiceUnavailable, under the name ``part``, for whatever redis-py raises.
+    """Make every public method of a class raise ServiceUnavailable, which names ``part``, for any error of redis-py.
 
-    A server that refuses a command is no fault of the trace either.
+    This includes refusals: they are the fault of the server, not of a trace.
     """
 
     def decorate(kind: type[T]) -> type[T]:
@@ -174,17 +174,17 @@ def _unavailable_if_down(part: str) -> Iterator[None]:
 
 
 def refusal(error: redis.exceptions.RedisError) -> str:
-    """Why Redis refuses, in its own words where they say what to do about the server; else only what kind of error it is.
+    """Return why Redis refuses: in its own words if they are about the server, else only the kind of error.
 
-    Other errors quote the command, and with it what the trace says.
+    Other errors quote the command, and with it the content of the trace.
     """
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
         return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
     if isinstance(error, _OF_CLUSTERS):
-        return _IS_CLUSTER
+        return IS_CLUSTER
     if is_full(error):
         return "it is full, its maxmemory is reached"
-    # redis-py takes the name off some errors, and keeps it beside them; a script's error has it within.
+    # redis-py strips the name from some errors and keeps it in an attribute; the error of a script has it within.
     named = _NAMED.search(f"{getattr(error, 'status_code', None) or ''} {error}")
     if named is None or _QUOTES.search(str(error)):
         return type(error).__name__
@@ -192,7 +192,7 @@ def refusal(error: redis.exceptions.RedisError) -> str:
 
 
 def is_full(error: redis.exceptions.RedisError) -> bool:
-    """Whether Redis refused a command because its memory limit is reached."""
+    """Return whether Redis refused a command because its memory limit is reached."""
     # Redis 7 names the error; 6.2 quotes it within that of the script.
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)
 
@@ -201,12 +201,12 @@ def primary_pool(
     sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: Mapping[str, Any], **options: Any
 ) -> SentinelConnectionPool:
     """Make a pool of connections, with ``options``, to the primary that the sentinels call ``master_name``."""
-    asked: Any = _Sentinels(sentinels, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types
-    return SentinelConnectionPool(master_name, asked, **options)  # type: ignore[no-untyped-call]
+    ask_for_primary: Any = _Sentinels(sentinels, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types
+    return SentinelConnectionPool(master_name, ask_for_primary, **options)  # type: ignore[no-untyped-call]
 
 
 class _Sentinels(Sentinel):
-    """Raises an error for a missing primary that is not retried at once.
+    """Raises an error for a missing primary that redis-py does not retry at once.
 
     A failover takes seconds; redis-py 8.1.0 would try each command four times, and each time ask all sentinels four times.
     """
@@ -215,71 +215,7 @@ class _Sentinels(Sentinel):
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
-            # Of redis-py's message only the kinds of errors: none if the sentinels answer, and have no such primary.
+            # Only the kinds of errors in redis-py's message: there are none if the sentinels answer and know no such primary.
             reasons = ", ".join(dict.fromkeys(re.findall(r"\b[A-Z]\w*Error\b", str(error)))) or "unknown to them"
             message = f"none of {len(self.sentinels)} sentinels says where the primary {service_name!r} is: {reasons}"
             raise redis.exceptions.TimeoutError(message) from None
-
-
-_OLDEST: Final = (6, 2)
-_NEARLY_FULL: Final = 0.8  # A tenth more, and no submission is accepted.
-_EVICTS: Final = "it evicts keys when its memory is full"
-
-
-def memory_used(info: Mapping[str, Any]) -> float:
-    """Of the memory that Redis may take, the share that is taken, by the reply to ``INFO``; 0 where it may take all.
-
-    What waits for a slow disk or a replica does not count, as it does not when Redis itself refuses.
-    """
-    limit = info.get("maxmemory", 0)
-    return float((info["used_memory"] - info.get("mem_not_counted_for_evict", 0)) / limit) if limit else 0.0
-
-
-class Condition(NamedTuple):
-    """How a Redis is set up, and what has become of its memory; None for what this user may not ask."""
-
-    memory_used: float | None = None  # The used share of what it may use; 0 without a limit.
-    evicted_keys: int | None = None  # Since it started.
-    evicts: str = ""  # Why it loses queues and decisions when its memory is full; empty if it refuses to take more instead.
-    shortcomings: tuple[str, ...] = ()  # What may lose queues, decisions or the log, each with its remedy.
-
-
-def condition_of(client: redis.Redis) -> Condition:
-    """Ask a Redis for its condition."""
-    try:
-        info: Any = client.info()
-        found = tuple(shortcomings(info, is_managed=_is_managed(client)))
-    except redis.exceptions.ResponseError as error:
-        # A user that may not ask can do everything else.
-        return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
-    evicts = next((each for each in found if each.startswith(_EVICTS)), "")
-    return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
-
-
-def _is_managed(client: redis.Redis) -> bool:
-    """Whether Redis has no ``CONFIG``, as where somebody else manages it."""
-    try:
-        # In one word with its subcommand: redis-py 8.1.0 fails to parse that a command is unknown.
-        reply: Any = client.execute_command("COMMAND INFO", "config")  # type: ignore[no-untyped-call]  # redis-py has no types
-    except redis.exceptions.ResponseError:
-        # This user may not ask.
-        return False
-    return bool(reply == [None])
-
-
-def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
-    """The same by the reply to ``INFO``; if it is managed, without what only its operators can choose."""
-    if info.get("cluster_enabled"):
-        yield _IS_CLUSTER
-    version = str(info.get("redis_version", ""))
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
-        yield f"Redis {version} is too old: install 6.2 or later"
-    policy = info.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        yield f"{_EVICTS} ({policy}): set maxmemory-policy noeviction"
-    if not info.get("maxmemory") and not is_managed:
-        yield "it takes memory without limit until the machine ends it: set maxmemory"
-    elif (used := memory_used(info)) >= _NEARLY_FULL:
-        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
-    if not info.get("aof_enabled") and not is_managed:
-        yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"

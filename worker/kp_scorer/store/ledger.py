@@ -1,4 +1,4 @@
-"""The ledger in Redis: one hash a trace, changed only by scripts, so that no two processes see it half changed."""
+"""The ledger in Redis: one hash for each trace, which only scripts change, so that no process sees it half changed."""
 
 import re
 import uuid
@@ -14,8 +14,8 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
 from kp_scorer.novelty.audit import DecidedTrace
 from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.directory import SCANNED_AT_ONCE
 from kp_scorer.store.keys import KEPT_S, Keys
-from kp_scorer.store.novelty_log import SCANNED_AT_ONCE
 from kp_scorer.store.records import (
     DAMAGED_DECISION,
     Committed,
@@ -38,9 +38,9 @@ from kp_scorer.trace import begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
-_WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long, five times the usual, counts as dead.
+_WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long, five times its interval, counts as dead.
 LEASE_MS: Final = 5_000
-"""A trace that its worker has not renewed for this long is held no longer, whether the worker lives or not."""
+"""A lease ends if its worker has not renewed it for this long, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
 
@@ -60,7 +60,7 @@ class _SubmissionRow(NamedTuple):
 def _record(
     state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
 ) -> Record:
-    """Read a record's fields, which whoever may write to Redis may have changed."""
+    """Read a record's fields. Anyone with write access to Redis can have changed them."""
     if state == b"decided":
         decided = parsed_in(Decision, decision)
         return Record("decided", digest or b"", decided) if decided else _damaged(digest, DAMAGED_DECISION)
@@ -80,7 +80,7 @@ def _damaged(digest: bytes, problem: str) -> Record:
 def _committed(trace_id: str, outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> Committed:
     if outcome in (b"stands", b"dead"):
         record = _record(b"decided" if decision else b"dead", b"", decision, reason, detail, 0)
-        # What has no decision has a reason.
+        # A record without a decision has a reason.
         return record.decision or TraceDead(trace_id, record.reason, record.detail)  # type: ignore[arg-type]
     return TraceConflict(trace_id) if outcome == b"conflict" else outcome.decode()  # type: ignore[return-value]  # by commit.lua
 
@@ -92,7 +92,7 @@ def _looked_up(reply: Any) -> Record | None:
         raise reply
     state, digest, *fields, since_ms, resends, label = reply
     if state is None and not any((*fields, since_ms, resends)):
-        # At most it has a place.
+        # There is no record, or it has only a place.
         return None
     good = {b"good": True, b"bad": False}.get(label)
     return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
@@ -147,14 +147,14 @@ class RedisLedger:
         self._client = client
         self._keys = keys
         self._ttl_ms = ttl_ms
-        self.worker = uuid.uuid4().hex  # What this worker is called among all.
+        self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
         self.damaged: dict[str, str] = {}
-        """What is wrong with the records in whose place :meth:`decided` and :meth:`all_decided` gave nothing, by trace id."""
+        """The damage of each record that :meth:`decided` and :meth:`all_decided` left out, by trace id."""
 
     def load_scripts(self) -> None:
-        """Have Redis, which forgets scripts when it restarts, know the one that clients call, who may load none."""
+        """Load the script that clients call, who may load none, unless Redis has it. A restarted Redis has no scripts."""
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
 
@@ -176,14 +176,14 @@ class RedisLedger:
         ]
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
-        """Read records, in order; None where there is none."""
+        """Read records, in order; None for a trace that has none."""
         pipeline = self._client.pipeline(transaction=False)
         for trace_id in trace_ids:
             pipeline.hmget(self._keys.record(trace_id), _LOOKED_UP)
         return [_looked_up(reply) for reply in pipeline.execute(raise_on_error=False)]
 
     def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
-        """Read decisions, in order; None where there is none. What is wrong with a damaged record goes to :attr:`damaged`."""
+        """Read decisions, in order; None for a trace that has none. Damaged records are noted in :attr:`damaged`."""
         decided: list[DecidedTrace | None] = []
         for trace_id, record in zip(trace_ids, self.look_up(trace_ids), strict=True):
             if record and record.reason == "damaged":
@@ -192,16 +192,16 @@ class RedisLedger:
         return decided
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
-        """Yield every decision that is kept, or of the traces with these ids.
+        """Yield every decision that is kept, in no order, or those of the traces with these ids.
 
-        All come in no order. One made meanwhile may be missing; one may come twice if Redis loses most of its keys meanwhile.
+        A decision made meanwhile may be missing; one may come twice if Redis loses most of its keys meanwhile.
         """
         trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
 
     def sample(self, most: int) -> tuple[list[str], int]:
-        """The ids of this many records, chosen at random, or of all if there are fewer; and how many records there are."""
+        """Return the ids of ``most`` records chosen at random, or of all if there are fewer, and the number of records."""
         count = 0
 
         def counted() -> Iterator[str]:
@@ -210,13 +210,13 @@ class RedisLedger:
                 count += 1
                 yield trace_id
 
-        # The hash of a text is another in each process, and the same for one that comes twice.
+        # Python salts the hash of a text in each process, and it is the same for an id that comes twice.
         return list(dict.fromkeys(nsmallest(most, counted(), key=hash))), count
 
     def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
-        """The ids of traces that begin so, ``most`` at most, in no order; None if this user may not look for them.
+        """Return the ids of at most ``most`` traces that begin so, in no order; None if this user may not look for them.
 
-        Redis looks through the names of all its keys, which takes a second for a million.
+        Redis scans the names of all its keys, which takes a second for a million.
         """
         try:
             return list(islice((each for each in self._scan(beginning) if begins(each, beginning)), most))
@@ -226,9 +226,9 @@ class RedisLedger:
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read the records of traces about to be decided, in order, and make those that are missing.
 
-        The worker holds a pending trace from now on, by a lease, until it commits, dead-letters or releases it. An attempt is
-        counted when the holder is gone. A trace with attempts is held only by who decides it ``alone``, so that it takes no
-        other trace along.
+        The worker holds a pending trace from now on, by a lease, until it commits, dead-letters or releases it. If another
+        worker held it and is gone, the trace is charged with an attempt. A trace with attempts is held only if it is decided
+        ``alone``, so that no other trace is charged if it ends the worker.
         """
         keys, names = self._keys, self._records(identities)
         records = _acquire(self._client, keys=keys, records=names, lease=self._lease, alone=alone, identities=identities)
@@ -240,7 +240,7 @@ class RedisLedger:
         return records
 
     def renew(self, report: str) -> None:
-        """Note that this worker is alive, and its report, and renew what it is deciding. Any thread may do so."""
+        """Note that this worker is alive, store its report, and renew its leases. Any thread may do so."""
         # Copied, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
         records = [self._keys.record(trace_id) for trace_id in deciding]
@@ -249,19 +249,19 @@ class RedisLedger:
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:
-        """Hold traces no longer whose deciding ended, but not in a decision."""
+        """End the leases of traces whose deciding failed."""
         self._deciding.difference_update(trace_ids)
         _release(self._client, records=[self._keys.record(trace_id) for trace_id in trace_ids], worker=self.worker)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store each decision unless its trace has ended, in order. The first end stands, so committing again is safe."""
+        """Store each decision, in order, unless its trace has ended. The first end stands, so committing again is safe."""
         keys, names = self._keys, self._records(verdicts)
         replies = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
-        """Claim pending submissions that nothing will bring back, to send them again; each is claimed by one caller.
+        """Claim pending submissions whose messages are lost, to send them again; each is claimed by one caller.
 
         They were last sent more than ``resend_after_ms`` ago, and the queue was empty since.
         """
@@ -275,7 +275,7 @@ class RedisLedger:
         )
 
     def count_resend(self, trace_id: str) -> None:
-        """Count that a claimed submission has been sent again."""
+        """Count a resend of a claimed submission."""
         _count_resend(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
 
     def counts(self) -> SubmissionCounts:
@@ -283,7 +283,7 @@ class RedisLedger:
         return _counts(self._client, keys=self._keys)
 
     def tallies(self) -> Tallies:
-        """Count decisions by what they count as, most first."""
+        """Return the tallies of decisions, each with the largest first."""
         fields: Any = self._client.hgetall(self._keys.tallies)
         counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
         for field, count in sorted(fields.items()):
@@ -292,10 +292,10 @@ class RedisLedger:
         return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard")))
 
     def oldest_pending_s(self) -> float:
-        """Seconds since the pending submission was sent that was sent first, by Redis' clock; 0 if none is pending."""
+        """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
         oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
         seconds, microseconds = self._client.time()
-        # Nothing was sent before 1970: somebody else has written that, and the resender removes it.
+        # An application that is not ours wrote a time before 1970; the submission resender removes it.
         is_sent = oldest and oldest[0][1] > 0
         return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
 
@@ -324,4 +324,4 @@ class RedisLedger:
             yield text_in(key).removeprefix(start)
 
 
-Ledger = RedisLedger | MemoryLedger  # A ledger, wherever it is; of the one in memory deciding needs no more.
+Ledger = RedisLedger | MemoryLedger  # MemoryLedger implements only what deciding needs.

@@ -1,4 +1,4 @@
-"""Everything of ours in one Redis, opened in one place; and what workers report there."""
+"""All of the scorer's state in one Redis, and the reports of workers."""
 
 import time
 from collections.abc import Iterator
@@ -11,44 +11,47 @@ from pydantic import BaseModel
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.store.connection import Condition, condition_of, connect, reports_outages
+from kp_scorer.store.condition import Condition, condition_of
+from kp_scorer.store.connection import connect, reports_outages
 from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
+from kp_scorer.store.directory import listed_keys
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.ledger import RedisLedger
-from kp_scorer.store.novelty_log import RedisLog, RedisPinnedSets, describe_pinned_sets, listed_keys
+from kp_scorer.store.novelty_log import RedisLog
+from kp_scorer.store.pinned_sets import RedisPinnedSets, describe_pinned_sets
 from kp_scorer.store.records import parsed_in
 from kp_scorer.store.runs import Runs
 
 
 class Timing(BaseModel, frozen=True):
-    """How often something was done, and how long it took in all."""
+    """The number of times that something was done, and the seconds that all of them took."""
 
     count: int = 0
     seconds: float = 0.0
 
 
 class WorkerReport(BaseModel, frozen=True, extra="ignore"):
-    """How a worker is, and what it has done since it started. Fields of other versions are ignored."""
+    """The state of a worker, and what it has done since it started. Fields of other versions are ignored."""
 
-    node: str  # What monitors know it by.
+    node: str  # Its name in Celery.
     not_ready: tuple[str, ...] = ()  # Why it takes no work; empty if it does.
-    full: tuple[str, ...] = ()  # The queues and streams that it waits for, as they have no room for its decisions.
-    embedder: str = ""  # Name and engine; empty without one, when every novelty is 0.5.
+    full: tuple[str, ...] = ()  # The queues and streams that have no room for its decisions.
+    embedder: str = ""  # Name and engine; empty without an embedder.
     in_flight: int = 0
-    window_entries: int = 0  # Entries of the novelty log in its mirror.
+    window_entries: int = 0  # The entries of the novelty log in its mirror.
     decisions: dict[Outcome, dict[str, int]] = {}  # By outcome and domain.
     dead_letters: int = 0
     redeliveries: int = 0
     resends: int = 0
-    queued: Timing = Timing()  # From sending to delivery, of messages that say when they were sent.
+    queued: Timing = Timing()  # From sending to delivery, for messages that say when they were sent.
     held: Timing = Timing()  # From the delivery of a message to the publication of its decision.
     embedded: Timing = Timing()
 
 
 @reports_outages("redis.url")
 class Store(AbstractContextManager["Store"]):
-    """What lies under one prefix. A context manager; connects on first use; raises ServiceUnavailable."""
+    """Everything under one prefix. A context manager, which connects on first use. Methods raise ServiceUnavailable."""
 
     def __init__(self, client: redis.Redis, settings: Settings, counter: DeadLetterCounter | None = None) -> None:
         """Own ``client`` from now on; ``counter`` is for :class:`DeadLetters`."""
@@ -69,17 +72,17 @@ class Store(AbstractContextManager["Store"]):
         self._client.ping()
 
     def condition(self) -> Condition:
-        """How this Redis is set up, and what has become of its memory."""
+        """Return the memory and the shortcomings of this Redis."""
         return condition_of(self._client)
 
     def clock_ahead_s(self) -> float:
-        """How many seconds the clock of Redis is ahead of this machine's; less than 0 if it is behind."""
+        """Return the seconds that the clock of Redis is ahead of this machine's; negative if it is behind."""
         asked_at_s = time.time()
         seconds, microseconds = self._client.time()
         return seconds + microseconds / 1e6 - (asked_at_s + time.time()) / 2
 
     def worker_reports(self) -> list[WorkerReport]:
-        """The reports of all workers that live, by node."""
+        """Return the reports of all workers that are alive, sorted by node."""
         workers: Any = self._client.zrange(self._keys.workers, 0, -1)
         pipeline = self._client.pipeline(transaction=False)
         for worker in workers:
@@ -89,24 +92,24 @@ class Store(AbstractContextManager["Store"]):
         return sorted(filter(None, reports), key=lambda report: report.node)
 
     def decision_stream(self, name: str) -> DecisionStream:
-        """A stream of decisions, which need not exist yet."""
+        """Return a stream of decisions, which need not exist yet."""
         return DecisionStream(self._client, name)
 
     def novelty_log(self, space: str) -> RedisLog:
-        """The log of a space, which need not exist yet."""
+        """Return the log of a space, which need not exist yet."""
         return RedisLog(self._client, self._keys, space, self._settings.novelty.window(), self._settings.ledger.ttl_ms)
 
     def novelty_logs(self) -> list[RedisLog]:
-        """The logs with entries, by space."""
+        """Return the logs that have entries, sorted by space."""
         spaces = filter(None, map(self._keys.space_of, listed_keys(self._client, self._keys)))
         return [self.novelty_log(space) for space in spaces if self._client.xlen(self._keys.of_log(space).log)]
 
     def pinned_sets(self, space: str) -> RedisPinnedSets:
-        """The pinned sets of a space."""
+        """Return the pinned sets of a space."""
         return RedisPinnedSets(self._client, self._keys, space)
 
     def all_pinned_sets(self) -> list[dict[str, Any]]:
-        """What is pinned, by space and name."""
+        """Describe all pinned sets, sorted by space and name."""
         return list(describe_pinned_sets(self._client, self._keys))
 
     def close(self) -> None:
@@ -118,12 +121,12 @@ class Store(AbstractContextManager["Store"]):
 
 
 def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
-    """Yield every decision that the ledger holds, in no order. One made meanwhile may be missing; none comes twice.
+    """Yield every decision in the ledger, in no order. One that is made meanwhile may be missing; none comes twice.
 
-    Records that are damaged are left out. The settings are by default those of the environment and the configuration file.
+    Damaged records are left out. The settings are by default those of the environment and the configuration file.
     SettingsError if one is wrong, or nothing says where Redis is; ServiceUnavailable if Redis cannot be reached.
     """
-    # Redis gives some twice while the table of its keys shrinks.
+    # Redis returns some keys twice while it shrinks their table.
     read = set[str]()
     with Store.open(with_endpoints(settings or load_settings())) as store:
         for decided in store.ledger.all_decided():
@@ -133,6 +136,6 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
 
 
 def stored_labels(settings: Settings | None = None) -> dict[str, bool]:
-    """Whether each trace that has a label in the ledger is good, by id. Arguments and errors as of :func:`stored_decisions`."""
+    """Return the labels in the ledger by trace id: True is good. Arguments and errors are as for :func:`stored_decisions`."""
     with Store.open(with_endpoints(settings or load_settings())) as store:
         return {each.decision.trace_id: each.good for each in store.ledger.all_decided() if each.good is not None}

@@ -25,7 +25,7 @@ from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
 from kp_scorer.store import Store
-from kp_scorer.store.novelty_log import MOST_ENTRIES
+from kp_scorer.store.pinned_sets import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
 
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")

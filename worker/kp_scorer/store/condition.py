@@ -1,0 +1,71 @@
+"""The condition of a Redis: settings that may lose queues, decisions or the log, and the memory that is used."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import redis
+
+from kp_scorer.store.connection import IS_CLUSTER, refusal
+
+_OLDEST: Final = (6, 2)
+_NEARLY_FULL: Final = 0.8  # From 0.9 on, no submission is accepted.
+_EVICTS: Final = "it evicts keys when its memory is full"
+
+
+def memory_used(info: Mapping[str, Any]) -> float:
+    """Return the share of its ``maxmemory`` that Redis uses, by the reply to ``INFO``; 0 without a limit.
+
+    Buffers for a slow disk or a replica do not count, as they do not when Redis itself refuses a command.
+    """
+    limit = info.get("maxmemory", 0)
+    return float((info["used_memory"] - info.get("mem_not_counted_for_evict", 0)) / limit) if limit else 0.0
+
+
+class Condition(NamedTuple):
+    """The memory and the shortcomings of a Redis; None for figures that this user may not ask for."""
+
+    memory_used: float | None = None  # The share of its maxmemory; 0 without a limit.
+    evicted_keys: int | None = None  # Since it started.
+    evicts: str = ""  # The shortcoming by which a full Redis drops keys; empty if it refuses writes instead.
+    shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
+
+
+def condition_of(client: redis.Redis) -> Condition:
+    """Ask a Redis for its condition."""
+    try:
+        info: Any = client.info()
+        found = tuple(shortcomings(info, is_managed=_is_managed(client)))
+    except redis.exceptions.ResponseError as error:
+        # This user may not ask, and can do everything else.
+        return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
+    evicts = next((each for each in found if each.startswith(_EVICTS)), "")
+    return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
+
+
+def _is_managed(client: redis.Redis) -> bool:
+    """Return whether Redis has no ``CONFIG``, which means that a provider manages it."""
+    try:
+        # Command and subcommand are one word: redis-py 8.1.0 fails to parse the reply for an unknown command.
+        reply: Any = client.execute_command("COMMAND INFO", "config")  # type: ignore[no-untyped-call]  # redis-py has no types
+    except redis.exceptions.ResponseError:
+        # This user may not ask.
+        return False
+    return bool(reply == [None])
+
+
+def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
+    """Yield shortcomings by the reply to ``INFO``; if Redis is managed, none that only the provider can mend."""
+    if info.get("cluster_enabled"):
+        yield IS_CLUSTER
+    version = str(info.get("redis_version", ""))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
+        yield f"Redis {version} is too old: install 6.2 or later"
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        yield f"{_EVICTS} ({policy}): set maxmemory-policy noeviction"
+    if not info.get("maxmemory") and not is_managed:
+        yield "it takes memory without limit until the machine ends it: set maxmemory"
+    elif (used := memory_used(info)) >= _NEARLY_FULL:
+        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+    if not info.get("aof_enabled") and not is_managed:
+        yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
