@@ -16,7 +16,7 @@ from kp_scorer.settings import Settings, load_settings
 
 def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder) -> Celery:
     """Make the app of a worker in this process; ``load_embedder`` is called once, when it starts."""
-    # Celery sets up logging only after worker_init, and what happens before is worth a line.
+    # Celery sets up logging only after worker_init, and what happens before must be logged too.
     configure_logs(settings.log, in_background=True)
     remove_celery_variables()
     app = make_celery(settings)

@@ -1,4 +1,4 @@
-"""The ``Decision`` message: the outcome of a trace, with every part that led to it."""
+"""The ``Decision`` message: the outcome of a trace, and everything that led to it."""
 
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
@@ -14,16 +14,16 @@ NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
 Demand = Literal["review", "rejected"]
-"""What a check may demand, whatever the score."""
+"""The outcomes that a check may demand, whatever the score."""
 CheckFailure = Literal["timeout", "error"]
 CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
-"""Too plain for text of a trace."""
+"""The pattern is too narrow for the text of a trace."""
 
 MOST_FINDINGS: Final = 32
 _UNREADABLE: Final = 0.3
-"""The share of unknown tokens from which on texts look alike. Each stands for a whole word, so by characters it is far more."""
+"""Above this share of unknown tokens, texts look alike. Each stands for a whole word, so by characters the share is larger."""
 
-_OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # Of the message, where there is none.
+_OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits it if it is empty.
 
 
 def _checked_time(text: str) -> str:
@@ -33,7 +33,7 @@ def _checked_time(text: str) -> str:
 
 
 class _Part(BaseModel, frozen=True, extra="ignore", allow_inf_nan=False):
-    """Frozen; fields that a later version adds are ignored, so old consumers keep working."""
+    """A frozen part of a decision. It ignores fields that later versions add, so that old consumers keep working."""
 
 
 class Dimensions(_Part):
@@ -53,38 +53,38 @@ class FiredOverride(_Part):
 
 
 class Guard(_Part):
-    """A guard that the operator sets against traces made for their score."""
+    """A guard that the operator sets against traces that were made for their score."""
 
     name: GuardName
     bound: Fraction | None = None
-    """The largest confidence that counts, or the least novelty; ``copies`` has none."""
+    """The largest confidence that counts, or the least novelty; None for ``copies``."""
     fired: bool
-    """Whether it lowered the confidence or rejected the trace."""
+    """True if it lowered the confidence or rejected the trace."""
 
     @property
     def rejects(self) -> bool:
-        """Whether the trace is rejected because of it, whatever its score."""
+        """True if it rejects the trace, whatever its score."""
         return self.fired and self.name != "max_confidence"
 
 
 class Findings(_Part, extra="forbid"):
-    """What a check finds in a trace: counts and numbers by plain names of at most 64 characters, 32 of each, and no text."""
+    """The findings of a check: at most 32 counts and 32 numbers, by plain names of up to 64 characters, and no text."""
 
     kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
-    """How many of each kind there are."""
+    """The number of findings of each kind."""
     numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}
-    """Whatever else it measures."""
+    """Other measurements of the check."""
     outcome: Demand | None = None
     """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
 
 
 class CheckResult(Findings, extra="ignore"):
-    """What a check of this ``version`` found, with the outcome that it demands by the settings."""
+    """The findings of a check of this ``version``, with the outcome that it demands by the settings."""
 
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
     failure: CheckFailure | None = None
-    """Why it found nothing; then a check that may demand an outcome demands review, as nobody has seen what is in the trace."""
+    """Set if the check failed. If it may demand an outcome it then demands review, as nobody has checked the trace."""
 
 
 class Nearest(_Part):
@@ -95,21 +95,21 @@ class Nearest(_Part):
 
 
 class Novelty(_Part):
-    """Where the novelty came from."""
+    """The source of the novelty."""
 
     source: NoveltySource
     nearest: Nearest | None = None
-    """None where the window has none to compare with, without an embedder, and where ``results.nearest`` is off."""
+    """None if the window is empty, there is no embedder, or ``results.nearest`` is off."""
     duplicate_of: str | None = None
-    """Id of the earliest trace in the window with the same content; None as for the nearest."""
+    """Id of the earliest trace in the window with the same content; None if there is none, or as for ``nearest``."""
     embedder: str | None = None
     """Name of the model that embedded the trace."""
     embedded_tokens: int | None = None
-    """How many tokens of its text were embedded; None where the embedder counts none."""
+    """The number of tokens of the text that were embedded; None if the embedder counts none."""
     unknown_tokens: int | None = None
-    """How many of these stand for words that the model does not know, all by the same token."""
+    """The number of these that stand for words that the model does not know, all by the same token."""
     text_tokens: int | None = None
-    """How many tokens its text has; None where those are more than were embedded, as the rest is not tokenised."""
+    """The number of tokens in the text; None if it has more than were embedded, as the rest is not tokenized."""
     space: str | None = None
     """Fingerprint of what makes vectors comparable; the name of the novelty log begins with it."""
     entry: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")] | None = None
@@ -117,73 +117,73 @@ class Novelty(_Part):
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether the model knows so few words of the text that it looks like any other of that kind."""
+        """True if the model knows so few words of the text that it looks like any other such text."""
         return (self.unknown_tokens or 0) > _UNREADABLE * (self.embedded_tokens or 0)
 
 
 class Pinned(_Part):
-    """What a pinned set has nearest to the trace."""
+    """The entry of a pinned set that is nearest to the trace."""
 
     name: str
     version: str
-    """Digest of the set, as it was then."""
+    """Digest of the set at that time."""
     nearest: str | None
-    """Id of the trace, or the number of the text's line; None where ``results.nearest`` is off."""
+    """Id of the trace, or the line number of the text; None if ``results.nearest`` is off."""
     similarity: Annotated[float, Field(ge=-1, le=1)]
     limit: Fraction
-    """The largest similarity that demands nothing."""
+    """A larger similarity demands an outcome."""
     outcome: Outcome | None = None
-    """The outcome that the trace gets at least, as it is more similar."""
+    """The outcome that the set demands; None if the similarity is within the limit."""
 
 
 class Received(_Part):
     """The delivery of the submission to the worker that decided it."""
 
     worker: str
-    """Its name, as ``kp-scorer top`` shows it."""
+    """The worker's name, as ``kp-scorer top`` shows it."""
     queued_ms: Annotated[int | None, Field(ge=0), _OR_LEFT_OUT] = None
-    """From its sending to this delivery; left out where neither its producer nor RabbitMQ says when it was sent."""
+    """From sending to this delivery; omitted if neither the producer nor RabbitMQ says when the message was sent."""
     deliveries: Annotated[int, Field(ge=1)]
-    """How often it was delivered, this time included; more than once if a worker ended or requeued it."""
+    """The number of deliveries, this one included; more than one if a worker ended or requeued the message."""
 
 
 class Timings(_Part):
-    """Milliseconds of the steps that the trace was part of."""
+    """The milliseconds that each step took, for all traces that went through it together."""
 
     held_ms: Annotated[float | None, _OR_LEFT_OUT] = None
-    """From the delivery until the last look-up began: while others were decided, or a service was away. Left out offline."""
+    """From the delivery until the last look-up began: others were decided, or a service was away. Omitted offline."""
     look_up_ms: float
     wait_ms: float = 0.0
-    """From the look-up until the engine began to embed it; 0 in decisions of earlier versions."""
+    """From the look-up until the engine began to embed the text."""
     embed_ms: float
     place_ms: float
     batch_size: int
-    """How many traces were placed and committed together."""
+    """The number of traces that were placed and committed together."""
 
 
 class Decision(_Part):
-    """Accept, have reviewed or reject, and why. Made once for a trace id; a redelivery returns it unchanged."""
+    """The decision on a trace, and why. It is made once for a trace id, and a redelivery returns it unchanged."""
 
     schema_version: Literal[1] = 1
-    """Stays as long as versions only add fields that may be missing; readers of this one refuse any other."""
+    """It stays the same while versions only add optional fields; a reader refuses any other."""
     trace_id: str
     domain: str
-    """As it was submitted."""
+    """The domain as it was submitted."""
     agent_id: str | None = None
-    """As the trace has it, as the next three; None also where it has more than 200 characters."""
+    """This and ``framework`` are those of the trace; None also if longer than 200 characters."""
     framework: str | None = None
     visibility: Visibility | None = None
-    """How the trace may be shared; None only in decisions of earlier versions. The same holds for ``privacy_level``."""
+    """This and ``privacy_level`` are those of the trace."""
     privacy_level: PrivacyLevel | None = None
     taken_for: str | None = None
-    """The domain whose profile and bounds apply instead, by one of the operator's aliases."""
+    """The domain whose profile and bounds apply instead, by an alias that the operator sets."""
     outcome: Outcome
     score: Fraction
     threshold: Fraction
     threshold_source: ThresholdSource
-    """Whether the threshold is that of all domains, of the trace's domain, or the one that the submission asked for."""
+    """The origin of the threshold: all domains, the trace's domain, or the submission itself."""
     review: Fraction | None = None
-    """The score from which a trace that is not accepted goes to review; none does without."""
+    """From this score on, a trace that is not accepted goes to review; None if none does."""
     dimensions: Dimensions
     profile: str
     weights: Dimensions
@@ -192,36 +192,36 @@ class Decision(_Part):
     """The weighted sum before any override."""
     overrides: tuple[FiredOverride, ...] = ()
     guards: Annotated[tuple[Guard, ...], _OR_LEFT_OUT] = ()
-    """Those that apply, whether they fired or not. Left out of the message if there are none."""
+    """The guards that apply, whether they fired or not."""
     checks: Annotated[tuple[CheckResult, ...], _OR_LEFT_OUT] = ()
-    """Those that ran on the trace. Left out of the message if there are none."""
+    """The checks that ran on the trace."""
     sampled: Annotated[float | None, Field(gt=0, le=1), _OR_LEFT_OUT] = None
-    """The probability by which the trace went to review as one of the sample; left out of the message if it did not."""
+    """The probability with which a trace is sampled for review; None if this one was not."""
     novelty: Novelty
     pinned: Annotated[tuple[Pinned, ...], _OR_LEFT_OUT] = ()
-    """By each pinned set that applies. Left out of the message if there are none."""
+    """The nearest entry of each pinned set that applies."""
     received: Annotated[Received | None, _OR_LEFT_OUT] = None
-    """Left out of decisions that were made offline, or by earlier versions."""
+    """None if the decision was made offline."""
     timings: Timings
     decided_at: Annotated[str, AfterValidator(_checked_time)]
     """ISO 8601, UTC, by the worker's clock. The order of decisions is that of ``novelty.entry``."""
     trace: Annotated[dict[str, Any] | None, _OR_LEFT_OUT] = None
-    """With ``results.with_trace``, the trace as it was submitted, its ``metadata.quality_score`` being the score.
+    """With ``results.with_trace``, the trace as it was submitted, with the score as its ``metadata.quality_score``.
 
-    Only messages carry it, and not where the trace is over the limits of the worker that publishes.
+    Only messages carry it, and not if the trace exceeds the limits of the worker that publishes.
     """
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a guard, a check or a pinned set keeps the trace from being accepted, whatever its score."""
+        """True if a guard, a check or a pinned set keeps the trace from being accepted, whatever its score."""
         return any(guard.rejects for guard in self.guards) or any(self.demanded)
 
     @property
     def demanded(self) -> tuple[Outcome | None, ...]:
-        """The outcome that each check and pinned set demands, if any."""
+        """The outcome that each check and pinned set demands, or None."""
         return (*(check.outcome for check in self.checks), *(each.outcome for each in self.pinned))
 
     @property
     def mark(self) -> str:
-        """What copies of this decision share, and no later one on the same trace has, made after this one was forgotten."""
+        """What identifies copies of this decision: a later one on the same trace, once this is forgotten, has another mark."""
         return self.decided_at

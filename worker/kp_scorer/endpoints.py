@@ -1,6 +1,6 @@
-"""Which servers commands and clients use.
+"""The servers that commands and clients use.
 
-It is not in ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
+This is not part of ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
 """
 
 from kp_scorer.errors import SettingsError
@@ -12,7 +12,7 @@ from kp_scorer.settings.loading import filled_in
 def with_endpoints(settings: Settings) -> Settings:
     """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both.
 
-    Then what these settings leave open is as `up` runs with it: other thresholds or names of queues would mislead.
+    With the embedded Redis, settings that are not set are those of `up`: other thresholds or names of queues would mislead.
     """
     if not settings.broker.url and not settings.redis.url:
         embedded = running()

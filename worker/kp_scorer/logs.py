@@ -1,4 +1,4 @@
-"""Structured logs on stderr: JSON Lines, or colours on a terminal. An event is a stable name and fields, no trace content."""
+"""Structured logs on stderr: JSON Lines, or colours on a terminal. An event has a stable name and fields, no trace content."""
 
 import json
 import logging
@@ -20,35 +20,35 @@ from kp_scorer.settings.sections import LogSettings
 
 # These log every step of connections and models.
 _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
-# This logger quotes the body or headers of messages that it rejects, and with them the arguments (celery 5.7.0). Our consumer
-# logs lost connections.
+# In Celery 5.7.0 this logger quotes body or headers of messages that it rejects, and with them traces. Our consumer logs lost
+# connections itself.
 _QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
-_MOST_LINES: Final = 10_000  # That wait to be written: some 4 MB.
+_MOST_LINES: Final = 10_000  # Waiting lines; they take some 4 MB.
 _LINES_AT_ONCE: Final = 100
 _FLUSH_S: Final = 1.0
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes lines to a descriptor by a thread of its own, so that no other thread waits for whoever reads the log.
+    """Writes lines to a descriptor in a thread of its own, so that no other thread waits for the reader of the log.
 
-    While ``most_lines`` wait to be written, further ones are dropped and counted.
+    While ``most_lines`` wait to be written, it drops and counts further ones.
     """
 
     def __init__(self, descriptor: int, most_lines: int = _MOST_LINES) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._most_lines = most_lines
-        # Its put may interrupt itself, as the handler of a signal that logs does; that of Queue would wait for itself.
+        # Its put may be interrupted by a signal handler that logs too. That of Queue would then wait for itself.
         self._lines: SimpleQueue[bytes | threading.Event] = SimpleQueue()
         self._dropped = 0
         self.count_dropped: Callable[[], object] = lambda: None
         threading.Thread(target=self._write_all, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Have a record written, if there is room."""
+        """Queue a record for writing, if there is room."""
         if self._lines.qsize() < self._most_lines:
-            # An error would be printed to stderr, with a text that may quote a trace.
+            # Logging would print the error to stderr, with a text that may quote a trace.
             with suppress(Exception):
                 self._lines.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
                 return
@@ -87,7 +87,7 @@ class BackgroundHandler(logging.Handler):
 def configure_logs(settings: LogSettings, *, in_background: bool = False) -> None:
     """Send structlog's and the standard library's log lines to stderr: as text to a terminal, else as JSON.
 
-    Call at start; safe to repeat. They are written ``in_background`` where the process must go on while nobody reads them.
+    It is safe to call again. With ``in_background`` a thread writes them, so that the process goes on while nobody reads them.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -102,7 +102,7 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
         cache_logger_on_first_use=True,
     )
     as_json = not sys.stderr.isatty()
-    # Plain tracebacks in both: those that structlog makes for terminals show local variables, and with them traces.
+    # Both formats have plain tracebacks: structlog's own for terminals show local variables, and with them traces.
     rendering: list[Processor] = [structlog.processors.format_exc_info]
     rendering += (
         [structlog.processors.JSONRenderer(lambda event, **options: escaped(json.dumps(event, **options)))]
@@ -110,7 +110,7 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
         else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     )
     root = logging.getLogger()
-    # Celery has logs configured once more, when there is a thread already.
+    # Celery configures logs a second time, when the thread is running.
     handler: logging.Handler | None = next((each for each in root.handlers if isinstance(each, BackgroundHandler)), None)
     if handler is None:
         handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)
@@ -128,31 +128,31 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
 
 
 def count_dropped_lines(count: Callable[[], object]) -> None:
-    """Have ``count`` called, which must not wait, for each line that is dropped because nobody reads the log."""
+    """Call ``count``, which must not wait, for each line that is dropped because nobody reads the log."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, BackgroundHandler):
             handler.count_dropped = count
 
 
 def flush_logs() -> None:
-    """Have all lines written, for a second at most, before the process ends without Python's usual steps."""
+    """Write all lines, which takes a second at most; call it before a process ends without Python's usual steps."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 
 
 def library_logger(name: str) -> Any:
-    """A logger by way of the standard library, for what also runs in programs of others, whose stdout is not ours."""
+    """Return a logger that uses the standard library, for modules that run in other programs, whose stdout is not ours."""
     return structlog.wrap_logger(logging.getLogger(name), processors=[structlog.stdlib.render_to_log_kwargs])
 
 
 def raised_at(error: BaseException) -> str:
-    """Function, file and line that raised an error, for logs of errors whose message may quote a trace."""
+    """Return function, file and line that raised an error, to log instead of a message that may quote a trace."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.name} in {frame.filename}:{frame.lineno}"
 
 
 def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Escape the texts of an event. Other values are shown by their repr, which escapes by itself."""
+    """Escape the texts of an event. Other values are shown by their repr, which escapes them."""
     texts = {name: escaped(value) for name, value in event.items() if isinstance(value, str)}
     if "exception" in event:
         texts["exception"] = escaped_lines(event["exception"])

@@ -1,4 +1,4 @@
-"""Scoring in this process alone: no Redis, no broker, and an empty cache to start with."""
+"""Scoring in this process alone: without Redis or a broker, and from an empty cache."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ def convert(
     format_name: str = "",
     settings: Settings | None = None,
 ) -> Iterator[dict[str, Any] | NotConverted]:
-    """Convert what others record to traces that may be scored and submitted, or to the reasons why they cannot be.
+    """Convert logs of other tools to traces that may be scored and submitted, or to the reasons why they cannot be.
 
     The documents are parsed JSON, such as chats or spans; one may hold several runs, and a run several of them. Their format is
     what the shape of each says, or has a name, such as ``otel``. ``paths`` are dotted paths to where a record has its ``id``,

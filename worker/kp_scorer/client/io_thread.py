@@ -1,4 +1,4 @@
-"""One thread that talks to the servers, for callers who wait only so long: threads and coroutines, any number of them."""
+"""A thread that makes all calls to the servers, so that threads and coroutines can wait for them with a time limit."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ _starting = threading.Lock()
 
 
 def _renew_lock() -> None:
-    # A fork while another thread holds it would leave it locked for ever.
+    # A fork while another thread holds the lock would leave it locked for ever.
     global _starting
     _starting = threading.Lock()
 
@@ -28,8 +28,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 class IoThread:
     """Runs calls one after the other in a thread of its own. Any thread may submit them.
 
-    A call to a server retries each of its steps, which takes much longer than one timeout. A daemon thread: a stuck call must
-    not keep the interpreter from exiting.
+    A call retries each of its steps, which takes much longer than one timeout. It is a daemon thread, as a stuck call must not
+    keep the interpreter from exiting.
     """
 
     def __init__(self) -> None:
@@ -38,20 +38,20 @@ class IoThread:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: Callable[[], Result]) -> Future[Result]:
-        """Queue a call; return the future of its result. Who stops waiting cancels it, so that it may never start."""
+        """Queue a call; return the future of its result. The caller cancels the future when it stops waiting."""
         future: Future[Result] = Future()
         with _starting:
-            # A fork leaves the thread behind.
+            # The child of a fork does not have the thread.
             if self._thread is None or not self._thread.is_alive():
                 self._calls = SimpleQueue()
                 self._thread = threading.Thread(target=_run, args=[self._calls], name="kp-scorer-client", daemon=True)
                 self._thread.start()
-            # The caller's context: spans recorded by the call belong to the caller's.
+            # In the caller's context, spans that the call records belong to the caller's.
             self._calls.put((partial(copy_context().run, call), future))
         return future
 
     def stop(self) -> None:
-        """End the thread after the calls that are queued; a later call starts another."""
+        """End the thread after the queued calls; a later call starts another."""
         with _starting:
             self._calls.put(None)
             self._thread = None
@@ -65,5 +65,5 @@ def _run(calls: _Calls) -> None:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-        # An idle thread keeps nothing of it alive.
+        # An idle thread must not keep the call and its result alive.
         del queued, call, future

@@ -54,7 +54,7 @@ class CommitStage:
             if together:
                 self._decide(together)
             else:
-                # The next trace meets the same error and reports it; here it would only end the thread.
+                # The next trace meets the same error and reports it. Here it would end the thread.
                 with suppress(Exception):
                     self._decider.refresh()
                     self.behind.start()

@@ -1,4 +1,4 @@
-"""Celery's consumer, except that messages it would log and discard become dead letters."""
+"""The start of the road: it receives messages, reads each into a delivery, and acknowledges or requeues it in the end."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.store.dead_letters import DeadLettering
 
 _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
-"""Celery 5.7.0 makes 28 exchanges and 28 queues for tasks with a countdown if a queue is a quorum queue; no task has one."""
+"""Celery 5.7.0 makes 28 exchanges and 28 queues for tasks with a countdown if a queue is a quorum queue. Traces have none."""
 
 _HEARTBEAT_S: Final = 1.0
 
@@ -31,58 +31,57 @@ log = structlog.get_logger("kp_scorer.process.consumer")
 
 
 def server_of(connection: Any) -> str:
-    """Host and port that a kombu connection leads to; of several sentinels the first."""
+    """Return host and port of a kombu connection; if it has several sentinels, those of the first."""
     server = connection.info()
     return f"{server['hostname']}:{server['port']}"
 
 
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
-    """Stores dead letters of poison messages and of those that are no submission.
+    """Celery's consumer, except that it dead-letters messages that Celery would log and discard.
 
-    Some would otherwise stop the worker, and the next one that receives the message, and so on. A message that ends its
-    workers, whatever it is, is dead-lettered once it was delivered ``broker.delivery_limit`` times.
+    A message that ends each worker that receives it is dead-lettered once it was delivered ``broker.delivery_limit`` times.
     """
 
     def __init__(self, *args: Any, runtime: Runtime, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
-        """Keep from Celery's arguments those that make workers obey, or wait for, whoever is on the broker."""
+        """Drop the arguments of Celery that make a worker obey, or wait for, other clients of the broker."""
         self._runtime = runtime
         self._delivery_limit = settings.broker.delivery_limit
         self._limits = settings.limits
-        # With gossip and mingle, workers believe whatever anyone on the broker sends them, such as which tasks are revoked.
-        # The heartbeat of events is sent by the thread that consumes, which would wait for ever on a dead connection.
+        # With gossip and mingle, workers believe whatever anyone on the broker sends them, such as the list of revoked tasks.
+        # The thread that consumes sends the heartbeat of events, and would wait for ever on a dead connection.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         super().__init__(*args, worker_options=options, **{**kwargs, "task_events": False})
         self._queue = settings.queues.traces
         self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
-        """Celery's steps but one."""
+        """Celery's steps except delayed delivery."""
 
         default_steps: ClassVar = [step for step in Consumer.Blueprint.default_steps if step != _DELAYED_DELIVERY]
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Start to consume, and a heartbeat once a second for the watchdog."""
+        """Start to consume, and restart the watchdog's heartbeat every second."""
         super().register_with_event_loop(hub)
         self._runtime.heartbeat.start()
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
     def is_consuming(self) -> bool:
-        """Return whether it consumes the queue of traces. Remote control can end that, and Celery's options -Q and -X."""
+        """Return whether it consumes the queue of traces, which remote control and Celery's options -Q and -X can prevent."""
         return bool(self.task_consumer and self.task_consumer.consuming_from(self._queue))
 
     def on_close(self) -> None:
         """Close a connection."""
-        # Without a connection, Celery tries to get another for as long as it takes.
+        # Without a connection, Celery reconnects for as long as that takes, and the heartbeat must not count that.
         self._runtime.heartbeat.stop()
         if self.hub:
-            # Kombu 5.7.0 adds a callback for each connection to Redis and removes none (kombu#2492): 28 kB for good.
+            # Kombu 5.7.0 adds a callback for each connection to Redis and never removes it (kombu#2492), which leaks 28 kB.
             self.hub.on_tick.clear()
         super().on_close()
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect to the broker, however long that takes, once Redis answers: else what is received would only wait.
+        """Connect to the broker, however long that takes, once Redis answers.
 
-        RabbitMQ counts each connection that is lost as a delivery of all that is in flight on it.
+        Without Redis messages would only wait, and RabbitMQ counts a lost connection as a delivery of all messages on it.
         """
 
         def log_failure(error: Exception, _interval_s: float) -> None:
@@ -101,18 +100,18 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             time.sleep(RETRY_AFTER_S)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Close a connection that failed, or on which the broker refused something that consuming needs."""
+        """Close a connection that failed, or on which the broker refused what consuming needs."""
         log.warning("connection_lost", server=server_of(self.connection), detail=described(exc))
         super().on_connection_error_after_connected(exc)
         if isinstance(exc, self.channel_errors):
-            # Backoff: Celery 5.7.0 connects again at once, and is refused again at once.
+            # This is a backoff: Celery 5.7.0 would reconnect at once, and be refused at once.
             log.warning("service_unavailable", service="broker", detail=described(exc))
             time.sleep(RETRY_AFTER_S)
 
     def stop(self) -> None:
         """Stop gracefully: receive no more, and serve the connection until nothing is in flight.
 
-        Otherwise the broker would get no heartbeats, and the acknowledgements only at the end, if it still is there.
+        Otherwise the broker would get no heartbeats, and no acknowledgements before the end.
         """
         super().stop()
         if not (self.hub and self.connection):
@@ -121,7 +120,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
         def wait() -> None:
             self._pipeline.wait_until_empty()
-            # Queued, so after the acknowledgements.
+            # This is queued behind the acknowledgements.
             self.hub.call_soon(ended.set)
 
         threading.Thread(target=wait, name="wait for the pipeline", daemon=True).start()
@@ -135,28 +134,28 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         self._runtime.heartbeat.stop()
 
     def create_task_handler(self, *_: Any, **__: Any) -> Callable[[Any], None]:
-        """Return the function that receives each message, in place of Celery's requests and a thread of the pool for each."""
+        """Return the function that receives each message; it replaces Celery's requests and thread pool."""
         return self._receive
 
     def _receive(self, message: Any) -> None:
-        """Have the pipeline complete a message: waiting for a server here would keep the consumer from its connection."""
+        """Read a message and pass it to the pipeline. Waiting for a server here would keep the consumer from its connection."""
         delivery = Delivery(message, self.restart_count)
         try:
             self._read(delivery)
         except BaseException as error:
-            # Not only an Exception: what a native library raises when it panics is none, and would end the worker.
+            # A native library that panics raises what is no Exception, and it would end the worker.
             self._pipeline.put(delivery, error)
         else:
             self._pipeline.put(delivery)
 
     def _read(self, delivery: Delivery) -> None:
-        """Set a delivery's trace, or why its message gets no decision."""
+        """Set a delivery's trace, or the reason why its message gets no decision."""
         message, limits, deliveries = delivery.message, self._limits, deliveries_by(delivery.message)
         waited_ms = queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(deliveries)
         if deliveries > self._delivery_limit:
-            # This delivery has not been tried.
+            # This delivery itself has not been tried.
             delivery.dead_lettering = poison(message, deliveries - 1)
             return
         try:
@@ -171,7 +170,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         payload: Any = None
         try:
             payload = only_argument(args, kwargs)
-            # Most are: to write each as JSON again, for its exact size, would take half of the time.
+            # Most are small. Writing each as JSON again, for its exact size, would take half of the time.
             is_small = PACKED_BY not in message.headers and is_surely_within(len(message.body), limits)
             delivery.trace = (check_trace if is_small else decode_trace)(payload, limits)
         except InvalidTrace as error:
@@ -186,7 +185,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         self.call_soon_ack(self._requeue, delivery)
 
     def has_lost(self, delivery: Delivery) -> bool:
-        """Whether a message's connection is lost: then it is redelivered on another."""
+        """Return whether a message's connection is lost, so that the broker redelivers it on another."""
         return bool(delivery.connection != self.restart_count)
 
     def _acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -194,7 +193,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         try:
             acknowledge_all(messages)
         except Exception as error:
-            # They are redelivered. An error here would skip whatever else Celery's loop was about to call.
+            # The broker redelivers them. An error here would skip whatever else Celery's loop was about to call.
             log.warning("messages_not_acknowledged", messages=len(messages), detail=type(error).__name__)
 
     def _requeue(self, delivery: Delivery) -> None:

@@ -1,17 +1,17 @@
-"""How a worker's resident memory stays flat: it returns what bursts and lost connections have taken."""
+"""Keeps a worker's resident memory flat: it returns what bursts and lost connections have taken."""
 
 import ctypes
 import gc
 from typing import Final
 
-_M_ARENA_MAX: Final = -8  # As in malloc.h of glibc; other C libraries have no arenas, and neither function.
+_M_ARENA_MAX: Final = -8  # As in glibc's malloc.h; other C libraries have neither arenas nor these functions.
 _ARENAS: Final = 2
 
 _libc = ctypes.CDLL(None)
 
 
 def limit_malloc_arenas() -> None:
-    """Have all threads of this process share two arenas of glibc's malloc, as ``MALLOC_ARENA_MAX=2`` does.
+    """Make all threads of this process share two arenas of glibc's malloc, as ``MALLOC_ARENA_MAX=2`` does.
 
     By default nearly every thread has an arena of its own, and each arena keeps the pages of its largest burst.
     """
@@ -20,10 +20,10 @@ def limit_malloc_arenas() -> None:
 
 
 def collect_garbage() -> None:
-    """Free what lost connections leave, and return free pages to the system: 1 to 3 ms.
+    """Free the objects of lost connections, and return free pages to the system; this takes 1 to 3 ms.
 
-    What a lost connection leaves refers to itself, and full collections are rare with most objects frozen: the heap would grow
-    by what waits for one.
+    These objects form cycles, and full collections are rare while most objects are frozen: until the next one the heap would
+    grow.
     """
     gc.collect()
     if hasattr(_libc, "malloc_trim"):

@@ -1,4 +1,4 @@
-"""The last stage of every message: its decision is published, or it becomes a dead letter."""
+"""The stage that publishes: decisions go to their queues and streams, and the rest to the dead letters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,17 +34,18 @@ log = structlog.get_logger("kp_scorer.process.publish")
 class PublishStage:
     """Publishes decisions and stores dead letters, whole batches at a time. One thread owns it."""
 
-    app: Celery  # Results that are asked for go to its result backend.
+    app: Celery  # Its result backend gets the results that producers ask for.
     publisher: Publisher
     dead_letters: DeadLetters
-    limits: Limits  # Those that messages were received within.
+    limits: Limits  # The limits within which messages were received.
     metrics: Metrics
-    recorder: "Recorder | None" = None  # Of messages that end here: one that is requeued is redelivered, and has no spans.
+    recorder: "Recorder | None" = None  # It records spans of messages that end here, not of requeued ones.
 
     def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
-        """Set a delivery's decision or dead-lettering by how its trace was resolved, or by the error of deciding it.
+        """Set a delivery's decision or dead-lettering, by the way that its trace was resolved.
 
-        Raises ServiceUnavailable and SettingsError, for it is to be decided again, and any error of our own in reading it.
+        Raises ``resolved`` if it is ServiceUnavailable or SettingsError, after which the trace is to be decided again, or an
+        error of our own in reading the message.
         """
         match resolved:
             case Decision():
@@ -52,11 +53,11 @@ class PublishStage:
             case TraceConflict():
                 delivery.dead_lettering = _dead_lettering(delivery, "conflict", str(resolved))
             case TraceDead():
-                # Also for one that is dead already: its dead letter has the same bytes, and only the times in it change.
+                # If it was dead already, its dead letter has the same bytes, and only its times change.
                 delivery.dead_lettering = _dead_lettering(delivery, resolved.reason, resolved.detail)
             case Exception() if delivery.trace and not isinstance(resolved, ServiceUnavailable | SettingsError):
-                # One trace that cannot be scored must neither stop the worker nor come back for ever. The error's message is
-                # not logged: it may quote the trace.
+                # A trace that cannot be scored must neither stop the worker nor come back for ever. The error's message may
+                # quote the trace, so it is not logged.
                 trace, error = delivery.trace, type(resolved).__name__
                 domain = trace.metadata.task_domain
                 log.error("scoring_failed", trace_id=trace.id, domain=domain, error=error, where=raised_at(resolved))
@@ -67,7 +68,7 @@ class PublishStage:
     def complete(self, deliveries: Sequence[Delivery]) -> dict[Delivery, BaseException]:
         """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
 
-        It returns why that failed, by delivery: after a ScorerError the caller retries it. The others are to be acknowledged.
+        Returns the errors by delivery; all other deliveries are to be acknowledged.
         """
         errors: dict[Delivery, BaseException] = {}
         self._dead_letter(deliveries, errors)
@@ -87,7 +88,7 @@ class PublishStage:
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
-                # Not only an Exception: what a native library raises when it panics is none, and would end this thread.
+                # A native library that panics raises what is no Exception, and it would end this thread.
                 errors[delivery] = error
             else:
                 if delivery.decision:
@@ -102,7 +103,7 @@ class PublishStage:
         try:
             failures = self.publisher.publish_all([self._publication(*each) for each in decided])
         except BaseException as broken:
-            # As when there is no memory for all of them at once.
+            # For instance, there is no memory for all of them at once.
             failures = [broken] * len(decided)
         for (delivery, decision), error in zip(decided, failures, strict=True):
             if error is not None:
@@ -132,7 +133,7 @@ class PublishStage:
                 TRACE_ID: decision.trace_id,
                 "kp_scorer.outcome": decision.outcome,
                 "kp_scorer.score": decision.score,
-                # Producers may write anything there.
+                # Producers may write anything as their domain.
                 "kp_scorer.domain": self.metrics.counted_as(decision.domain),
                 **{f"kp_scorer.{name}": value for name, value in decision.timings.model_dump().items()},
                 **({} if waited_s is None else {"kp_scorer.queued_s": waited_s}),
@@ -141,13 +142,13 @@ class PublishStage:
             recording.end(attributes)
 
     def _recording(self, delivery: Delivery) -> "SpanRecording | None":
-        """The spans of a message, which begin with the first that there is to record; None if no spans are recorded."""
+        """Return the recording of a message, and begin it at the first call; None if no spans are recorded."""
         if self.recorder and not delivery.recording:
             delivery.recording = self.recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
         return delivery.recording
 
     def _publication(self, delivery: Delivery, decision: Decision) -> Publication:
-        """What is published, in the context of its publishing, or of its submission if no spans are recorded."""
+        """Build the message that publishes a decision, in the context of its publishing if spans are recorded."""
         context = context_in(delivery.message.headers)
         if recording := self._recording(delivery):
             context = recording.publishing(self.publisher.destination(decision))
@@ -156,7 +157,7 @@ class PublishStage:
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:
         """Store the results of messages whose producers ask for them.
 
-        If that fails, the result is missing; the decision is published or the dead letter stored all the same.
+        If that fails, only the result is missing: the decision is published, or the dead letter is stored.
         """
         for delivery in deliveries:
             if not (task_id := result_id(delivery.message)):

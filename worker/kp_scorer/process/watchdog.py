@@ -23,13 +23,13 @@ log = structlog.get_logger("kp_scorer.process.watchdog")
 
 
 class StallTimer:
-    """Seconds since something began, or was last reported; 0 while it is not running. Thread-safe."""
+    """Measures the seconds since its last start; 0 while it is stopped. Thread-safe."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Run from 0."""
+        """Start, or start again, from 0."""
         self._since = time.monotonic()
 
     def stop(self) -> None:
@@ -38,11 +38,11 @@ class StallTimer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and not stopped since."""
+        """True from a start until the next stop."""
         return self._since is not None
 
     def elapsed_s(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the last start."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -51,32 +51,32 @@ class VitalThread(threading.Thread):
     """A daemon thread that the process needs: the watchdog ends a process in which one has died."""
 
     def __init__(self, target: Callable[[StallTimer], None], name: str) -> None:
-        """Prepare to run ``target``, which has ``stall`` run while it works on something; returning is its way to end."""
+        """Prepare to run ``target``, which runs ``stall`` while it works on something, and returns to end the thread."""
         self.stall = StallTimer()
         super().__init__(target=target, args=[self.stall], name=name, daemon=True)
         self.has_died = False
 
     def run(self) -> None:
-        """Run the target; record whether an error ends it."""
+        """Run the target; note it if an error ends the thread."""
         try:
             super().run()
-        # Not only an Exception: what a native library raises when it panics is none, and it would end the thread all the same.
+        # A native library that panics raises what is no Exception, and it would end the thread all the same.
         except BaseException as error:
-            # The error's message is not logged: it may quote a trace.
+            # The error's message may quote a trace, so it is not logged.
             log.critical("thread_died", thread=self.name, error=type(error).__name__, where=raised_at(error))
             self.has_died = True
 
 
 class PeriodicTask(VitalThread):
-    """Calls a function every so many seconds; ``stall`` runs since a call last succeeded, or since this was made."""
+    """Calls a function periodically; ``stall`` runs since the last call that succeeded, or since this was made."""
 
     def __init__(self, work: str, do: Callable[[], object], every_s: float, ended: threading.Event) -> None:
-        """Prepare to call ``do`` every ``every_s`` seconds, or at least 2 s after a failure, until ``ended`` is set."""
+        """Prepare to call ``do`` every ``every_s`` seconds, and no sooner than 2 s after a failure, until ``ended`` is set."""
         super().__init__(self._repeat, work)
         self._do = do
         self._every_s = every_s
         self._ended = ended
-        self.failure = ""  # Why the last call failed; empty if it did not.
+        self.failure = ""  # The error of the last call; empty if it succeeded.
         self.stall.start()
 
     def _repeat(self, stall: StallTimer) -> None:
@@ -97,14 +97,14 @@ class PeriodicTask(VitalThread):
 
 
 class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
-    """All periodic tasks. A context manager, which ends them together: a call in progress is finished, and none is started."""
+    """All periodic tasks. A context manager, which ends them: it waits for calls in progress and starts no more."""
 
     def __init__(self) -> None:
         self.threads: list[PeriodicTask] = []
         self._ended = threading.Event()
 
     def start(self, work: str, do: Callable[[], object], every_s: float) -> PeriodicTask:
-        """Start a task; see :class:`PeriodicTask`."""
+        """Start and return a task; see :class:`PeriodicTask`."""
         task = PeriodicTask(work, do, every_s, self._ended)
         self.threads.append(task)
         task.start()
@@ -117,10 +117,10 @@ class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
 
 
 class Watchdog:
-    """Watches parts that must make progress: each reports for how many seconds it has stalled, and has a limit."""
+    """Ends the process if a part of it has stalled for longer than its limit, or a vital thread has died."""
 
     def __init__(self, when_well: Callable[[], None]) -> None:
-        """Watch nothing yet; the thread ends with the process. ``when_well`` is called after each check that passes."""
+        """Start the thread, which ends with the process; it calls ``when_well`` after each check that passes."""
         self._when_well = when_well
         self._watched: dict[str, tuple[Callable[[], float], float]] = {}
         self._threads: Sequence[VitalThread] = ()
@@ -131,15 +131,15 @@ class Watchdog:
         self._watched = {**self._watched, name: (stalled_s, limit_s)}
 
     def watch_threads(self, threads: Sequence[VitalThread]) -> None:
-        """End the process with exit code 4 if one of these ever dies. One that returns has not died."""
+        """End the process with exit code 4 if an error ever ends one of these threads."""
         self._threads = (*self._threads, *threads)
 
     def why_not_live(self) -> list[str]:
-        """Why the process is to be restarted; empty if all parts make progress. One that waits for a server does."""
+        """Return why the process must be restarted; empty if all parts make progress, as waiting for a server does."""
         return [f"{part}: {problem}" for part, problem, _ in self._stalls()]
 
     def _stalls(self) -> Iterator[tuple[str, str, dict[str, float]]]:
-        """Each thread that has died, and each part that has stalled for too long: its name, the problem, what to log of it."""
+        """Yield the name of each dead thread and stalled part, the problem, and fields to log."""
         for thread in self._threads:
             if thread.has_died:
                 yield thread.name, "the thread has died", {}
@@ -150,7 +150,7 @@ class Watchdog:
     def end_if_stalled(self) -> None:
         """End the process with exit code 4 if a part has stalled for too long, or a thread has died."""
         for part, _, fields in self._stalls():
-            # A graceful end would wait for the part that has stalled.
+            # A graceful shutdown would wait for the stalled part.
             try:
                 log.critical("worker_stalled", stalled=part, **fields)
                 flush_logs()
@@ -165,10 +165,10 @@ class Watchdog:
 
 
 class Supervisor:
-    """systemd, or whoever listens at ``NOTIFY_SOCKET``; without that variable, nothing is sent."""
+    """Notifies systemd, or any listener at ``NOTIFY_SOCKET``; without that variable it sends nothing."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        """Read the socket and the watchdog interval from the environment; send nothing."""
+        """Read the socket and the watchdog interval from the environment."""
         self._socket = variables.get("NOTIFY_SOCKET", "")
         interval_us, pid = variables.get("WATCHDOG_USEC", ""), variables.get("WATCHDOG_PID") or str(os.getpid())
         is_watched = interval_us.isdecimal() and pid == str(os.getpid())
@@ -176,21 +176,21 @@ class Supervisor:
         self._fed_at = float("-inf")
 
     def feed(self) -> None:
-        """Report that the process is alive. May be called often: it is sent twice an interval, at most."""
+        """Report that the process is alive, at most twice an interval however often this is called."""
         now = time.monotonic()
         if self._every_s and now - self._fed_at >= self._every_s:
             self._fed_at = now
             self.notify("WATCHDOG=1")
 
     def notify(self, state: str) -> None:
-        """Report ``READY=1`` once the process receives messages, ``STOPPING=1`` once it finishes what it has in flight."""
+        """Send a state, such as ``READY=1`` once the process receives messages, or ``STOPPING=1`` once it drains."""
         if not self._socket:
             return
-        # A name that begins with an at sign is in the abstract namespace, where the kernel wants a zero in its place.
+        # A name that begins with @ is in the abstract namespace, where the kernel expects a zero byte in its place.
         address = f"\0{self._socket[1:]}" if self._socket.startswith("@") else self._socket
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                # systemd may be busy, and the thread that feeds it has more to look after.
+                # systemd may be busy, and this thread has other parts to watch.
                 sender.settimeout(_NOTIFY_TIMEOUT_S)
                 sender.sendto(state.encode(), address)
         except OSError as error:

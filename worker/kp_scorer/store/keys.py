@@ -39,14 +39,14 @@
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
 ``queues.accepted``, ``queues.review`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
 
-Queues belong to the broker and are bounded by whoever consumes them.
+Queues belong to the broker, and their consumers bound them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-KEPT_S: Final = 30 * 86_400  # How long dead letters are kept, and pending traces that there is nothing of to send.
+KEPT_S: Final = 30 * 86_400  # For dead letters, and for pending traces of which there is no submission to send again.
 
 
 @dataclass(frozen=True)
@@ -57,18 +57,18 @@ class Prefixed:
 
 
 class Key:
-    """The end of a name that there is one of under each prefix. A script fails before it writes if it has another type."""
+    """A key of which there is one under each prefix. A script fails before it writes anything if the key has another type."""
 
     def __init__(self, end: str, kind: str = "") -> None:
         self._end = end
-        self.kind = kind  # Empty where no script looks at it first.
+        self.kind = kind  # Empty if no script checks the type.
 
     def __get__(self, keys: Prefixed, _: type) -> str:
         return keys.prefix + self._end
 
 
 class _KeyOf:
-    """A name that there is one of for each id."""
+    """A key of which there is one for each id."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class LogKeys(Prefixed):
     """The keys of one novelty log."""
 
     log = Key("", "stream")
-    head = Key(":head", "hash")  # The newest place, kept apart so that trimming cannot lose it.
+    head = Key(":head", "hash")  # It holds the newest place, which trimming the log cannot lose.
     erasures = Key(":erased", "stream")
 
 
@@ -100,11 +100,11 @@ class Keys(Prefixed):
     dead_letter_classes = Key(":dead_classes", "zset")
     runs = Key(":runs", "zset")
     runs_bytes = Key(":runs_bytes")
-    record_prefix = Key(":trace:")  # Of keys that scripts make themselves; so are the next two.
+    record_prefix = Key(":trace:")  # Scripts build keys from this one and the next two.
     dead_letter_prefix = Key(":dead:")
     run_prefix = Key(":run:")
-    any_log = Key(":log:*")  # A pattern for the logs of all spaces; what belongs to them matches it too.
-    any_pinned_set = Key(":pin:*")  # A pattern for the pinned sets of all spaces.
+    any_log = Key(":log:*")  # The pattern of the logs of all spaces, which matches their heads and erasures too.
+    any_pinned_set = Key(":pin:*")  # The pattern of the pinned sets of all spaces.
 
     worker = _KeyOf("worker")
     record = _KeyOf("trace")
@@ -114,14 +114,14 @@ class Keys(Prefixed):
     pinning = _KeyOf("pinning")
 
     def of_log(self, space: str) -> LogKeys:
-        """The keys of the novelty log of one embedding space."""
+        """Return the keys of the novelty log of one embedding space."""
         return LogKeys(f"{self.prefix}:log:{space}")
 
     def space_of(self, key: str) -> str:
-        """The space whose log is at ``key``; empty if there is none, but perhaps something that belongs to one."""
+        """Return the space whose log is at ``key``; empty if the key is that of no log."""
         prefix = self.any_log.removesuffix("*")
         return key.removeprefix(prefix) if key.startswith(prefix) and not key.endswith((":head", ":erased")) else ""
 
     def pinned_set(self, space: str, name: str) -> str:
-        """A pinned set of one embedding space."""
+        """Return the key of a pinned set of one embedding space."""
         return f"{self.prefix}:pin:{space}:{name}"

@@ -1,4 +1,4 @@
-"""What a ledger holds and does, wherever it is; and the one in memory, for scoring offline."""
+"""The records of a ledger, the parsers of fields in Redis, and the ledger in memory for scoring offline."""
 
 import hashlib
 import math
@@ -16,58 +16,58 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 TraceState = Literal["pending", "decided", "dead"]
 
 DAMAGED_DECISION: Final = "the ledger's record of it, decision: expected a decision"
-"""The detail of what is dead because the decision in its record is none."""
+"""The detail of a trace that is dead because the decision in its record cannot be read."""
 _MOST: Final = 253_402_300_799_999  # The last millisecond of the year 9999.
 
 
 class Identity(NamedTuple):
-    """Which trace it is and what it says: its id and its 16-byte digest."""
+    """The id of a trace, and the 16-byte digest of its content."""
 
     trace_id: str
     digest: bytes
 
 
 class Record(NamedTuple):
-    """What the ledger holds of a trace."""
+    """The ledger's record of a trace."""
 
     state: TraceState
-    digest: bytes  # Empty where a dead letter could not be decoded.
+    digest: bytes  # Empty if the submission could not be decoded.
     decision: Decision | None = None  # None unless decided.
-    reason: Reason | None = None  # Why it is dead; None if it is not. A record that cannot be read is dead, and ``damaged``.
+    reason: Reason | None = None  # None unless dead. A record that cannot be read is dead, and ``damaged``.
     detail: str = ""
-    attempts: int = 0  # How many workers have ended while they decided it.
-    is_held: bool = False  # Whether another worker, which is alive, is deciding it; False where it is only looked up.
-    since_ms: int = 0  # Since when it is pending, by Redis' clock; where it is looked up.
-    resends: int = 0  # How often it was lost and sent again since; where it is looked up.
-    good: bool | None = None  # How it is labelled, if it is; where it is looked up.
+    attempts: int = 0  # The number of workers that ended while they decided it.
+    is_held: bool = False  # True if another worker that is alive decides it; False from a look-up.
+    since_ms: int = 0  # The time by Redis' clock since when it is pending; only from a look-up, like the next two.
+    resends: int = 0  # The number of times that it was lost and sent again since.
+    good: bool | None = None  # Its label; None if it has none.
 
 
 class Tallies(NamedTuple):
-    """How many decisions were stored."""
+    """The numbers of decisions that were stored."""
 
-    domains: dict[str, int]  # By domain; under an empty name those of domains after too many.
-    guards: dict[str, int]
+    domains: dict[str, int]  # By domain. Once there are too many, further ones share the empty name.
+    guards: dict[str, int]  # By the guard that fired.
 
 
 class Verdict(NamedTuple):
-    """A decision to commit, as JSON, the digest it was made for, what it rests on, and what it counts as once it is stored."""
+    """A decision to commit: the JSON, the digest and log entry that it was made for, and the fields that tallies count."""
 
     trace_id: str
     digest: bytes
     decision: bytes
-    entry: str  # That of the novelty log that it rests on; empty without an embedder.
+    entry: str  # The entry of the novelty log that it rests on; empty without an embedder.
     domain: str
-    is_known: bool  # Whether settings name this domain. Of others, which producers invent, only so many are told apart.
+    is_known: bool  # True if settings name this domain. Producers invent others, of which only some get a tally of their own.
     guards: str = ""  # The guards that fired, with a space between them.
 
 
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
-"""How a commit ended, if not with this decision stored: with the one that stands, or why there is none; or ``again``: the trace
-has another place in the novelty log by now, and with it another novelty, so that it must be decided again."""
+"""The result of a commit: ``stored``; the earlier decision that stands, or why there is none; or ``again`` if the trace has got
+another place in the novelty log, and with it another novelty, so that it must be decided again."""
 
 
 class Submission(NamedTuple):
-    """A submission about to be sent: its trace's id, its 16-byte digest, and itself as UTF-8 JSON."""
+    """A submission about to be sent: its trace's id and 16-byte digest, and its UTF-8 JSON."""
 
     trace_id: str
     digest: bytes
@@ -75,7 +75,7 @@ class Submission(NamedTuple):
 
 
 class LostSubmission(NamedTuple):
-    """A submission to be sent again, and how often that was done before."""
+    """A submission to be sent again, and the number of earlier resends."""
 
     trace_id: str
     payload: bytes
@@ -84,7 +84,7 @@ class LostSubmission(NamedTuple):
 
 
 class SubmissionCounts(NamedTuple):
-    """How many submissions there have been, and what became of them: submitted = pending + decided + dead."""
+    """The numbers of submissions by state; submitted = pending + decided + dead."""
 
     submitted: int
     pending: int
@@ -93,7 +93,7 @@ class SubmissionCounts(NamedTuple):
 
 
 def number_in(field: bytes | int | None) -> int:
-    """A count, or a time in ms, in a field in Redis; 0 if it is anything else, as for the scripts."""
+    """Read a count or a time in ms from a field in Redis; return 0 if it holds anything else, as the scripts do."""
     try:
         number = int(field or 0)
     except ValueError:
@@ -102,36 +102,36 @@ def number_in(field: bytes | int | None) -> int:
 
 
 def text_in(field: bytes | None) -> str:
-    """The text in a field in Redis; bytes that are no text are escaped."""
+    """Read the text in a field in Redis; bytes that are not UTF-8 are escaped."""
     return (field or b"").decode("utf-8", "backslashreplace")
 
 
 def parsed_in(model: type[Parsed], field: bytes | None) -> Parsed | None:
-    """The decision or the like that a field in Redis holds as JSON; None if it holds none."""
+    """Parse a model from the JSON in a field in Redis; return None if that fails."""
     try:
         return model.model_validate_json(field or b"")
     except ValidationError:
-        # It quotes what it does not expect.
+        # The error is not passed on, as it quotes the field.
         return None
 
 
 def dead_letter_id_of(payload: bytes) -> str:
-    """The id that a submission of these bytes has as a dead letter."""
+    """Return the id of the dead letter of a submission with these bytes."""
     return hashlib.blake2b(payload, digest_size=16).hexdigest()
 
 
 class MemoryLedger:
-    """The part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs, as long as the process lives.
+    """The part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs, in memory.
 
-    It holds the records of the newest traces, ``most`` of them; of any number without.
+    It keeps the records of the ``most`` newest traces.
     """
 
     def __init__(self, most: float = math.inf) -> None:
         self._most = most
-        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # The digest, and the decision as JSON if there is one.
+        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # By trace id: the digest, and the decision as JSON or nothing.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        """Read the records, or make them. No attempt ends but with the process."""
+        """Read records, and make those that are missing. Nothing charges an attempt: the ledger ends with its process."""
         records: list[Record] = []
         for trace_id, digest in identities:
             known_digest, decision = self._records.setdefault(trace_id, (digest, b""))
@@ -142,10 +142,10 @@ class MemoryLedger:
         return records
 
     def release(self, trace_ids: Sequence[str]) -> None:
-        """Nothing is held."""
+        """Do nothing, as traces are not leased here."""
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store decisions, the first end stands; count nothing."""
+        """Store each decision, unless its trace has one. Tallies are not counted."""
         return [self._commit(verdict) for verdict in verdicts]
 
     def _commit(self, verdict: Verdict) -> Committed:

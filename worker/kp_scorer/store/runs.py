@@ -1,4 +1,4 @@
-"""Runs that come as spans: collected in Redis until they are complete, then claimed and submitted by one process."""
+"""Runs that arrive as spans: Redis collects them until they are complete; then one process claims and submits each."""
 
 import json
 from collections.abc import Sequence
@@ -15,13 +15,11 @@ from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-_LEASE_MS: Final = (
-    60_000  # A claim ends after so long: its process is dead, or could not submit the run. No conversion takes longer.
-)
-_REMEMBERED_MS: Final = 3_600_000  # How long the span ids of a submitted run are kept. Exporters try again for minutes.
-_LONGEST_MS: Final = 86_400_000  # A run is complete so long after its first span, whatever still comes.
+_LEASE_MS: Final = 60_000  # A claim ends after this time, longer than any conversion: its process has died, or cannot submit.
+_REMEMBERED_MS: Final = 3_600_000  # The span ids of a submitted run are kept for this time, as exporters retry for minutes.
+_LONGEST_MS: Final = 86_400_000  # A run is complete this time after its first span, even if more come.
 
-MOST_VALUES: Final = 300_000  # Of a run: converted, they take up to a kilobyte each.
+MOST_VALUES: Final = 300_000  # In a run; converted, each takes up to a kilobyte.
 _TRACE_ID: Final = f"{TRACE_ID_PREFIX}otel:"
 _INCOMPLETE: Final = b'"isIncomplete":true,'
 
@@ -37,29 +35,29 @@ class ReceivedSpan(NamedTuple):
 
 
 class ClosedRun(NamedTuple):
-    """A run that changes no more, claimed by this process."""
+    """A run that takes no more spans, claimed by this process."""
 
     run_id: str
-    is_too_large: bool  # Whether it had more spans, which were rejected.
-    spans: Sequence[bytes]  # In the same order each time.
-    attempts: int  # Claims of it, this one included, after which its process ended.
+    is_too_large: bool  # True if some of its spans were rejected.
+    spans: Sequence[bytes]  # Each claim returns them in the same order.
+    attempts: int  # The number of claims, this one included, that may have ended a process.
 
     @property
     def trace_id(self) -> str:
-        """The id of the trace that it becomes."""
+        """The id of the trace that the run becomes."""
         return f"{_TRACE_ID}{self.run_id}"
 
     @property
     def export(self) -> bytes:
-        """Its spans in OTLP's JSON, as its dead letter keeps them."""
-        # Without its id, all runs of which no span was stored would be the same dead letter.
+        """The spans in OTLP's JSON, as its dead letter keeps them."""
+        # Without the id, all runs that have no stored span would be the same dead letter.
         spans = b",".join(self.spans) or b'{"traceId":"%s"}' % self.run_id.encode()
         mark = _INCOMPLETE if self.is_too_large else b""
         return b'{%s"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % (mark, spans)
 
 
 def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | None:
-    """The run that a dead letter keeps, and its spans; None if it keeps no run, InvalidTrace if it is not a whole one."""
+    """Return the run in a dead letter and its spans; None if it holds no run. InvalidTrace if the run is not complete."""
     if not (trace_id.startswith(_TRACE_ID) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):
@@ -115,9 +113,9 @@ class Runs:
         self._bounds = _Bounds(*sizes, *times, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
-        """Store spans of a run, each id once, all or none; and count those that are not stored, now or before.
+        """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
 
-        Of a run that is dead all count, also those that its dead letter has.
+        A run that is dead rejects all, even those that its dead letter has.
         """
         run = self._keys.run(run_id)
         outcome, rejected = _store_spans(
@@ -126,17 +124,17 @@ class Runs:
         return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
 
     def held(self) -> tuple[int, int]:
-        """How many runs are collected, and the bytes of all their spans."""
+        """Return the number of runs that are being collected, and the bytes of all their spans."""
         held_bytes: Any = self._client.get(self._keys.runs_bytes)
         return int(self._client.zcard(self._keys.runs)), number_in(held_bytes)
 
     def claim(self) -> ClosedRun | None:
-        """Close a run that is complete, and claim it; None if none is. The claim ends after some seconds."""
+        """Close and claim a run that is complete; return None if none is. The claim ends after a minute."""
         quiet_ms, open_ms = self._bounds.quiet_ms, self._bounds.open_ms
         return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
 
     def release(self, run_id: str) -> None:
-        """Charge no attempt for claims of a run: what it needs is away, and its process goes on. The last claim stands."""
+        """Take back the attempts of a run, whose process goes on and waits for a service. The last claim stands."""
         self._client.hdel(self._keys.run(run_id), ":attempts")
 
     def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
@@ -151,7 +149,7 @@ class Runs:
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
         """Store the spans of a dead run, so that it is submitted again; QueueFull if there is no room for them."""
         if self._client.zscore(self._keys.runs, run_id) is None:
-            # What is remembered of a finished run would refuse them.
+            # The span ids that are kept of a finished run would make Redis refuse them.
             self._client.delete(self._keys.run(run_id))
         if self.store(run_id, spans)[0] != "stored":
             raise QueueFull("runs: no room until some are submitted, or this one is being submitted")

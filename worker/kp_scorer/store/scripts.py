@@ -30,34 +30,34 @@ from kp_scorer.store.keys import Key
 P = ParamSpec("P")
 R = TypeVar("R")
 
-VECTOR: Final = np.dtype("<f4")  # How scripts get an array.
+VECTOR: Final = np.dtype("<f4")  # The type in which scripts get an array.
 _HEADER: Final = re.compile(r"^-- (Uses|KEYS|ARGV) +(.*(?:\n--    +.*)*)", re.MULTILINE)
 
 
 def row(kind: Callable[..., R]) -> Callable[[Any], R]:
-    """A reply of several parts, of which ``kind`` makes one thing."""
+    """Return a converter of a reply of several parts, which are the arguments of ``kind``."""
     return lambda reply: kind(*reply)
 
 
 def rows(kind: Callable[..., R]) -> Callable[[Any], list[R]]:
-    """A reply of any number of such rows."""
+    """Return a converter of a reply of any number of such rows."""
     return lambda reply: [kind(*parts) for parts in reply]
 
 
 def nothing(_: Any) -> None:
-    """The reply of a script that has none."""
+    """Convert the reply of a script that has none."""
 
 
 class Script(Generic[P, R]):
     """A script, called with a client and then by the keywords of its function. Safe to share between threads and clients."""
 
     def __init__(self, function: Callable[P, None], reply: Callable[[Any], R]) -> None:
-        """Read the script that is called like ``function``, but for a leading underscore."""
+        """Read the script with the name of ``function``, without its leading underscore."""
         self.name = function.__name__.lstrip("_")
         self.parse = reply
         labelled = _HEADER.findall(_text(self.name))
         header = {label: " ".join(names.replace("\n--", " ").split()) for label, names in labelled}
-        # What it uses is behind its locals, and may name them.
+        # The texts that it uses come after its locals, and may name them.
         self._texts = [*filter(None, header.get("Uses", "").split(", ")), self.name]
         hints = get_type_hints(function)
         own = vars(hints.pop("keys", object))
@@ -72,7 +72,7 @@ class Script(Generic[P, R]):
         self.compile()
 
     def compile(self) -> None:
-        """Make the text that Redis runs, and the digest that Redis knows it by."""
+        """Build the text that Redis runs, and the SHA-1 by which Redis knows it."""
         keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
         lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind]
@@ -81,17 +81,17 @@ class Script(Generic[P, R]):
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
-        """The command that calls it; for a connection whose replies are read elsewhere, which :attr:`parse` converts."""
+        """Return the command that calls it, for callers that read the reply themselves and convert it by :attr:`parse`."""
         keys = [getattr(values["keys"], name) for name in self._own]
         keys += _flat(values[each.name] for each in self._keys)
         return "EVALSHA", self.sha, len(keys), *keys, *_flat(values[each.name] for each in self._arguments)
 
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it."""
+        """Run it with these keys and arguments, and return its converted reply."""
         return self.run(client, self.command(*args, **kwargs))
 
     def run(self, client: Any, command: tuple[Any, ...]) -> R:
-        """Run its command; where Redis does not have it, as after a restart or a failover, load it first."""
+        """Run its command; if Redis does not have it, as after a restart or a failover, load it first."""
         try:
             reply = client.execute_command(*command)
         except NoScriptError:
@@ -100,7 +100,7 @@ class Script(Generic[P, R]):
         return self.parse(reply)
 
     def load(self, client: Any) -> None:
-        """Have Redis keep it until it restarts, also for users who may run scripts and load none."""
+        """Load it into Redis until that restarts, also for users who may run scripts and load none."""
         client.execute_command("SCRIPT LOAD", self.source)
 
 
@@ -111,7 +111,7 @@ def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P,
 
 class _Parameter(NamedTuple):
     name: str
-    fields: dict[str, Any]  # Names and types of its parts; itself if it has none.
+    fields: dict[str, Any]  # The names and types of its parts; itself if it has none.
     is_list: bool
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _locals(table: str, parameters: Sequence[_Parameter]) -> Iterator[str]:
-    """Lua that gives the keys or the arguments their names."""
+    """Yield the Lua that gives the keys or the arguments their names."""
     number = 1
     for name, fields, is_list in parameters:
         place = "i" if is_list else str(number)

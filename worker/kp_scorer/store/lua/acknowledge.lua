@@ -1,9 +1,9 @@
--- Acknowledge messages. A script, as a transaction would be refused while Redis is full.
+-- Acknowledge messages. This is no transaction, because Redis refuses to queue its commands while it is full.
 --
 -- KEYS   unacknowledged, renewed, deliveries
 -- ARGV   digests...
 
--- One by one: unpack fails from some 8,000 on.
+-- They go one by one, as unpack fails from some 8,000 on.
 for _, digest in ipairs(digests) do
     redis.call('HDEL', unacknowledged, digest)
     redis.call('ZREM', renewed, digest)

@@ -1,11 +1,11 @@
--- Acquire traces for a worker: read their records, make those that are missing, and lease what is pending to the worker.
+-- Acquire traces for a worker: read their records, make missing ones, and lease the pending traces to the worker.
 --
 -- Uses   ledger
 -- KEYS   pending, counts, workers, records...
 -- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms, alone, identities... (trace_id, digest)
 -- Reply  (state, digest, decision, reason, detail, attempts, is_held) for each trace; 1 for is_held if another worker holds it
 --
--- A worker counts as alive for worker_lease_ms and is forgotten after remembered_ms, each without another report.
+-- Without another report, a worker counts as dead after worker_lease_ms and is forgotten after remembered_ms.
 
 use_reserve('zset', pending)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
@@ -25,10 +25,10 @@ for i, record in ipairs(records) do
     if state == 'pending' and known_digest == digest then
         if owner and owner ~= worker then
             if number(redis.call('ZSCORE', workers, owner)) > now then
-                -- No lease is longer, whatever its record says.
+                -- A later time is damage: no lease is longer than lease_ms.
                 is_held = number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms
             else
-                -- The trace may be what ended its worker.
+                -- The trace may have ended its worker.
                 attempts = add(record, 'attempts', 1)
                 redis.call('HDEL', record, 'owner', 'lease_ms')
             end

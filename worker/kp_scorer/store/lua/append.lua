@@ -1,37 +1,37 @@
--- Append traces to a novelty log, in order, once each, and read what is newer than a mirror's cursor, all as of one moment.
+-- Append traces to a novelty log, in order, once each, and read the entries that are newer than a mirror's cursor.
 --
--- Idempotent: a trace that is appended again gets its first place back. A script and no transaction, whose commands Redis would
--- refuse while it is full.
+-- Idempotent: a trace that is appended again gets its first place back. This is no transaction, because Redis refuses to queue
+-- its commands while it is full.
 --
 -- KEYS   log, head, erasures, directory, records...
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
 --        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
--- new_epoch is for a log that is new. last_entry and last_erasure are the newest that the mirror has read, or empty. No more than
--- `most` entries and erasures are read.
+-- A new log gets new_epoch. last_entry and last_erasure are the newest that the mirror has read, or empty. At most `most` entries
+-- and as many erasures are read.
 --
--- other_window is the one that the log was begun with, if that is another; then nothing else is in the reply. A place is an entry
--- id, or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
+-- If the log was begun with another window, other_window is that one, and the rest of the reply is empty. A place is an entry id,
+-- or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
 
 local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
 local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')
--- Workers with other windows would disagree on what is new, and trim what each other's windows need.
+-- Workers with different windows would disagree on novelty, and trim entries that each other's windows need.
 if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then return {head_window, {}, '', '', 0, {}, {}} end
 
--- The log's time never goes back, even if the server's clock does, so that entry ids keep growing.
+-- The log's time never goes back, even if the server's clock does, so that entry ids always grow.
 local time, place = math.max(now, number(head_time)), number(head_place)
 
--- A trace keeps its place only while everything its window needs is sure to be in the log and in every mirror, also when all
--- the candidates that come with it have been appended.
+-- A trace keeps its place only while the log and every mirror are sure to hold its whole window, also after all the candidates of
+-- this call have been appended.
 local newest_place = place + #records
 local function is_within_slack(entry)
     local entry_time, entry_place = string.match(entry, '^(%d+)-(%d+)$')
     return number(entry_place) > newest_place - slack_elements and number(entry_time) > time - slack_ms
 end
 
--- What a record says of the log may be wrong.
+-- The record may be wrong about the log.
 local function is_in_log(entry, candidate)
     local stored = redis.call('XRANGE', log, entry, entry)[1]
     return stored and stored[2][2] == candidate.trace_id and stored[2][4] == candidate.digest
@@ -40,7 +40,7 @@ end
 local function admit(record, candidate)
     local digest = candidate.digest
     local state, known_digest, entry_epoch, entry = read(record, 'state', 'digest', 'epoch', 'entry')
-    -- What is dead and has no digest is a submission that could not be decoded, and another one.
+    -- A dead record without a digest is that of a submission that could not be decoded, which is another one.
     if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return '' end
     if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
     place = place + 1
@@ -51,18 +51,18 @@ local function admit(record, candidate)
         more[#more + 1] = candidate.visible
     end
     redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(more))
-    -- What has ended keeps the place that its end rests on. This one is for the worker's comparison only, which comes too late.
+    -- A trace that has ended keeps the place that its decision rests on. This worker comes too late, and only compares.
     if state == 'decided' or state == 'dead' then return new_entry end
-    -- No state: if Redis came back without the record, the ledger must make and count it when it meets it next.
+    -- The state is left out: if Redis came back without the record, the ledger has to make and count it at the next `acquire`.
     redis.call('HSET', record, 'digest', digest, 'epoch', epoch, 'entry', new_entry)
-    -- What is pending does not expire before it has ended.
+    -- A pending record does not expire.
     if not state then redis.call('PEXPIRE', record, record_ttl_ms) end
     return new_entry
 end
 
 local places = {}
 if #records > 0 then
-    -- Admitting leads to a decision, which frees memory.
+    -- A place leads to a decision, which frees memory.
     use_reserve('stream', erasures)
     epoch = epoch or new_epoch
     local known_place = place
@@ -73,9 +73,9 @@ if #records > 0 then
         redis.call('XTRIM', log, 'MAXLEN', '~', max_elements + slack_elements)
         redis.call('XTRIM', log, 'MINID', '~', string.format('%.0f', math.max(0, time - ttl_ms - slack_ms)))
         redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + slack_ms))
-        -- The head must outlive the log: a log that went on from place 1 would assign places twice.
+        -- The head must outlive the log: a log that began again at place 1 would assign places twice.
         redis.call('PEXPIRE', head, string.format('%.0f', ttl_ms + slack_ms + 60000))
-        -- No longer after each append, or it would never be made anew with what others have restored.
+        -- Appending does not extend this, so that the directory is made anew each day and finds logs that were restored.
         if redis.call('HSET', directory, log, 1) == 1 then redis.call('PEXPIRE', directory, 86400000) end
     end
 end

@@ -1,19 +1,19 @@
--- Claim pending traces whose messages must be lost: last sent, and last held by a worker, long ago, and the queue was empty since.
+-- Claim pending traces whose messages must be lost: long ago each was last sent or held, and since then the queue was empty.
 --
 -- KEYS   pending, counts, drained, record_prefix
 -- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms
--- Reply  (trace_id, payload, resends, digest) for each trace claimed; an empty payload for one that is claimed no more, as its
---        record, or the index, is damaged
+-- Reply  (trace_id, payload, resends, digest) for each claimed trace; the payload is empty if the record or the index is damaged and
+--        the trace leaves the index
 --
--- A trace that there is nothing of to send is forgotten after forget_after_ms.
+-- A trace whose submission nobody stored is forgotten after forget_after_ms.
 
 use_reserve('zset', pending)
 if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end
--- Redis' clock may have gone back since.
+-- Redis' clock may have gone back since these were sent.
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
     redis.call('ZADD', pending, now, trace_id)
 end
--- A trace that waits in a long queue is not lost; sending it again would only make the queue longer.
+-- A trace that waits in a long queue is not lost, and sending it again would make the queue longer.
 local before = math.min(number(redis.call('GET', drained)), now - resend_after_ms)
 
 local reply = {}
@@ -23,28 +23,28 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
         read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'lease_ms')
     held_until_ms = number(held_until_ms)
     if state ~= 'pending' then
-        -- Somebody has changed the record, or the index. What its client noted is to be dead-lettered, and ends it.
+        -- The record or the index is damaged. A submission that the client stored is to be dead-lettered, which ends the trace.
         local has_ended = state == 'decided' or state == 'dead'
         local is_left = submission and not has_ended
         if is_left then
             redis.call('ZADD', pending, now, trace_id)
         else
             redis.call('ZREM', pending, trace_id)
-            -- Its message, if it comes, is counted anew. What a script has ended has no since_ms, and stays counted.
+            -- If its message comes, it is counted again. A record that a script has ended has no since_ms, and stays counted.
             if since_ms or not has_ended then add(counts, 'submitted', -1) end
         end
         reply[#reply + 1] = {trace_id, is_left and submission or '', 0, ''}
     elseif held_until_ms > now - resend_after_ms then
-        -- A worker is deciding it, or waits to, or did lately.
+        -- A worker decides it, waits to, or did so recently.
         redis.call('ZADD', pending, math.min(now, held_until_ms), trace_id)
     elseif submission then
         redis.call('ZADD', pending, now, trace_id)
         reply[#reply + 1] = {trace_id, submission, number(resends), digest or ''}
     elseif now - number(since_ms) < forget_after_ms then
-        -- It came from another producer, and only its message can bring it back.
+        -- It came from another producer, and only its message holds its submission.
         redis.call('ZADD', pending, now, trace_id)
     else
-        -- Its message has been removed from the queue by hand: there is nothing left of it.
+        -- Somebody must have removed its message from the queue: nothing is left of it.
         redis.call('ZREM', pending, trace_id)
         redis.call('DEL', record)
         add(counts, 'submitted', -1)

@@ -1,12 +1,12 @@
--- Claim a run that is due, by a lease. From now on it takes no more spans, so that who claims it when the lease has ended submits
--- the same. The claim counts as an attempt until `release` says that it was none.
+-- Claim a run that is due, by a lease. From now on it takes no more spans, so that a process that claims it after the lease submits
+-- the same trace. The claim counts as an attempt until the process takes that back.
 --
 -- KEYS   runs, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
--- Redis' clock may have gone back since: by now, no run would be due later than this.
+-- Redis' clock may have gone back: by the present time, no run is due later than this.
 local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do
     local has_root = redis.call('HGET', run_prefix .. run_id, ':has_root')
@@ -17,11 +17,11 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 
     local run = run_prefix .. run_id
     if redis.call('HGET', run, ':first_ms') then
         redis.call('ZADD', runs, now + lease_ms, run_id)
-        -- Charged now, as nobody can tell of a process that a run has ended.
+        -- The attempt is charged now, as a process that the run ends cannot do so.
         redis.call('HSET', run, ':closed', 1, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
         return {run_id, redis.call('HGETALL', run)}
     end
-    -- It has expired, or somebody has deleted it.
+    -- The run has expired, or somebody has deleted it.
     redis.call('ZREM', runs, run_id)
 end
 return {'', {}}

@@ -1,25 +1,25 @@
--- Store decisions; the first end of a trace stands, so a commit is idempotent. What is stored is counted in the same step.
+-- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
 -- Uses   ledger
 -- KEYS   pending, counts, tallies, records...
 -- ARGV   record_ttl_ms, verdicts... (trace_id, digest, decision, entry, domain, is_known, guards)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
 --
--- entry is the one of the novelty log that the decision rests on, empty without an embedder. is_known is 1 if settings name the
--- domain. guards are those that fired, with a space between them.
+-- The decision rests on this entry of the novelty log, empty without an embedder. is_known is 1 if settings name the domain. guards
+-- are those that fired, with a space between them.
 --
 -- outcome is `stored`; `stands`, with the earlier decision; `dead`, with reason and detail; `conflict` if the id belongs to another
 -- digest; or `again` if the trace's place has changed, and with it its novelty.
 --
--- tallies is a hash: `decided DOMAIN`, decisions of this domain; `names`, how many domains have fields that no settings name.
--- What comes after MOST_NAMES of those has a field with no domain in it. `guard NAME`: decisions for which this guard fired.
+-- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` those for which this guard fired, and `names`
+-- the domains with a field that no settings name. After MOST_NAMES of those, further domains share the field without a name.
 
 local MOST_NAMES = 1000
 local names = number(read(tallies, 'names'))
 
 use_reserve('zset', pending)
 
--- What a domain is counted under.
+-- Return the name that a domain is counted under.
 local function name_of(domain, is_known)
     if is_known or redis.call('HGET', tallies, 'decided ' .. domain) then return domain end
     if names >= MOST_NAMES then return '' end
@@ -47,7 +47,7 @@ for i, record in ipairs(records) do
     elseif entry ~= '' and known_entry ~= entry then
         reply[i] = {'again'}
     else
-        -- Its record was forgotten, or Redis came back without it, so this submission has not been counted.
+        -- The record was forgotten, or Redis came back without it, so this submission has not been counted.
         if state ~= 'pending' then to_pending(record, trace_id, digest) end
         to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
         add(counts, 'decided', 1)

@@ -1,24 +1,24 @@
--- Every script begins with this, then with locals for its keys and its arguments, which `scripts.py` makes, and has `expect` look
--- at those of its keys that `keys.py` says the type of.
+-- Every script begins with this text. Then `scripts.py` adds locals for the keys and arguments, and calls of `expect` for the keys
+-- whose type `keys.py` names.
 
--- Milliseconds of Unix time by Redis' clock, the only one that counts.
+-- Return the milliseconds of Unix time by Redis' clock, the only one that counts.
 local function now_ms()
     local seconds, microseconds = unpack(redis.call('TIME'))
     return seconds * 1000 + math.floor(microseconds / 1000)
 end
 local now = now_ms()
 
--- The fields of a hash; FOREIGN for the first of them if it is no hash.
+-- Return the fields of a hash; FOREIGN for the first of them if it is no hash.
 local FOREIGN = 'foreign'
 local function read(record, ...)
     local fields = redis.pcall('HMGET', record, ...)
     if not fields.err then return unpack(fields) end
     if string.find(fields.err, 'WRONGTYPE', 1, true) then return FOREIGN end
-    -- A refusal says nothing of the record, and ends the script.
+    -- Redis refuses for another reason: raise that error.
     return redis.call('HMGET', record, ...)
 end
 
--- A count or a time in ms, until the year 9999; 0 if it is anything else, as who may write a record may write what he likes.
+-- Return a count, or a time in ms until the year 9999; 0 if the text is neither. Anyone with write access to Redis can store garbage.
 local MOST = 253402300799999
 local function number(text)
     local value = tonumber(text or 0)
@@ -33,31 +33,31 @@ end
 
 local LOOKS_AT = {list = {'LLEN'}, hash = {'HGET', ''}, zset = {'ZCARD'}, stream = {'XLEN'}}
 
--- Fail before anything is written if another application uses one of these keys for something else. What a script has written
--- until an error stays written: a message would be off its queue and not in flight either.
+-- Raise an error, before anything is written, if another application uses one of these keys for something else. A later error would
+-- leave the work half done: a message might be off its queue and not in flight either.
 local function expect(kind, key)
     local command, field = unpack(LOOKS_AT[kind])
     local reply = redis.pcall(unpack({command, key, field}))
     if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
 end
 
--- How many bytes Redis uses of those it may, and how many that are; 0 if it may use all. What waits for a slow disk or a replica
--- does not count, as it does not when Redis itself refuses.
+-- Return the bytes that Redis uses, and its maxmemory; 0 is no limit. Buffers for a slow disk or a replica do not count, as they do
+-- not when Redis itself refuses a command.
 local function memory()
     local info = redis.call('INFO', 'memory')
     local function bytes(field) return tonumber(string.match(info, '\n' .. field .. ':(%d+)')) end
     return bytes('used_memory') - (bytes('mem_not_counted_for_evict') or 0), bytes('maxmemory')
 end
 
--- Whether what is left is for what workers do, as it is they who free memory.
+-- Return whether the rest of the memory is reserved for workers, as it is they who free memory.
 local function is_nearly_full(used, limit)
     return limit > 0 and used > limit * 0.9
 end
 
 local REMOVES_NOTHING = {list = {'LTRIM', 0, -1}, hash = {'HDEL', ''}, zset = {'ZREM', ''}, stream = {'XDEL', '0-0'}}
 
--- Redis when full lets a script add only after that script has removed something, or tried to. What ends a submission must get
--- through, from receiving it to publishing its decision: it is what frees memory.
+-- A full Redis lets a script add something only after it has removed something, or tried to. The scripts on the road from receiving a
+-- submission to publishing its decision do so, because ending submissions frees memory.
 local function use_reserve(kind, key)
     local command, first, last = unpack(REMOVES_NOTHING[kind])
     redis.call(unpack({command, key, first, last}))

@@ -1,11 +1,11 @@
--- Count that a pending submission has been sent again, and note when.
+-- Count the resend of a pending submission, and note its time.
 --
 -- KEYS   pending, record
 -- ARGV   trace_id
 
 use_reserve('zset', pending)
 
--- Unless it has ended meanwhile. ZADD cannot tell: it replies 0 for an update as for a member that is not there, and 0 is true.
+-- It may have ended meanwhile. ZADD XX cannot tell that: it replies 0 for an update and for a missing member alike.
 if not redis.call('ZSCORE', pending, trace_id) or read(record, 'state') == FOREIGN then return end
 redis.call('ZADD', pending, now, trace_id)
 add(record, 'resends', 1)

@@ -1,4 +1,4 @@
--- Count the submissions, as of one moment. A script, as a transaction would be refused while Redis is full.
+-- Count the submissions at one moment. This is no transaction, because Redis refuses to queue its commands while it is full.
 --
 -- KEYS   pending, counts
 -- Reply  (submitted, pending, decided, dead)

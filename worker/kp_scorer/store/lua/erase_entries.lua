@@ -1,10 +1,10 @@
--- Erase the entries of traces among the next of a novelty log, and note that for the mirrors that have read them.
+-- Erase the entries of traces among the next ones of a novelty log, and note each for the mirrors that have read it.
 --
 -- KEYS   log, erasures
 -- ARGV   start, count, erasures_ttl_ms, most, record_prefix, trace_ids...
--- Reply  (last, erased): the last entry looked at, empty at the end of the log; for each entry erased, whose it was
+-- Reply  (last, erased): the last entry looked at, empty at the end of the log; the trace id of each erased entry
 --
--- No more than `most` erasures are kept.
+-- The stream keeps at most `most` erasures.
 
 local is_wanted = {}
 for _, trace_id in ipairs(trace_ids) do is_wanted[trace_id] = true end
@@ -17,7 +17,7 @@ for i, row in ipairs(redis.call('XRANGE', log, start, '+', 'COUNT', count)) do
         redis.call('XDEL', log, entry)
         redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)
         redis.call('PEXPIRE', erasures, erasures_ttl_ms)
-        -- Should this be all that gets done, the trace must not look for its vector where there is none any more.
+        -- If the script of the record fails afterwards, the record must not name an entry that is gone.
         redis.pcall('HDEL', record_prefix .. trace_id, 'epoch', 'entry')
     end
     if i == count then last = entry end

@@ -6,7 +6,7 @@
 
 local erased = {}
 for i, record in ipairs(records) do
-    -- A decided or dead trace has been counted and stays so; one that is pending would otherwise be pending for ever.
+    -- Decided and dead traces stay counted. A pending one would otherwise count as pending for ever.
     if redis.call('ZREM', pending, trace_ids[i]) == 1 then add(counts, 'submitted', -1) end
     erased[i] = redis.call('DEL', record)
 end

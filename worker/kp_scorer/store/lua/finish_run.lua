@@ -1,5 +1,5 @@
--- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while: an exporter that got no answer
--- sends them again.
+-- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while, because an exporter that got no
+-- answer sends them again.
 --
 -- KEYS   runs, runs_bytes, run
 -- ARGV   run_id, is_dead, remembered_ms
@@ -13,7 +13,7 @@ local fields = redis.call('HGETALL', run)
 for i = 1, #fields, 2 do redis.call('HSET', run, fields[i], '') end
 redis.call('HSET', run, ':closed', is_dead and 'dead' or 1)
 redis.call('PEXPIRE', run, remembered_ms)
--- Whatever was lost on the way: without runs there are no bytes.
+-- Counts may have been lost on the way, but without runs there are no bytes.
 if redis.call('ZCARD', runs) == 0 or left <= 0 then
     redis.call('DEL', runs_bytes)
 else

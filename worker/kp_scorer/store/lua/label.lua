@@ -1,8 +1,8 @@
--- Label decided traces `good` or `bad`, also those that have a label; leave others as they are.
+-- Label decided traces `good` or `bad`, replacing earlier labels; leave other traces as they are.
 --
 -- KEYS   records...
 -- ARGV   labels...
--- Reply  the state of each trace, empty if there is none: those that are decided are labelled
+-- Reply  the state of each trace, empty if it has none; those that are decided are labelled
 
 local states = {}
 for i, record in ipairs(records) do

@@ -1,20 +1,20 @@
--- What receiving and reclaiming do with a message.
+-- The steps that receiving and reclaiming share.
 
 local OVERSIZED_MOST, OVERSIZED_BYTES = 100, 64 * 1024 * 1024
 
--- Note a message as unacknowledged; return its digest, and whether a copy was noted before. The digest is its SHA-1. Whoever makes
--- two messages with one SHA-1 loses neither, as the second is known by another digest as long as the first is in flight.
+-- Note a message as unacknowledged; return its digest, and whether a copy was noted before. The digest is its SHA-1. If somebody
+-- makes two messages with one SHA-1, the second gets another digest as long as the first is in flight, so that neither is lost.
 local function note(message)
     local digest = redis.sha1hex(message)
     local other = redis.call('HGET', unacknowledged, digest)
-    -- Not behind the message: what ends alike keeps the same SHA-1.
+    -- The digest goes before the message: a shared suffix would preserve the collision.
     if other and other ~= message then digest = redis.sha1hex(digest .. message) end
     redis.call('ZADD', renewed, now, digest)
     return digest, redis.call('HSET', unacknowledged, digest, message) == 0
 end
 
--- Keep a message too large for a worker to read, and of the older ones as many as the bounds allow. The newest stays whatever its
--- size: its submission is about to end as a dead letter of its beginning, and this is all there is of the rest.
+-- Keep a message that is too large for a worker to read, and as many older ones as the bounds allow. The newest stays whatever its
+-- size: its submission is about to become a dead letter of its beginning, and only this list has the rest.
 local function keep_oversized(message)
     redis.call('RPUSH', oversized, message)
     redis.call('EXPIRE', oversized, oversized_ttl_s)
@@ -31,7 +31,7 @@ local function keep_oversized(message)
     redis.call('LTRIM', oversized, -kept, -1)
 end
 
--- The message that goes on, and whether it was too large: one could end every worker that reads it. All of it is kept for a person.
+-- Return the message that goes on, and whether it was cut: one that is too large could end every worker that reads it.
 local function cut(message)
     if #message <= largest_bytes then return message, false end
     keep_oversized(message)

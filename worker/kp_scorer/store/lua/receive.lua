@@ -5,7 +5,7 @@
 -- ARGV   moved, most, most_bytes, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
 -- Reply  (message, digest, deliveries) for each, in order; copies that are unacknowledged at once are one delivery
 --
--- moved is a message that lies in `moving` already, or an empty string. No more than `most` are received, and none after the first
+-- moved is a message that is in `moving` already, or empty. At most `most` messages are received, and none after the first
 -- most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first beginning_bytes.
 
 local DELIVERIES_TTL_S = 86400
@@ -16,7 +16,7 @@ local reply, bytes = {}, 0
 local function deliver(message)
     message = cut(message)
     local digest, is_copy = note(message)
-    -- A copy of what is unacknowledged is no sign that a delivery failed.
+    -- A copy of an unacknowledged message is no sign that a delivery failed.
     local count = is_copy and redis.call('HGET', deliveries, digest) or redis.call('HINCRBY', deliveries, digest, 1)
     reply[#reply + 1] = {message, digest, tonumber(count)}
     bytes = bytes + #message

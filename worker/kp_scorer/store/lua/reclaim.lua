@@ -1,33 +1,33 @@
--- Renew what the caller has in flight, reclaim what dead consumers had, and let messages of other priorities join the queue.
+-- Renew the caller's messages in flight, reclaim those of dead consumers, and move messages of other priorities to the queue.
 --
 -- Uses   messages
 -- KEYS   queue, moving, unacknowledged, renewed, oversized, priorities...
 -- ARGV   visibility_timeout_ms, most, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s, in_flight...
 --
--- No more than `most` messages of each kind are moved. in_flight holds digests.
+-- At most `most` messages of each kind are moved. in_flight holds digests.
 
 for _, priority in ipairs(priorities) do expect('list', priority) end
 
 use_reserve('hash', unacknowledged)
 
--- So however long deciding takes, only a consumer that is dead or stalled loses what it received.
+-- However long deciding takes, only a dead or stalled consumer loses its messages.
 for _, digest in ipairs(in_flight) do
     if redis.call('ZSCORE', renewed, digest) then redis.call('ZADD', renewed, now, digest) end
 end
 
--- Moved and not noted yet: its consumer is about to, or is dead. Noting it here is right for both, as noting is idempotent.
+-- The consumer of a message in `moving` is about to note it, or is dead. Noting it here is right for both, as it is idempotent.
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
     local beginning, is_too_large = cut(message)
     if is_too_large then
-        -- As when it is received; only then its consumer may have died of reading it.
+        -- It is delivered anew as its beginning, which no consumer dies of reading.
         redis.call('RPUSH', queue, beginning)
     else
         note(message)
     end
 end
 
--- Redis' clock may have gone back since.
+-- Redis' clock may have gone back since these were renewed.
 for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
     redis.call('ZADD', renewed, now, digest)
 end

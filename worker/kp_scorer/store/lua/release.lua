@@ -1,5 +1,5 @@
--- Release traces that a worker no longer decides, though they have not ended, so that the next worker need not wait. Their record
--- keeps when this was: what waits in a worker for a store that refuses it is not lost.
+-- Release traces that a worker no longer decides, so that the next worker need not wait for the end of the lease. The record keeps
+-- the time: while a worker retries the trace, its submission is not lost.
 --
 -- KEYS   records...
 -- ARGV   worker

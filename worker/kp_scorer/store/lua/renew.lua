@@ -1,10 +1,10 @@
--- Note that a worker is alive and what it reports, renew the leases of what it decides, and forget workers that ended long ago.
+-- Note that a worker is alive, store its report, renew the leases of its traces, and forget workers that ended long ago.
 --
 -- KEYS   workers, report, records...
 -- ARGV   text, worker, worker_lease_ms, remembered_ms, lease_ms
 -- Reply  for each trace 1 if the worker holds it, else 0
 
--- Removing comes first, as Redis when full lets a script add only then.
+-- Removing comes first, because a full Redis lets a script add something only then.
 redis.call('ZREMRANGEBYSCORE', workers, '-inf', now - remembered_ms)
 redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)

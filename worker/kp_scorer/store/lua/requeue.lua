@@ -1,4 +1,4 @@
--- Requeue an unacknowledged message, to be received next or last. Idempotent: nothing happens if it is no longer unacknowledged.
+-- Requeue an unacknowledged message, to be received next or last. Idempotent: it does nothing if the message is no longer in flight.
 --
 -- KEYS   queue, unacknowledged, renewed, deliveries
 -- ARGV   digest, receive_next, counts_delivery

@@ -1,13 +1,13 @@
--- Store spans of a run that came together, each id once; all of them, or none.
+-- Store spans of a run that arrived together, each id once; all of them, or none.
 --
 -- KEYS   runs, runs_bytes, run
 -- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, open_ms, longest_ms, kept_ms,
 --        spans... (span_id, is_root, content)
--- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; how many spans that
---        were not stored before are rejected, or all where the run is dead
+-- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
+--        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
--- size; :closed once it changes no more, which is 'dead' once it is a dead letter; :attempts, the claims that may have ended a process.
+-- size; :closed once it takes no more, with 'dead' once it is a dead letter; :attempts, the claims that may have ended a process.
 
 expect('hash', run)
 local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
@@ -26,7 +26,7 @@ if closed == 'dead' then return {'dead', #spans} end
 if closed then return {'closed', #fresh} end
 
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
--- The last fifth is for runs that have begun: without their ends they would take their room for longer.
+-- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
 local is_full = not first_ms and redis.call('ZCARD', runs) >= most_runs
 if not too_large and number(redis.call('GET', runs_bytes)) + fresh_bytes > room then is_full = true end
@@ -41,7 +41,7 @@ else
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
 end
 if has_root then redis.call('HSET', run, ':has_root', 1) end
--- Redis' clock may have gone back since the first.
+-- Redis' clock may have gone back since the first span.
 first_ms = math.min(number(first_ms or now), now)
 redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
 local due_ms = math.min(now + (has_root and quiet_ms or open_ms), first_ms + longest_ms)

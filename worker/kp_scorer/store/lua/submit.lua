@@ -1,11 +1,11 @@
--- Note submissions as pending before they are sent, unless their traces are known.
+-- Note submissions as pending before they are sent, unless their traces have been decided.
 --
 -- Uses   ledger
 -- KEYS   pending, counts, records...
 -- ARGV   submissions... (trace_id, digest, payload, dead_letter_id)
 -- Reply  (has_room, states): a state for each trace, empty if its id belongs to another digest; 0 and none if Redis is nearly full
 
--- Backpressure.
+-- This is the backpressure on clients.
 if is_nearly_full(memory()) then return {0, {}} end
 
 local states = {}
@@ -18,7 +18,7 @@ for i, record in ipairs(records) do
     elseif state == 'decided' then
         states[i] = 'decided'
     else
-        -- A dead trace submitted again is a new submission, with whatever it holds now.
+        -- A dead trace that is submitted again is a new submission, also with other content.
         if state ~= 'pending' then to_pending(record, trace_id, digest) end
         redis.call('HSET', record, 'submission', submission.payload, 'as_letter', digest .. submission.dead_letter_id)
         redis.call('ZADD', pending, now, trace_id)
