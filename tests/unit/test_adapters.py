@@ -1,4 +1,4 @@
-"""What all adapters share: what counts as an error and as a recovery, ids, and that nothing but one error ever comes out."""
+"""All formats share the rules for errors, recoveries and ids, and no record raises anything but NotConverted."""
 
 import json
 import math
@@ -38,12 +38,12 @@ EXAMPLES: Final[dict[str, object]] = {
     "codex": test_adapter_agents.CODEX,
 }
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex")
-"""Formats whose records make runs together, which come when they are complete."""
+"""Formats of which several records make a run, which is converted when it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
 def chat(*turns: str) -> list[dict[str, Any]]:
-    """A conversation in few words: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is its result; ``!…>`` says and calls."""
+    """Return a short conversation: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is its result; ``!…>`` says and calls."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Do it."}]
     for text in turns:
         if text.startswith("<"):
@@ -134,7 +134,7 @@ SECRET: Final = "the mast is rotten"
 
 
 def spoilt(value: Any) -> Any:
-    """The same with a text in front of each list and in the place of each number; what is under ``key`` stays."""
+    """Return a value with a text before each list and instead of each number. Values under ``key`` stay."""
     if isinstance(value, list):
         return [SECRET, *map(spoilt, value)]
     if isinstance(value, dict):
@@ -166,7 +166,7 @@ JSON: Final = st.recursive(
 
 
 def paths(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Where every value in a value is."""
+    """Yield the path of every value within a value."""
     places = [path]
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -190,7 +190,7 @@ def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: s
     example = EXAMPLES[name]
     for _ in range(data.draw(st.integers(1, 3))):
         example = changed(example, data.draw(st.sampled_from(paths(example))), data.draw(JSON))
-    # What is not caught in there fails this test, as does a trace that is not valid.
+    # An exception that escapes fails this test, as does an invalid trace.
     _, refused = converted_and_refused(name, [example], SUPPLIED._replace(success=data.draw(st.sampled_from([True, None]))))
     for error in refused:
         assert error.line == 1
@@ -231,7 +231,7 @@ ODD: Final = (
     *("NaN", "Infinity", "1e999", "9" * 18, "9" * 19, "9" * 30, "1" * 5_000, "-5", "\u0661\u0662", "\ud800"),
     *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01T00:00:00+23:59:59.999999", "2026-W01-1"),
 )
-"""Numbers and times that no calendar or no JSON has, or that are too large to compute with."""
+"""Numbers and times that no calendar or no JSON has, or that are too large for arithmetic."""
 
 RESPONSE: Final = {"input": "Is it windy?", "output": [{"role": "assistant", "content": "Very."}], "created_at": 1_767_225_600}
 
@@ -245,7 +245,7 @@ def test_odd_times_and_numbers_anywhere_give_a_valid_trace_or_an_error(name: str
 
 
 def otel_chat(turns: int) -> object:
-    """A chat with a tool, whose history each call of a model gets again."""
+    """Return a chat with a tool, in which each call of a model repeats the history."""
     spans: list[dict[str, Any]] = []
     history: list[dict[str, Any]] = []
     for turn in range(turns):
@@ -262,7 +262,7 @@ def otel_chat(turns: int) -> object:
 
 
 def langfuse_chat(turns: int) -> object:
-    """A chat, whose history each call of a model gets again."""
+    """Return a chat in which each call of a model repeats the history."""
     observations: list[dict[str, Any]] = []
     history: list[dict[str, Any]] = []
     for turn in range(turns):
@@ -276,7 +276,7 @@ def langfuse_chat(turns: int) -> object:
 
 
 def otel_chain(spans: int) -> object:
-    """Tools within tools, all of one name."""
+    """Return tools within tools, all of one name."""
     chained = [test_adapter_otel.tool("f", n, spans, attributes={"gen_ai.tool.call.result": "ok"}) for n in range(spans)]
     for outer, inner in pairwise(chained):
         inner["parentSpanId"] = outer["spanId"]
@@ -284,7 +284,7 @@ def otel_chain(spans: int) -> object:
 
 
 def otel_calls_of_one_id(turns: int) -> object:
-    """Answers that each call a tool under the id that all others use, too."""
+    """Return answers that each call a tool, all under one id."""
     answers = [test_adapter_otel.chat(n, n, [test_adapter_otel.ASKED], [test_adapter_otel.CALLED]) for n in range(turns)]
     return test_adapter_otel.export(*answers, *(test_adapter_otel.tool("get_wind", turns, turns, "call_1") for _ in answers))
 
@@ -298,7 +298,7 @@ def test_twice_as_long_a_run_takes_twice_the_steps(name: str, source: Callable[[
     assert twice < 2.1 * half
 
 
-def test_chat_of_800_turns_is_a_trace_of_all_that_was_said() -> None:
+def test_chat_of_800_turns_is_a_trace_of_all_its_messages() -> None:
     (trace,) = converted("langfuse", langfuse_chat(800))
     assert [step["content"] for step in trace["steps"]][-2:] == ["Question 799", "Answer 799"]
     assert len(trace["steps"]) == 2 * 800 - 1
@@ -318,7 +318,7 @@ def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch
 ODD_VALUES: Final[tuple[object, ...]] = (
     *([], ["x"], {}, {"x": {"y": []}}, 0, -1.5, 10**4_000, True, None, "", "x", "[0x" + "f" * 4_000 + ", '']"),
 )
-"""In the place of any other; the last is Python that stands for a number that is too long to be written."""
+"""Values that replace any other. The last is Python for a number that has too many digits to be written."""
 
 
 def instead(value: object) -> Callable[[object], object]:
@@ -337,7 +337,7 @@ def test_value_of_another_type_anywhere_in_a_record_ends_no_other_run(name: str)
             reader = Converter(SUPPLIED, Limits(), name)
             results = [*reader.feed(1, replaced(EXAMPLES[name], path, instead(odd))), *reader.end()]
             refused = [str(result) for result in results if isinstance(result, NotConverted)]
-            assert not any("error of ours" in error for error in refused), (path, odd)
+            assert not any("defect" in error for error in refused), (path, odd)
 
 
 @pytest.mark.parametrize(
@@ -348,11 +348,11 @@ def test_value_of_another_type_anywhere_in_a_record_ends_no_other_run(name: str)
         ("openai", {"messages": chat("!a"), "schema_version": 10**4_000}),
     ],
 )
-def test_records_that_once_ended_all_are_read_or_refused(name: str, record: object) -> None:
+def test_records_that_once_ended_the_conversion_are_read_or_refused(name: str, record: object) -> None:
     traces, refused = converted_and_refused(name, [record, EXAMPLES[name or "openai"]])
     assert len(traces) + len(refused) == 2
     assert traces
-    assert "error of ours" not in str(refused)
+    assert "defect" not in str(refused)
 
 
 @of_each_format
@@ -362,12 +362,12 @@ def test_objects_of_a_format_fit_it_and_no_other_specific_format(name: str) -> N
         assert specific == ([] if FORMATS[name].is_general else [name])
 
 
-def test_error_of_ours_is_that_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_of_the_package_refuses_only_the_run_that_hits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(own: str, nodes: Sequence[Node]) -> Run:
         raise KeyError(SECRET)
 
     monkeypatch.setitem(FORMATS, "atif", FORMATS["atif"]._replace(run=fails))
     traces, refused = converted_and_refused("", [EXAMPLES["atif"], EXAMPLES["openai"]])
     assert len(traces) == 1
-    assert "this is an error of ours: KeyError in fails:" in str(refused[0])
+    assert "kp-scorer has a defect: KeyError in fails:" in str(refused[0])
     assert SECRET not in str(refused[0])

@@ -115,10 +115,10 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     """
     objective = next((piece for piece in run.pieces if piece.kind == "user"), None)
     if objective is None:
-        raise run.node.refusal("expected something that a user asked for: it is the objective")
+        raise run.node.refusal("expected a message of the user: the first one is the objective")
     pieces = [piece for piece in run.pieces if piece is not objective]
     if not pieces:
-        raise run.node.refusal("expected something that the agent said or did: those are the steps")
+        raise run.node.refusal("expected messages or calls of the agent: they are the steps")
     answer, result = _result(run, pieces)
     fields = _fields_of(run, supplied)
     metadata = {name: fields[name] for name in ("created_at", "task_domain", "success")}
@@ -187,7 +187,7 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
         for piece in reversed(pieces):
             if piece.kind == kind:
                 return piece.node, piece.text
-    raise run.node.refusal("expected something that the agent said, or that a tool returned: the last is the result")
+    raise run.node.refusal("expected a message of the agent, or a result of a tool: the last one is the result")
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:

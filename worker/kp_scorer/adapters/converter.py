@@ -102,7 +102,7 @@ class Converter:
             if self._ended[key]:
                 return 0
             self._ended[key] = True
-            raise record.refusal("expected no more of a run that was complete, and was converted, before this record came")
+            raise record.refusal("expected no record of a run that was complete, and so was converted already")
         name = key.format
         if key.file or FORMATS[name].is_of_one_file:
             self._of_file.pop(key, None)
@@ -179,6 +179,6 @@ def _refusal(node: Node, error: Exception) -> NotConverted:
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{type(error).__name__} in {frame.name}:{frame.lineno}"
-    refusal = node.refusal(f"expected what can be converted; this is an error of ours: {where}")
+    refusal = node.refusal(f"expected a record that can be converted; kp-scorer has a defect: {where}")
     refusal.__cause__ = error
     return refusal

@@ -75,14 +75,14 @@ class Section(NamedTuple):
 
 
 def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Mapping[str, str]]:
-    """How many traces were accepted; from where, when and by which threshold; the figures of the whole, by what they count.
+    """Return the title of a report, its facts (source, days and threshold), and its main figures by name.
 
-    ``refused`` is how many lines of ``source`` held neither trace nor decision.
+    ``refused`` lines of ``source`` held neither a trace nor a decision.
     """
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
     title = f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
-    # Of ISO 8601, the date.
+    # The date in ISO 8601.
     days = sorted(decision.decided_at[:10] for decision in total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
     by_outcome = ((OUTCOME_WORDS[outcome], total.outcomes[outcome]) for outcome in _outcomes(total))
