@@ -1,4 +1,4 @@
-"""The embedded Redis keeps to itself: its data directory and the note of its password are this user's alone."""
+"""The embedded Redis is private: only its user can read its data directory and the note of its password."""
 
 import os
 import signal
@@ -56,7 +56,7 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A link to a folder on a larger disk, which holds files of others."""
+    """Return a link to a folder on a larger disk, which holds files of others."""
     disk = tmp_path / "disk"
     (disk / "photos").mkdir(parents=True)
     (disk / "lock").write_text("theirs")
@@ -94,16 +94,16 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_refused(tmp_path: Path) -> None
 
 @pytest.fixture
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a server that is advertised is noted."""
+    """Return the path of the note about an advertised server."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path / "kp-scorer" / "embedded.json"
 
 
-def test_the_note_of_the_password_and_its_folder_are_closed_to_others_whatever_was_there(note: Path, tmp_path: Path) -> None:
+def test_note_with_the_password_and_its_folder_are_private_whatever_was_there(note: Path, tmp_path: Path) -> None:
     note.parent.mkdir()
     note.touch()
     note.chmod(0o666)
-    # As with a umask of 002, or by an earlier version.
+    # A umask of 002 leads to this.
     note.parent.chmod(0o777)
     with embedded_redis(tmp_path / "data", advertise={}) as url:
         assert [path.stat().st_mode & 0o777 for path in (note.parent, note)] == [0o755, 0o600]

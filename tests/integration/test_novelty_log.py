@@ -1,4 +1,4 @@
-"""The novelty log on a real Redis, beside the one in memory; workers on one log have one window, its first writer's."""
+"""The novelty log on a real Redis and in memory. Workers on one log share the window of its first writer."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -118,7 +118,7 @@ def test_a_mirror_that_missed_erasures_starts_over(redis_client: redis.Redis) ->
     log.erase("second")
     cache.catch_up()
     log.erase("third")
-    # As if so many were erased meanwhile that the stream has been trimmed beyond what this mirror has read.
+    # As if so many entries were erased meanwhile that the stream is trimmed beyond the position of this mirror.
     redis_client.xtrim(KEYS.of_log("space").erasures, maxlen=1, approximate=False)
     assert cache.catch_up() == 1
 

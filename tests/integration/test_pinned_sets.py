@@ -1,4 +1,4 @@
-"""Pinned sets in Redis: the commands that make and remove them, and what workers and offline scoring do with them."""
+"""Pinned sets in Redis: commands make and remove them, and workers and offline scoring compare traces with them."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ REJECT: Final = {"tasks": {"similarity": 0.9, "beyond": "reject"}}
 
 
 def pinned(*vectors: int, dimensions: int = 8) -> PinnedSet:
-    """A set of so many unit vectors of these axes."""
+    """Return a set of unit vectors along these axes."""
     return PinnedSet("traces", [f"kp:trace:{axis}" for axis in vectors], np.eye(dimensions, dtype=np.float32)[list(vectors)])
 
 
@@ -163,7 +163,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     audited = command(settings, "audit")
     assert audited.exit_code == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
-    # As if a redelivery after the slack had appended the first again.
+    # As if a redelivery after the slack had appended the first trace again.
     (novelty_log,) = store.novelty_logs()
     entry = next(novelty_log.entries())
     redis_client.xadd(keys.of_log(novelty_log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})

@@ -1,4 +1,4 @@
-"""Sources of other formats as traces, and the steps of these in few words."""
+"""Converts sources of other formats to traces, and summarises their steps."""
 
 import io
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ Trace = dict[str, Any]
 def converted_and_refused(
     name: str, sources: list[object], supplied: SuppliedFields = SUPPLIED
 ) -> tuple[list[Trace], list[NotConverted]]:
-    """The traces that sources make, each on a line of its own, all checked; and why the others make none."""
+    """Return the checked traces of sources, each of which is on a line of its own, and the errors of the others."""
     converter = Converter(supplied, LIMITS, name)
     results = [result for line, each in enumerate(sources, start=1) for result in converter.feed(line, each)]
     traces, refused = [], []
@@ -47,7 +47,7 @@ def converted(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) 
 
 
 class Reading(Conversion):
-    """Takes note of what it is given to convert."""
+    """Records the values that it should convert."""
 
     def __init__(self) -> None:
         super().__init__(SUPPLIED, LIMITS)
@@ -62,7 +62,7 @@ class Reading(Conversion):
 
 
 def values_read(stream: io.BufferedReader) -> list[tuple[int, object]]:
-    """All values of an input as they would be converted, each with its line, or its error."""
+    """Return each value of an input with its line, or its error, as it would reach the converter."""
     reading = Reading()
     lines = list(read_traces(stream, LIMITS, reading))
     values = iter(reading.values)
@@ -75,11 +75,11 @@ def refused_fields(name: str, *sources: object, supplied: SuppliedFields = SUPPL
 
 
 def steps_in(trace: Trace) -> list[tuple[str, ...]]:
-    """The steps of a trace: each its type, its tool if it has one, and its content."""
+    """Return the type, the tool if any, and the content of each step of a trace."""
     return [(step["type"], *([step["tool"]["name"]] if "tool" in step else []), step["content"]) for step in trace["steps"]]
 
 
 def steps_of(name: str, *sources: object) -> list[tuple[str, ...]]:
-    """The steps of the only trace that these sources make."""
+    """Return the steps of the only trace that these sources give."""
     (trace,) = converted(name, *sources)
     return steps_in(trace)

@@ -1,4 +1,4 @@
-"""Sessions of Claude Code and Codex, trajectories of Harbor, mini-swe-agent and SWE-agent: each step is what it says."""
+"""Sessions of Claude Code and Codex, and trajectories of Harbor, mini-swe-agent and SWE-agent, become traces."""
 
 from typing import Any, Final
 
@@ -11,13 +11,13 @@ Json = dict[str, Any]
 
 
 def of_claude(kind: str, content: object, **fields: object) -> Json:
-    """A line of a session of Claude Code."""
+    """Return a line of a session of Claude Code."""
     message = {"role": kind, "content": content}
     return {"type": kind, "uuid": "u", "sessionId": "s1", "timestamp": "2026-03-01T08:00:00Z", "message": message} | fields
 
 
 def of_codex(kind: str, **payload: object) -> Json:
-    """A line of a session of Codex."""
+    """Return a line of a session of Codex."""
     return {"timestamp": "2026-03-01T08:00:00Z", "type": kind, "payload": payload}
 
 

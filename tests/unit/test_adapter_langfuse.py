@@ -1,4 +1,4 @@
-"""Langfuse's exports as traces: whole traces, downloads, rows of observations."""
+"""Exports of Langfuse become traces: whole traces, downloads, rows of observations."""
 
 import json
 import re
@@ -56,7 +56,7 @@ STEPS: Final = [("tool_call", "berths", 'berths({"pier": "B"})'), ("observation"
 
 
 def in_store(value: object) -> str:
-    """As Langfuse keeps it: what is no text as JSON."""
+    """Return a value as Langfuse stores it: as JSON unless it is a text."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
@@ -83,7 +83,7 @@ def test_all_forms_of_export_give_the_same_trace() -> None:
         (trace,) = converted("langfuse", *sources, supplied=UNDATED)
         assert (trace["task"], steps_in(trace)) == ({"objective": "Which berths are free?"}, STEPS)
         assert trace["id"] == "kp:trace:langfuse:tr-1"
-        # That of the first observation where no record is the trace.
+        # Without a record of the trace, it is the id of the first observation.
         began_at = "2026-02-03T08:00:00" + ("" if sources in with_the_trace else ".250000") + "+00:00"
         assert trace["metadata"]["created_at"] == began_at
         assert (trace["steps"][0]["input"], trace["steps"][0]["latency_ms"]) == ({"pier": "B"}, 750)
@@ -116,7 +116,7 @@ def test_error_and_event_are_observations() -> None:
     ]
 
 
-def test_failure_of_a_model_is_an_error_and_of_the_only_root_no_success() -> None:
+def test_failed_model_is_an_error_and_a_failed_only_root_is_no_success() -> None:
     failed = observation("GENERATION", "plan", 1, input=[ASKED], level="ERROR", statusMessage="rate limit", output=None)
     root = observation("AGENT", "harbour-master", 0, input="Which berths are free?", level="ERROR")
     inner = [each | {"parentObservationId": root["id"]} for each in (failed, *OBSERVATIONS[1:])]
@@ -280,7 +280,7 @@ def test_errors_name_the_place(source: object, field: str) -> None:
 
 
 EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8")) if EXPORTS.is_dir() else {}
-"""What a person reads in real runs of agents, as Langfuse exports them."""
+"""A person's reading of real runs of agents in exports of Langfuse."""
 REFUSED: Final = {"langgraph-js-2025-10-30.trace.json"}
 """Runs that are not converted yet."""
 
@@ -305,7 +305,7 @@ def test_a_real_run_becomes_what_a_person_reads_in_it(name: str) -> None:
         optional = {tool.removesuffix("?") for tool in expected["tools"] if tool.endswith("?")}
         expected_calls = Counter(tool for tool in expected["tools"] if not tool.endswith("?"))
         assert Counter({tool: count for tool, count in calls.items() if tool not in optional}) == expected_calls
-        # A call of what ends the run, as ``final_result``, has no result.
+        # A call that ends the run, such as ``final_result``, has no result.
         assert sum(step["type"] == "observation" for step in read) >= expected_calls.total()
     contents = [step["content"] for step in read]
     assert len(contents) == len(set(contents)), "nothing twice"

@@ -1,4 +1,4 @@
-"""OpenAI's conversations as traces: chat messages, calls of functions old and new, items of the Responses API."""
+"""Conversations of OpenAI become traces: chat messages, calls of functions old and new, items of the Responses API."""
 
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ def result(call_id: str, content: object) -> Message:
 
 
 def item(kind: str, **fields: object) -> Message:
-    """An item of the Responses API."""
+    """Return an item of the Responses API."""
     return {"type": kind, **fields}
 
 

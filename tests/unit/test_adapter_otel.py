@@ -1,4 +1,4 @@
-"""OpenTelemetry spans as traces: of the GenAI conventions and of OpenInference, in the protocol's JSON."""
+"""Spans of OpenTelemetry become traces, by the GenAI conventions and by OpenInference, in the protocol's JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -117,7 +117,7 @@ TRIED_AGAIN: Final = [
 UNDATED: Final = SUPPLIED._replace(created_at=None)
 
 
-def test_calls_of_a_model_are_a_trace_to_which_the_span_of_a_tool_adds_its_latency_and_no_step() -> None:
+def test_span_of_a_tool_adds_its_latency_to_the_call_of_the_model_and_no_step() -> None:
     recorded = {"gen_ai.tool.call.arguments": {"town": "Bergen"}, "gen_ai.tool.call.result": "14 m/s"}
     for fields in (None, {"call_id": "call_1"}, {"call_id": "call_1", "attributes": recorded}, {"attributes": recorded}):
         between = [tool("get_wind", 11, 19, **fields)] if fields else []
@@ -185,7 +185,7 @@ def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery(failure: Json)
     ) == [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
 
 
-def test_tool_that_is_tried_again_under_one_id_is_called_twice_and_a_call_after_it_is_new() -> None:
+def test_tool_retried_under_one_id_is_called_twice_and_a_later_call_is_new() -> None:
     tried_twice = ["tool_call", "observation", "error_recovery", "observation"]
     assert kinds(WINDY[0], *TRIED_AGAIN, WINDY[1]) == [*tried_twice, "thought"]
     history = [ASKED, CALLED, RETURNED]
@@ -193,7 +193,7 @@ def test_tool_that_is_tried_again_under_one_id_is_called_twice_and_a_call_after_
     assert kinds(WINDY[0], *TRIED_AGAIN, *after) == [*tried_twice, "tool_call", "observation", "thought"]
 
 
-# The second begins, and may end, before its call is put out.
+# The second begins, and may end, before the model has answered with its call.
 @pytest.mark.parametrize("times_ms", [(31, 33), (25, 27), (25, 35), None])
 def test_tools_of_ids_that_each_answer_counts_anew_are_several(times_ms: tuple[int, int] | None) -> None:
     again = message("assistant", CALL | {"arguments": {"town": "Voss"}})
@@ -298,7 +298,7 @@ def test_contents_in_parts_and_a_deprecated_function_call() -> None:
     assert steps(llm(0, 1, [SUM], [legacy]), llm(2, 3, [SUM, legacy, returned], [PRODUCT])) == ARITHMETIC
 
 
-def test_conversation_before_the_run_is_part_of_it_and_more_than_ten_messages_stay_in_their_order() -> None:
+def test_earlier_conversation_is_part_of_the_run_and_ten_messages_keep_their_order() -> None:
     inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
     (trace,) = converted("otel", export(llm(0, 1, inputs, [PRODUCT])))
     assert trace["task"]["objective"] == "0."
@@ -409,7 +409,7 @@ def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None
     (trace,) = converter.feed(4, of_another_run(1, 12_000))
     assert isinstance(trace, dict)
     assert len(trace["steps"]) == len(STEPS)
-    # What comes after that is refused, once.
+    # Later records are refused, with one error.
     refused = [*converter.feed(5, export(within[0])), *converter.feed(6, export(within[0]))]
     assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
 
@@ -441,7 +441,7 @@ def test_resource_and_attributes_of_the_root_are_fields_of_the_record() -> None:
 
 
 def printed_by_python(each: Json) -> str:
-    """A span as the console exporter of the Python SDK prints it."""
+    """Return a span as the console exporter of the Python SDK prints it."""
     times = {
         key: datetime.fromtimestamp(int(each[field]) / 1e9, UTC).isoformat().replace("+00:00", "Z")
         for key, field in (("start_time", "startTimeUnixNano"), ("end_time", "endTimeUnixNano"))

@@ -1,4 +1,4 @@
-"""The figures of a report add up; a week of decisions is compared with the week before."""
+"""The figures of a report add up, and a week of decisions is compared with the week before."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -173,7 +173,7 @@ def test_a_report_shows_weeks_of_enough_traces_by_domain() -> None:
     assert [row[0] for row in rows if row[0] in ("all", "code", "law")] == ["all", "code", "all", "code"]
 
 
-def test_a_report_of_one_week_compares_nothing_and_one_of_few_traces_says_how_many_it_takes() -> None:
+def test_report_compares_weeks_only_if_there_are_two_with_enough_traces() -> None:
     assert "week" not in text(analyse(decided(2 * FEWEST, 1), 0), "here", 0, {})
     report = text(analyse([*decided(2 * FEWEST, 1), *decided(1, 9)], 0), "here", 0, {})
     assert "Too few traces to compare two weeks" in report

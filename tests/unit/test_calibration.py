@@ -1,4 +1,4 @@
-"""Thresholds for a target: where they can lie, that none is better, what they do to unseen traces, and who shares one."""
+"""Thresholds for a target: their possible places, their effect on unseen traces, and the domains that share one."""
 
 import math
 from collections.abc import Callable
@@ -48,7 +48,7 @@ DRAWS: Final[dict[str, Draw]] = {
     "few different scores": lambda rng, count: np.round(rng.beta(4, 5, count), 2) * 0.9 + 0.05,
     "mostly low": lambda rng, count: rng.beta(1.2, 8, count),
 }
-"""Ways in which scores may be spread."""
+"""Distributions of scores."""
 
 
 def unlabelled(scores: Any) -> Sample:
@@ -57,12 +57,12 @@ def unlabelled(scores: Any) -> Sample:
 
 
 def labelled(scores: Floats, labels: Integers) -> Sample:
-    """A sample of single traces."""
+    """Return a sample of single traces."""
     return Sample(scores, labels, np.ones_like(labels))
 
 
 def suggest_at_once(sample: Sample, target: Target) -> Suggestion | None:
-    """What is suggested, without the many resamples that its intervals take."""
+    """Suggest a threshold without the resamples that its intervals take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration_module, "_RESAMPLES", 1)
         return suggest(sample, target)
@@ -74,7 +74,7 @@ def threshold_for(sample: Sample, target: Target) -> float | None:
 
 
 def accepted(scores: Floats, threshold: float) -> float:
-    """The share that a policy with this threshold accepts."""
+    """Return the share of scores that a policy with this threshold accepts."""
     return float((scores >= threshold).mean())
 
 
@@ -109,7 +109,7 @@ def test_a_threshold_has_as_few_decimals_as_it_needs(scores: list[float], thresh
 
 
 @given(SCORES, st.floats(0.01, 0.99))
-def test_no_other_threshold_accepts_a_share_nearer_to_the_one_asked_for(scores: list[float], share: float) -> None:
+def test_no_other_threshold_accepts_a_share_nearer_to_the_target(scores: list[float], share: float) -> None:
     threshold = threshold_for(unlabelled(scores), Target("accept", share))
     assert threshold is not None
     off = np.abs(np.array(scores)[:, np.newaxis] - GRID)
@@ -205,14 +205,14 @@ def test_interval_of_a_counted_share_is_wilsons_and_within_0_and_1(part: int, mo
     share = counted_share(part, part + more)
     assert share
     assert 0 <= share.low <= share.value <= share.high <= 1
-    # Wilson's interval ends where the share counted is just so far from the share there.
+    # At each end of Wilson's interval, the counted share is just as far from that share as the interval allows.
     if share.low > 0:
         total = part + more
         assert (share.value - share.low) / math.sqrt(share.low * (1 - share.low) / total) == pytest.approx(Z, rel=1e-6)
 
 
 def sample(count: int, seed: int = 0, *, at: float = 0.5, label: int = UNLABELLED) -> Sample:
-    """Scores about ``at``, all with the same label."""
+    """Return scores about ``at``, all with one label."""
     return labelled(np.random.default_rng(seed).normal(at, 0.05, count).clip(0, 1), np.full(count, label))
 
 
@@ -226,7 +226,7 @@ def test_decisions_become_samples_by_domain_with_labels_by_trace() -> None:
     assert (again.counts.tolist(), again.traces, again.labelled) == ([3, 3], 6, 3)
 
 
-def test_labels_count_of_sampled_traces_alone_if_one_of_these_has_any() -> None:
+def test_only_labels_of_sampled_traces_count_if_any_of_those_has_one() -> None:
     decisions = [decision(domain="a", score=number / 4, sampled=0.01 if number % 2 else None) for number in range(4)]
     assert samples_of(zip(decisions, [True, False, True, None], strict=True), {})["a"].labelled == 1
     assert samples_of(zip(decisions, [True, None, True, None], strict=True), {})["a"].labelled == 2
@@ -239,7 +239,7 @@ def test_counted_scores_lead_to_the_same_suggestion_as_each_by_itself(scores: li
     assert suggest_at_once(counted, A_FIFTH) == suggest_at_once(unlabelled(scores), A_FIFTH)
 
 
-def test_samples_resolve_aliases_of_now_before_those_of_the_decision() -> None:
+def test_samples_resolve_current_aliases_before_those_of_the_decision() -> None:
     domains = {"fin": None, "ledgers": "code", "own": "code", "plain": None}
     pairs = [(decision(domain=domain, taken_for=taken_for), None) for domain, taken_for in domains.items()]
     assert set(samples_of(pairs, {})) == {"fin", "code", "plain"}
@@ -267,6 +267,6 @@ def test_only_labelled_traces_count_for_a_precision() -> None:
     both = labelled(np.concatenate([unknown.scores, good.scores]), np.concatenate([unknown.labels, good.labels]))
     calibration = calibrate_samples({"unknown": unknown, "some": both}, HALF_GOOD)
     assert calibration.domains["unknown"].lack == "too_few"
-    # All are good, so all may be accepted.
+    # All traces are good, so all may be accepted.
     assert calibration.domains["some"].suggestion
     assert calibration.domains["some"].suggestion.threshold == 0

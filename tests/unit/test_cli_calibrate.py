@@ -1,4 +1,4 @@
-"""``kp-scorer calibrate``: what it reads, what it writes, and that it works; and ``re-decide``, which tries thresholds out."""
+"""``kp-scorer calibrate`` writes thresholds that work, and ``re-decide`` tries them on decisions."""
 
 import tomllib
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.support.commands import jsonl_file
 from tests.support.traces import rows_in, sample_traces
 
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
-"""How many traces of each; the last two have too few."""
+"""The number of traces of each domain. The last two have too few."""
 
 
 def decided() -> list[Decision]:
@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    """A file that says which of them were good."""
+    """Return a file of labels, which tell the good ones."""
     rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
     return jsonl_file(tmp_path / "labels.jsonl", *rows)
 
@@ -168,7 +168,7 @@ def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
     (config := tmp_path / "mine.toml").write_text('[scoring.aliases]\n"customer service" = "code"\n')
     result = run(file, "--accept", "20%", "--config", config)
     assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {"code"}
-    # They go with the aliases.
+    # The aliases apply to them.
     config.write_text(result.stdout + config.read_text())
     load_settings(config=config)
 

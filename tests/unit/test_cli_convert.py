@@ -1,4 +1,4 @@
-"""``kp-scorer convert``: what it reads, what it prints, what it asks for."""
+"""``kp-scorer convert``: its input, its output, and the options that it demands."""
 
 import gzip
 import io
@@ -101,11 +101,11 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
-    # What later ones lack, too.
+    # Also the fields that only later runs lack.
     spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
     done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
     assert "expected --confidence, --success or --failed, --created-at; or" in done.stderr
-    # Once something is converted, the others are refused, each by itself.
+    # Once a run is converted, each of the others is refused by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1
     assert rows(done)[1]["problems"] == [
@@ -242,7 +242,7 @@ def scored(content: bytes, *arguments: str) -> Result:
     return invoked(score, "-", "--set", "embedding.embedder=words", *arguments, stdin=content)
 
 
-def test_score_converts_what_is_no_trace_and_leaves_traces_of_ours_alone() -> None:
+def test_score_converts_other_formats_and_leaves_traces_unchanged() -> None:
     own = minimal_payload(trace_id="kp:trace:own")
     supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--created-at", "2026-01-31T12:00:00Z")
     alone, mixed = scored(json_lines(own)), scored(json_lines(own, CHAT), *supplied)

@@ -53,7 +53,7 @@ def test_without_an_embedder_no_floor_of_novelty_rejects() -> None:
 def test_the_floor_of_a_domain_replaces_the_general_one(domain: str) -> None:
     policy = Policy(threshold=ACCEPT_ALL, min_novelty=0.9, min_novelties={"medical": 0.01}, aliases={"an alias": "medical"})
     assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger", domain=domain))) == ["accepted"] * 2
-    # The first in an empty log passes.
+    # The first trace in an empty log passes.
     assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger"))) == ["accepted", "rejected"]
 
 
@@ -95,7 +95,7 @@ def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
 
 
 def decisions_with_copies(accept: Policy) -> list[Decision]:
-    """A hundred decisions on one domain, of which a quarter are copies."""
+    """Return a hundred decisions on one domain, of which a quarter are on copies."""
     objectives = [f"task {number if number % 4 else 0}" for number in range(200)]
     return decide(accept, *traces_about(*objectives))
 
@@ -105,7 +105,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     assert {decision.is_guarded for decision in decisions} == {True, False}
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
     samples = samples_of(((decision, None) for decision in decisions), {})
-    # However low the threshold: what the guard rejects stays rejected.
+    # The guard rejects at any threshold.
     cohort = calibrate_samples(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
     suggestion = calibrate_samples(samples, Target("accept", 0.5)).domains["code"].suggestion

@@ -1,4 +1,4 @@
-"""Pinned sets: what each has nearest to a trace, and what that demands."""
+"""Pinned sets: the entry of each that is nearest to a trace, and the outcome that it demands."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Literal
@@ -39,7 +39,7 @@ def texts(*texts: str, kind: Literal["traces", "texts"] = "texts") -> PinnedSet:
 
 
 def decider_with(shelf: Shelf, *, threshold: float = 0.0, limits: Any, **options: Any) -> Decider:
-    """A decider with these sets, each with its similarity and what is beyond."""
+    """Return a decider with these sets, each with its similarity and the outcome beyond it."""
     pins = Pins(shelf, limits, WordEmbedder.dimensions)
     pins.load()
     return word_decider(Policy(threshold=threshold), window=WINDOW, pins=pins, **options)
@@ -120,7 +120,7 @@ def test_a_set_demands_an_outcome_beyond_its_similarity(
     assert decide_again(decision, Policy(threshold=0.0)).outcome == (demanded or "accepted")
 
 
-def test_texts_in_place_of_traces_have_what_was_embedded_before_embedded_again() -> None:
+def test_traces_are_embedded_again_after_texts_replace_pinned_traces() -> None:
     shelf = Shelf(tasks=texts("wash the car", kind="traces"))
     decider = decider_with(shelf, limits=REJECTING)
     trace = make_trace(objective="book a flight")

@@ -1,4 +1,4 @@
-"""How good the gate is: what is estimated from a labelled sample, that the intervals hold, and what the command prints."""
+"""The quality of the gate is estimated from a labelled sample, with intervals that hold, and printed by the command."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,7 @@ RUNS: Final = 400
 
 
 def sampled(count: int, domain: str = "code", probability: float | None = 0.5, first: int = 0) -> list[Decision]:
-    """Decisions with scores from 0 to 0.95, of which a quarter are accepted."""
+    """Return decisions with scores from 0 to 0.95, of which a quarter are accepted."""
     scores = [number % 20 / 20 for number in range(count)]
     return [
         decision(f"kp:trace:{domain}-{first + number}", score=score, domain=domain, sampled=probability)
@@ -30,7 +30,7 @@ def sampled(count: int, domain: str = "code", probability: float | None = 0.5, f
 
 
 def labels_of(decisions: list[Decision]) -> dict[str, bool]:
-    """Good from 0.5 on, but for one in each twenty above the gate."""
+    """Return labels: good from 0.5 on, except for one in twenty above the gate."""
     return {each.trace_id: 0.5 <= each.score != 0.8 for each in decisions}
 
 
@@ -49,13 +49,13 @@ def test_with_equal_probabilities_shares_are_counted() -> None:
 
 
 def test_each_trace_weighs_what_it_stands_for() -> None:
-    # Ten stand for 100 each, and none is one of the part; ten stand for 10 each, and all are.
+    # Ten traces stand for 100 each, none of them in the part; ten stand for 10 each, all of them in it.
     is_part, probabilities = np.repeat([False, True], 10), np.repeat([0.01, 0.1], 10)
     share = weighted_share(is_part, probabilities)
     assert share is not None
     assert share.value == pytest.approx(10 / 110)
     assert share.low < share.value < share.high
-    # The order of traces does not matter, nor does what all probabilities have in common.
+    # Neither the order of traces nor a common factor of all probabilities matters.
     mixed = np.random.default_rng(1).permutation(20)
     assert weighted_share(is_part[mixed], probabilities[mixed] / 3) == pytest.approx(share)
 
@@ -64,7 +64,7 @@ def test_each_trace_weighs_what_it_stands_for() -> None:
 @pytest.mark.parametrize("after", [0.01, 0.03])
 @pytest.mark.parametrize("good_after", [0.5, 0.7])
 def test_intervals_hold_in_19_of_20_samples(labels: int, after: float, good_after: float) -> None:
-    """``tests.benchmarks.quality`` shows the same closer."""
+    """``tests.benchmarks.quality`` shows the same with more samples."""
     rng, probabilities, good_shares = np.random.default_rng(3), np.array([0.01, after]), np.array([0.5, good_after])
     precisions, recalls = [], []
     accepted_of_good, accepted_of_bad = 0.5, 0.2
@@ -79,7 +79,7 @@ def test_intervals_hold_in_19_of_20_samples(labels: int, after: float, good_afte
         assert estimate.recall
         precisions.append(estimate.precision.low <= precision <= estimate.precision.high)
         recalls.append(estimate.recall.low <= accepted_of_good <= estimate.recall.high)
-    # Three standard deviations of so many runs.
+    # Three standard deviations for this number of runs.
     off = 3 * math.sqrt(0.95 * 0.05 / RUNS)
     assert 0.93 - off / 2 <= np.mean(precisions) <= 0.97 + off / 2
     assert 0.93 - off / 2 <= np.mean(recalls) <= 0.97 + off / 2
@@ -129,7 +129,7 @@ def test_domains_with_few_labels_are_together_behind_the_others() -> None:
     assert qualities([(each, None) for each in decisions], {}) == []
     few: list[Quality] = qualities([(each, True) for each in decisions[-30:]], {})
     assert [quality.labels for quality in few] == [30]
-    # Nothing is good, so that nothing can be missed.
+    # No trace is good, so none can be missed.
     (none_good,) = qualities([(each, False) for each in decisions[:20]], {})
     assert none_good.estimates[0].recall is None
 

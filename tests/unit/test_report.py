@@ -1,4 +1,4 @@
-"""The report as text and as a page shows what it is about, and nothing that a trace brought along acts."""
+"""The report shows its figures as text and as a page, in which nothing from a trace is executed."""
 
 import json
 import re
@@ -26,7 +26,7 @@ DEAD_LETTERS: Final = 3
 
 
 def hostile_decisions() -> list[Decision]:
-    """Decisions that say so wherever they can."""
+    """Return decisions with hostile texts in every field that can have one."""
     return [
         decision(f"kp:trace:{HOSTILE}", domain=HOSTILE, score=0.76, nearest=(HOSTILE, 0.99)),
         decision("kp:trace:1", domain="\u5ba2\u6236\u670d\u52d9" * 10, duplicate_of=HOSTILE, overrides=("single_tool",)),
@@ -64,7 +64,7 @@ def page_html() -> str:
 @given(decisions())
 def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]) -> None:
     for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1, {}).split("\n"):
-        # Ids may be longer, and are never cut off.
+        # Ids may be longer, and are never truncated.
         assert cell_len(line) <= COLUMNS
         assert escaped(line) == line
 
@@ -139,7 +139,7 @@ def test_page_can_be_read_without_seeing_its_charts(page_html: str) -> None:
 def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     line = hostile_decisions()[1].model_dump_json()
-    # Before FILE is looked at.
+    # It is refused before FILE is opened.
     refused = CliRunner().invoke(report, ["no-such-file.jsonl"])
     assert isinstance(refused.exception, SettingsError)
     assert "kp-scorer[report]" in str(refused.exception)

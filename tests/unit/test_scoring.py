@@ -46,7 +46,7 @@ def complexity(*types: str, cap_step_term: bool = False) -> float:
         (["thought"] * 100, 1.0, 0.125 + 0.2),
     ],
 )
-def test_complexity_adds_types_recovery_and_steps_up_to_one_or_to_twenty_steps_where_they_are_capped(
+def test_complexity_adds_types_recovery_and_steps_up_to_1_and_to_20_steps_if_capped(
     types: list[str], expected: float, capped: float | None
 ) -> None:
     assert complexity(*types) == near(expected)
@@ -123,7 +123,7 @@ def test_weights_that_do_not_sum_to_one_are_refused(complexity_weight: float) ->
         (used("", None), ["single_tool"], ["single_tool"]),
     ],
 )
-def test_a_lone_thought_three_recoveries_with_success_and_exactly_one_tool_override_in_this_order(
+def test_overrides_apply_to_a_lone_thought_three_recoveries_and_one_tool_in_order(
     its_steps: list[Payload], succeeded: list[str], failed: list[str]
 ) -> None:
     for success, fired in ((True, succeeded), (False, failed)):

@@ -1,4 +1,4 @@
-"""What is taken as a trace and what is refused, with the path of the field and without its content."""
+"""A trace is accepted, or refused with the path of the field and without its content."""
 
 import json
 import math
@@ -143,7 +143,7 @@ def test_error_has_every_problem_and_shows_three() -> None:
 @pytest.mark.parametrize(
     "payload", [None, [], "text", 1, True, [minimal_payload()], minimal_payload() | {"unknown": nested(100_000)}]
 )
-def test_payload_that_is_no_object_or_nested_beyond_recursion_is_refused_at_its_root(payload: object) -> None:
+def test_payload_that_is_no_object_or_too_deeply_nested_is_refused_at_its_root(payload: object) -> None:
     assert refused_fields(payload) == ["$"]
 
 

@@ -1,4 +1,4 @@
-"""What a trace says: its digest, the text that is embedded, what may be its id and its domain; and the samples."""
+"""The content of a trace: its digest, the text to embed, its id and its domain; and the samples."""
 
 import sys
 import time
@@ -176,7 +176,7 @@ NUMBERS: Final = {"b": [1, 1.0, -0.0, 1e22, 1e-7, 2**70], "a": {"é": None, "": 
     ids=["minimal", "maximal", "other scripts", "numbers", "empty texts"],
 )
 def test_digests_never_change(payload: Payload, golden: str) -> None:
-    # Where this fails, workers of two versions on one queue take each other's traces for conflicts.
+    # If this fails, workers of two versions on one queue treat each other's traces as conflicts.
     assert digest(payload).hex() == golden
 
 
@@ -207,7 +207,7 @@ INVISIBLE: Final = (
     "\u00ad\u034f\u3164\u17b4\u180b\u200b\u200d\u2060\u2065\ufe0f\ufeff\ufff9\u0600"
     "\U0001bca0\U0001d173\U000e0066\U000e0100\U000e0fff"
 )
-"""What shows nothing: joiners, fillers, selectors, annotations, tags, and what is reserved among these."""
+"""Invisible characters: joiners, fillers, selectors, annotations, tags, and the reserved ones among these."""
 SPACES: Final = ("\u00a0", "\u1680", "\u2007", "\u200a", "\u202f", "\u205f", "\u2800", "\u3000")
 NOT_COMPOSED: Final = ("cafe\u0301", "\u212bngstrom", "a\u0327\u0301\u0323", "\u1100\u1161")
 
@@ -257,7 +257,7 @@ def samples() -> list[ReasoningTrace]:
 
 def test_samples_cover_all_domains_outcomes_and_overrides(samples: list[ReasoningTrace]) -> None:
     assert len({trace.id for trace in samples}) == len(samples) >= 40
-    # Some repeat another word for word.
+    # Some samples repeat others word for word.
     assert len(samples) / 2 < len({trace.digest() for trace in samples}) < len(samples)
     domains = {trace.metadata.task_domain for trace in samples}
     assert domains > set(BUILT_IN_DOMAINS)

@@ -1,4 +1,4 @@
-"""The published JSON Schema of a trace and the reader are one: each takes what the other takes."""
+"""The published JSON Schema of a trace accepts exactly the traces that the decoder accepts."""
 
 import re
 from calendar import monthrange
@@ -25,7 +25,7 @@ LIMITS: Final = Limits(depth=200)
 
 
 def _pattern(_: object, pattern: str, instance: object, __: object) -> Iterator[ValidationError]:
-    """Match as ECMA-262 does, by which JSON Schema's patterns go: in Python $ also matches before a last line break."""
+    """Match as ECMA-262 does, which JSON Schema demands: Python's $ also matches before a final line break."""
     if isinstance(instance, str) and not re.search(pattern.replace("$", r"\Z"), instance):
         yield ValidationError("no match")
 
@@ -45,7 +45,7 @@ def is_taken(document: Any) -> bool:
 
 
 def has_a_domain_by_its_description(document: Any) -> bool:
-    """Whether the domain is, beyond its length, what the schema says of it in words alone."""
+    """Return whether a domain meets the rules that the schema has only in its description."""
     metadata = document.get("metadata")
     domain = metadata.get("task_domain") if isinstance(metadata, dict) else None
     try:
@@ -62,7 +62,7 @@ JSON: Final = st.recursive(
 
 
 def drawn_from(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """What a schema takes, as far as ours use JSON Schema."""
+    """Return a strategy for the values of a schema, as far as the published one uses JSON Schema."""
     match schema:
         case {"$ref": str(reference)}:
             return st.deferred(lambda: drawn_from(SCHEMA["$defs"][reference.rpartition("/")[2]]))
@@ -104,7 +104,7 @@ def test_what_the_schema_takes_is_a_trace(document: Any) -> None:
 
 
 def paths(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """The place of every value within another one."""
+    """Yield the place of every value within another one."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (key,)
@@ -133,7 +133,7 @@ def test_schema_and_reader_agree_on_every_value_of_every_field(path: tuple[str |
 
 
 def is_time(written: str) -> tuple[bool, bool]:
-    """Whether it is a time by the schema, and by the reader."""
+    """Return whether a text is a time by the schema, and by the decoder."""
     try:
         TIME.validate_python(written)
     except PydanticError:
