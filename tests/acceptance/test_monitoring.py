@@ -24,7 +24,7 @@ from celery import Celery
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.errors import REASONS, ServiceUnavailable
@@ -417,13 +417,13 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
         _, findings = diagnosed(settings)
         assert {row["state"] for row in findings["queues"]} == {"advice"}
         assert len(findings["queues"]) == 5
-    queues = submission_queues(rabbitmq.settings(broker__delivery_limit=7))
     with make_celery(settings) as app:
-        declare_queues(app, queues.in_order)
+        declare_queues(app, submission_queues(settings).in_order)
+        declare_queues(app, [results_queue(rabbitmq.settings(queues__results_limit=7), "accepted")])
     code, findings = diagnosed(settings)
     assert code == 1
     (detail,) = [row["detail"] for row in findings["queues"] if row["state"] == "wrong"]
-    assert "x-delivery-limit" in detail
+    assert "x-max-length" in detail
 
 
 INCIDENTS: Final = "deploy/INCIDENTS.md"

@@ -52,14 +52,14 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
 @pytest.mark.usefixtures("impatient_rabbitmq")
 def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliveries(arena: Arena) -> None:
     # The broker is reached directly, also where both are one Redis.
-    settings = arena.settings(redis__url=arena.store_proxy.url, broker__delivery_limit=2)
+    settings = arena.settings(redis__url=arena.store_proxy.url)
     with supervised(settings, arena.directory, 2, lambda *_: {"CONSTANTS": "BrokerSettings.hold_s=2"}) as fleet:
         fleet.wait_until_ready()
         arena.store_proxy.hold()
-        bodies, submitted = send_good_and_malformed(arena, broker__delivery_limit=2)
+        bodies, submitted = send_good_and_malformed(arena)
         # Of a caller who waits for the result, and gets one in the end, not in between.
         (asked,) = short_traces(1, seed=9)
-        with make_celery(arena.settings(broker__delivery_limit=2)) as caller:
+        with make_celery(arena.settings()) as caller:
             result = caller.send_task(
                 "score_trace", args=[asked], queue=settings.queues.traces, ignore_result=False, headers={"kept": "as it is"}
             )
@@ -117,11 +117,11 @@ def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena
         assert "CC" not in message.headers
 
 
-def send_good_and_malformed(arena: Arena, **changed: object) -> tuple[list[bytes], list[str]]:
+def send_good_and_malformed(arena: Arena) -> tuple[list[bytes], list[str]]:
     """Send traces and malformed messages by turns; return the bodies of the one kind and the ids of the other."""
     bodies = [f"hello {number}".encode() for number in range(FEW)]
     submitted: list[str] = []
-    with Client(arena.settings(**changed)) as client:
+    with Client(arena.settings()) as client:
         for body, trace in zip(bodies, traces(FEW), strict=True):
             put(arena.settings(), body)
             submitted += submit(client, [trace])

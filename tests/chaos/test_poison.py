@@ -12,6 +12,7 @@ from tests.support.arena import TRACES, Arena, put, submit, supervised, traces
 from tests.support.crashing_worker import BREAKS, KILLS, PANICS
 from tests.support.rabbitmq import LARGEST_BYTES
 
+FEW: Final = 20
 UNREADABLE: Final = {
     "not JSON": b"hello",
     "wrong encoding": '[["caf\u00e9"], {}, {}]'.encode("utf-16"),
@@ -24,9 +25,8 @@ UNREADABLE: Final = {
 @pytest.mark.slow
 def test_poison_among_innocent_traces(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=2)
-    breaking, killing, panicking, innocent = traces(3, BREAKS), traces(2, KILLS), traces(2, PANICS), traces(TRACES)
+    breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
-    load += panicking
     # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
     huge = b"\0" * (20_000_000 if arena.broker == "redis" else LARGEST_BYTES)
     unreadable = [*UNREADABLE.values(), huge]
@@ -41,7 +41,6 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
             foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
-        assert fleet.logged("message_requeued") >= 2 * len(panicking)
         assert len(fleet.ends) >= settings.worker.max_attempts
     with Store.open(settings) as store, arena.redis.connect() as redis_client:
         dead_letters = list(store.dead_letters.read())
@@ -54,3 +53,13 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     expected = {body[:65_536] if body == huge else body for body in unreadable}
     assert {body: malformed[body] for body in expected} == dict.fromkeys(expected, 1)
     assert len(malformed) == len(unreadable) + 1
+
+
+@pytest.mark.slow
+def test_traces_that_fail_each_reader_twice_are_decided(arena: Arena) -> None:
+    settings = arena.settings()
+    panicking = traces(2, PANICS)
+    with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
+        arena.finish(fleet, submit(client, [*panicking, *traces(FEW)]))
+        assert fleet.ends == []
+        assert fleet.logged("message_requeued") >= 2 * len(panicking)

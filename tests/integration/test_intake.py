@@ -15,7 +15,7 @@ from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.dead_queue import QueueDrainer
-from kp_scorer.broker.publishing import Publisher, publish_confirmed
+from kp_scorer.broker.publishing import publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
@@ -41,7 +41,7 @@ def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
     assert queues.intake
     with make_celery(settings_here) as app:
         declare_queues(app, [*queues.in_order, queues.intake])
-        yield QueueDrainer(app, queues.intake, settings_here, store, Publisher(app, settings_here, store))
+        yield QueueDrainer(app, queues.intake, settings_here, store)
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:

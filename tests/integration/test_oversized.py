@@ -69,7 +69,7 @@ def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
             message.reject(requeue=True)
         message = channel.basic_get("traces")
         # Nor is it anybody's trace if it is poison.
-        assert dead_letter(store.dead_letters, message, poison(message, 6), limits) is None
+        assert dead_letter(store.dead_letters, message, poison(message, 5), limits) is None
         message.ack()
     (stored,) = store.dead_letters.read()
     assert stored.trace_id == ""

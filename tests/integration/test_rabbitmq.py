@@ -1,7 +1,6 @@
 """RabbitMQ as the broker: quorum queues, confirms, and nothing lost when a queue, a worker or Redis fails."""
 
 import json
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -13,14 +12,13 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError, TraceDead
+from kp_scorer.errors import SettingsError
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision
 from tests.support.calls import traced_memory
-from tests.support.crashing_worker import KILLS
-from tests.support.processes import CRASHING_WORKER, PATIENCE_S, SMALL_WORKER, at_work, launch_worker, wait_until
+from tests.support.processes import PATIENCE_S, SMALL_WORKER, at_work, wait_until
 from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy
 from tests.support.traces import fresh_samples, short_traces
 
@@ -40,8 +38,12 @@ def test_a_submission_declares_a_deleted_queue_anew(rabbitmq: RabbitMQ) -> None:
 def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with make_celery(rabbitmq.settings()) as app:
         declare_queues(app, submission_queues(rabbitmq.settings()).in_order)
-    # Declaring the queue would be refused.
-    with Client(rabbitmq.settings(broker__delivery_limit=7)) as client:
+    # A client that declared the queue with other arguments would be refused.
+    with confirming(rabbitmq.settings().broker.url) as connection:
+        connection.default_channel.queue_delete(rabbitmq.name("traces"))
+        connection.default_channel.queue_declare(rabbitmq.name("traces"), durable=True, auto_delete=False)
+        connection.default_channel.queue_bind(rabbitmq.name("traces"), rabbitmq.name("traces"), rabbitmq.name("traces"))
+    with Client(rabbitmq.settings()) as client:
         client.submit(fresh_samples(1)[0])
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
 
@@ -93,27 +95,7 @@ def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ,
                 assert waiting + 4 + finished >= 16
 
 
-def test_a_trace_that_kills_its_workers_becomes_a_dead_letter(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(broker__delivery_limit=2)
-    (deadly,) = short_traces(1, seed=3)
-    deadly["task"] = {"objective": KILLS}
-    with Client(settings) as client:
-        trace_id = client.submit(deadly)
-        for life in range(2):
-            worker = launch_worker(settings, tmp_path / f"worker-{life}.log", CRASHING_WORKER)
-            assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
-        wait_until(lambda: rabbitmq.waiting("dead") == 1)
-        with at_work(settings, tmp_path, command=CRASHING_WORKER):
-            with pytest.raises(TraceDead, match="delivered 2 times"):
-                client.wait(trace_id, timeout_s=30)
-            client.wait(client.submit(fresh_samples(1)[0]), timeout_s=60)
-        (dead_letter,) = store.dead_letters.read()
-        assert (dead_letter.reason, dead_letter.trace_id, dead_letter.deliveries) == ("poison", trace_id, 2)
-        assert json.loads(store.dead_letters.payload(dead_letter.letter_id)) == deadly
-        assert rabbitmq.waiting("dead") == 0
-
-
-def test_a_dead_letter_keeps_a_body_that_is_no_submission(rabbitmq: RabbitMQ, store: Store) -> None:
+def test_the_dead_queue_returns_every_message_as_it_came(rabbitmq: RabbitMQ, store: Store) -> None:
     settings = rabbitmq.settings()
     queues = submission_queues(settings)
     assert queues.dead
@@ -123,9 +105,11 @@ def test_a_dead_letter_keeps_a_body_that_is_no_submission(rabbitmq: RabbitMQ, st
         # Most are not compressed: decompressing those fails.
         rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
-            QueueDrainer(app, queues.dead, settings, store, Publisher(app, settings, store)).drain()
-    assert memory.peak_bytes < 2**26, "a message was unpacked"
-    assert set(_dead_letters(store)) == set(bodies)
+            QueueDrainer(app, queues.dead, settings, store).drain()
+        assert memory.peak_bytes < 2**26, "a message was unpacked"
+    with confirming(settings.broker.url) as connection:
+        get = partial(connection.default_channel.basic_get, settings.queues.traces, no_ack=True)
+        assert {bytes(wait_until(get).body) for _ in bodies} == set(bodies)
 
 
 def test_a_worker_holds_only_the_beginning_of_a_message_that_is_too_large(
@@ -164,11 +148,11 @@ def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: 
     assert rabbitmq.waiting("dead") == 0
 
 
-@pytest.mark.parametrize("kind", ["dead", "accepted"])
-def test_messages_are_requeued_any_number_of_times_where_only_readers_requeue_them(kind: str, rabbitmq: RabbitMQ) -> None:
+@pytest.mark.parametrize("kind", ["traces", "dead", "accepted", "rejected"])
+def test_rabbitmq_drops_no_message_that_was_requeued_many_times(kind: str, rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
-    queue = submission_queues(settings).dead if kind == "dead" else results_queue(settings, "accepted")
-    assert queue
+    queues = submission_queues(settings)
+    queue = {"traces": queues.traces, "dead": queues.dead}.get(kind) or results_queue(settings, kind)  # type: ignore[arg-type]
     # From RabbitMQ 4.0 on a quorum queue without a limit of its own drops a message that was requeued 20 times.
     assert queue.queue_arguments["x-delivery-limit"] >= 1_000_000
     with make_celery(settings) as app, confirming(settings.broker.url) as connection:
@@ -183,7 +167,6 @@ def test_messages_are_requeued_any_number_of_times_where_only_readers_requeue_th
 @pytest.mark.parametrize(
     ("changed", "argument", "kind"),
     [
-        ({"broker__delivery_limit": 7}, "x-delivery-limit", "traces"),
         ({"queues__results_limit": 7}, "x-max-length", "accepted"),
         ({"results__with_trace": True}, "x-max-length-bytes", "accepted"),
     ],

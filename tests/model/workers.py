@@ -18,7 +18,6 @@ from tests.model.reference_log import LARGEST_BATCH, WINDOW
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 
 MAX_ATTEMPTS: Final = 2
-DELIVERY_LIMIT: Final = 2
 _MOST_LEASED: Final = 6
 
 
@@ -74,13 +73,8 @@ class Worker:
         """Receive a message, and sort out what will never be decided."""
         message.deliveries += 1
         self.in_flight.append(message)
-        payload, tried = message.payload, message.deliveries - 1
-        if tried >= DELIVERY_LIMIT:
-            detail = f"delivered {tried} times, and no worker finished with it"
-            # What has no name of its own goes by that of its message.
-            trace_id = payload.trace.id if payload.trace else payload.header_id
-            self.ended.append(Ended(message, DeadLettering("poison", detail, trace_id, payload.digest)))
-        elif payload.trace is None:
+        payload = message.payload
+        if payload.trace is None:
             self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected some", payload.named_id, b"")))
         else:
             self.waiting.append(message)

@@ -175,7 +175,6 @@ def main() -> None:
     _wrap(consumer, "arguments_in", _run_out_of_memory)
     for name in ("check_trace", "decode_trace"):
         _wrap(consumer, name, _panic)
-    _wrap(dead_queue, "decode_trace", _panic)
     if "DELIVERED_TWICE" in os.environ:
         _wrap(KeepingConsumer, "_receive", _deliver_twice)
     run(TroubledEmbedder)

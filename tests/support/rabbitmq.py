@@ -191,7 +191,7 @@ class RabbitMQ:
         self._connection = Connection(url)
 
     def settings(self, **changed: object) -> Settings:
-        """Settings with these queues; ``broker__delivery_limit=2`` changes one."""
+        """Settings with these queues; ``worker__max_attempts=2`` changes one."""
         return load_settings(
             {**self._endpoints, **self._names, **PATIENT, **{name.replace("__", "."): value for name, value in changed.items()}}
         )

@@ -38,6 +38,9 @@ class RecordingAcknowledger:
         self.requeued: list[Delivery] = []
         self.connection = 0
 
+    def read(self, delivery: Delivery) -> None:
+        raise NotImplementedError
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         self.acknowledged.append(list(deliveries))
 
@@ -68,7 +71,7 @@ class Scene:
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
-            PublishStage(self.app, publisher, dead_letters, Limits(), Metrics(())),
+            PublishStage(self.app, publisher, dead_letters, Limits(), 5, Metrics(())),
             self.acknowledger,
             Metrics(()),
             group_size=8,

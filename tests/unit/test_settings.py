@@ -126,7 +126,6 @@ WRONG: Final = {
     "queues.traces": ("two words", ""),
     "redis.prefix": ("{kp}", "x" * 65),
     "broker.visibility_timeout_s": ("2", "1" + "0" * 17),
-    "broker.delivery_limit": ("0",),
     "queues.results_limit": ("0",),
     "results.via": ("topic", ""),
     "results.task": ("two words",),

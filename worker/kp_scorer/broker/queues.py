@@ -10,14 +10,16 @@ from kp_scorer.settings import Settings
 from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
-"""Deliveries of a message. RabbitMQ 4.0 would drop it after 20, and older versions refuse -1 (rabbitmq-server#12250)."""
+"""Deliveries of a message, which the ledger's attempts end. By default RabbitMQ 4.0 drops it after 20, and older ones refuse -1
+(rabbitmq-server#12250).
+"""
 
 
 class SubmissionQueues(NamedTuple):
     """The queues that must exist before a trace is submitted or consumed."""
 
     traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
-    dead: Queue | None  # Where RabbitMQ puts messages delivered too often; None on Redis, where the workers count deliveries.
+    dead: Queue | None  # Where RabbitMQ puts messages that expire, or have no room; None on Redis.
     intake: Queue | None  # From here workers move messages to ``traces``, for producers that declare queues; None on Redis.
 
     @property
@@ -32,8 +34,6 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     if settings.broker.is_redis:
         return SubmissionQueues(_queue(queues.traces), None, None)
     arguments = {
-        # RabbitMQ counts how often a message was requeued, which is one less than its deliveries.
-        "x-delivery-limit": settings.broker.delivery_limit - 1,
         "x-dead-letter-exchange": "",
         "x-dead-letter-routing-key": queues.dead_name,
         # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.

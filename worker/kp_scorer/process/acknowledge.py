@@ -25,6 +25,9 @@ _Incoming = tuple[Delivery, Resolved | BaseException | None]
 class Acknowledger(Protocol):
     """The consumer, for the messages that it received. Any thread may call it."""
 
+    def read(self, delivery: Delivery) -> None:
+        """Set a delivery's trace, or why its message gets no decision."""
+
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge messages, except those whose connection is lost."""
 
@@ -49,7 +52,7 @@ class AcknowledgeStage:
         publish_stage: PublishStage,
         acknowledger: Acknowledger,
         *,
-        decide_again: Callable[[Delivery], None],
+        decide: Callable[[Delivery], None],
         on_completed: Callable[[Sequence[Delivery]], None],
         hold_s: float,
         resend: Callable[[Delivery], None],
@@ -57,13 +60,14 @@ class AcknowledgeStage:
     ) -> None:
         """Start the thread.
 
-        It calls ``decide_again`` to retry a delivery that is still undecided, and ``on_completed`` with those whose messages it
-        has acknowledged or requeued. A delivery that keeps failing stays in flight for ``hold_s`` seconds; then ``resend`` puts
-        it at the end of its queue. ``on_fatal`` is called with an error that every trace would meet in this process.
+        It calls ``decide`` with a delivery that is to be decided, or decided again, and ``on_completed`` with those whose
+        messages it has acknowledged or requeued. A delivery that keeps failing stays in flight for ``hold_s`` seconds; then
+        ``resend`` puts it at the end of its queue. ``on_fatal`` is called with an error that every trace would meet in this
+        process.
         """
         self._publish_stage = publish_stage
         self._acknowledger = acknowledger
-        self._decide_again = decide_again
+        self._decide = decide
         self._on_completed = on_completed
         self._hold_s = hold_s
         self._resend = resend
@@ -81,7 +85,7 @@ class AcknowledgeStage:
         """Complete deliveries. Any thread may do so.
 
         With each comes the decision or error that resolves its trace, the error that kept it from being read, or None if it is
-        to be dead-lettered.
+        to be dead-lettered, or to be read here.
         """
         self._incoming.put(incoming)
 
@@ -138,8 +142,14 @@ class AcknowledgeStage:
             return True
         if delivery.waits_for and self._requeue_or_resend(delivery):
             return False
+        if delivery.is_suspect:
+            try:
+                self._publish_stage.read(delivery, self._acknowledger.read)
+            except BaseException as error:
+                self._retry_later(delivery, error)
+                return False
         if delivery.is_undecided:
-            self._decide_again(delivery)
+            self._decide(delivery)
             return False
         return True
 

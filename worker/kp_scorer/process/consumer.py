@@ -10,7 +10,6 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.connection import described
-from kp_scorer.broker.dead_queue import poison
 from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
@@ -26,6 +25,7 @@ _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDeliv
 """Celery 5.7.0 makes 28 exchanges and 28 queues for tasks with a countdown if a queue is a quorum queue. Traces have none."""
 
 _HEARTBEAT_S: Final = 1.0
+_TRUSTED_DELIVERIES: Final = 2  # Up to this delivery a message is read at once, by the consumer.
 
 log = structlog.get_logger("kp_scorer.process.consumer")
 
@@ -39,13 +39,13 @@ def server_of(connection: Any) -> str:
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer, except that it dead-letters messages that Celery would log and discard.
 
-    A message that ends each worker that receives it is dead-lettered once it was delivered ``broker.delivery_limit`` times.
+    Some would otherwise stop the worker, and the next one that receives the message, and so on. What comes back for the second
+    time may be such a message: the last stage reads it, which notes that in the ledger first.
     """
 
     def __init__(self, *args: Any, runtime: Runtime, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
         """Drop the arguments of Celery that make a worker obey, or wait for, other clients of the broker."""
         self._runtime = runtime
-        self._delivery_limit = settings.broker.delivery_limit
         self._limits = settings.limits
         # With gossip and mingle, workers believe whatever anyone on the broker sends them, such as the list of revoked tasks.
         # The thread that consumes sends the heartbeat of events, and would wait for ever on a dead connection.
@@ -140,24 +140,23 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def _receive(self, message: Any) -> None:
         """Read a message and pass it to the pipeline. Waiting for a server here would keep the consumer from its connection."""
         delivery = Delivery(message, self.restart_count)
+        deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
+        delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
+        self._runtime.metrics.count_delivery(deliveries)
+        # A worker's death brings back all that it had in flight, once, and RabbitMQ so counts each lost connection.
+        delivery.is_suspect = deliveries > _TRUSTED_DELIVERIES
         try:
-            self._read(delivery)
+            if not delivery.is_suspect:
+                self.read(delivery)
         except BaseException as error:
             # A native library that panics raises what is no Exception, and it would end the worker.
             self._pipeline.put(delivery, error)
         else:
             self._pipeline.put(delivery)
 
-    def _read(self, delivery: Delivery) -> None:
-        """Set a delivery's trace, or the reason why its message gets no decision."""
+    def read(self, delivery: Delivery) -> None:
+        """Set a delivery's trace, or why its message gets no decision. Any thread may do so."""
         message, limits, deliveries = delivery.message, self._limits, deliveries_by(delivery.message)
-        waited_ms = queued_ms(message, delivery.received_at_s)
-        delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
-        self._runtime.metrics.count_delivery(deliveries)
-        if deliveries > self._delivery_limit:
-            # This delivery itself has not been tried.
-            delivery.dead_lettering = poison(message, deliveries - 1)
-            return
         try:
             args, kwargs = arguments_in(message, limits)
         except InvalidTrace as error:

@@ -28,6 +28,7 @@ class Delivery:
         self.trace: ReasoningTrace | None = None
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
         self.is_alone = False  # True if it is decided with nothing else in flight, as it failed, or its worker died, before.
+        self.is_suspect = False  # True until it is read, if its readers may have died of it.
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
         self.published_to: set[str] = set()  # The queues and streams that have its decision: a retry leaves them out.

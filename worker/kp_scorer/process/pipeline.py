@@ -42,7 +42,7 @@ class Pipeline:
         self._acknowledge_stage = AcknowledgeStage(
             publish_stage,
             acknowledger,
-            decide_again=self._decide,
+            decide=self._decide,
             on_completed=self._remove,
             hold_s=hold_s,
             resend=resend,

@@ -1,6 +1,6 @@
 """The stage that publishes: decisions go to their queues and streams, and the rest to the dead letters."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -8,9 +8,9 @@ import structlog
 from celery import Celery
 from celery.states import SUCCESS
 
-from kp_scorer.broker.dead_queue import dead_letter
+from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.publishing import Publisher
-from kp_scorer.broker.wire import deliveries_by, result_id
+from kp_scorer.broker.wire import deliveries_by, raw_body, result_id
 from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
@@ -38,8 +38,23 @@ class PublishStage:
     publisher: Publisher
     dead_letters: DeadLetters
     limits: Limits  # The limits within which messages were received.
+    max_attempts: int  # A message is poison once this many workers have died or failed as they read it.
     metrics: Metrics
     recorder: "Recorder | None" = None  # It records spans of messages that end here, not of requeued ones.
+
+    def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
+        """Read a message that may end its reader, and note that in the ledger before; dead-letter it after too many readers.
+
+        Raises ServiceUnavailable if Redis cannot be reached, and what ``read`` raises.
+        """
+        body = raw_body(delivery.message)
+        readers = self.dead_letters.begin_reading(body) - 1
+        if readers < self.max_attempts:
+            read(delivery)
+            self.dead_letters.end_reading(body)
+        else:
+            delivery.dead_lettering = poison(delivery.message, readers)
+        delivery.is_suspect = False
 
     def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
         """Set a delivery's decision or dead-lettering, by the way that its trace was resolved.

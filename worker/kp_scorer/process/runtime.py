@@ -153,7 +153,7 @@ class Runtime:
             ("intake_drainer", queues.intake, _DRAIN_INTAKE_EVERY_S),
         ):
             if queue is not None:
-                tasks.start(name, QueueDrainer(app, queue, settings, self.store, self._publisher).drain, every_s)
+                tasks.start(name, QueueDrainer(app, queue, settings, self.store).drain, every_s)
         watcher = tasks.start("backlog_watcher", self._look_at_backlog, _LOOK_EVERY_S)
         self.metrics.backlog_age_s.set_function(watcher.stall.elapsed_s)
 
@@ -173,7 +173,15 @@ class Runtime:
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._decider,
-            PublishStage(self._app, self._publisher, dead_letters, settings.limits, self.metrics, self._recorder),
+            PublishStage(
+                self._app,
+                self._publisher,
+                dead_letters,
+                settings.limits,
+                settings.worker.max_attempts,
+                self.metrics,
+                self._recorder,
+            ),
             acknowledger,
             self.metrics,
             group_size=settings.worker.batch_size,

@@ -96,7 +96,6 @@ class BrokerSettings(_ServerSection):
     schemes = BROKER_SCHEMES
     timeout_s: Timeout = 5.0
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
-    delivery_limit: Count = 20
     hold_s: ClassVar[float] = 600.0
     """On RabbitMQ a message that has been in flight for this long goes to the end of its queue.
 
@@ -146,7 +145,7 @@ class QueueSettings(Section):
 
     @property
     def dead_name(self) -> str:
-        """RabbitMQ only: the queue to which the broker moves traces delivered too often."""
+        """RabbitMQ only: the queue to which the broker moves messages that expire."""
         return f"{self.traces}.dead"
 
 
