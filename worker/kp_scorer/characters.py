@@ -48,7 +48,7 @@ def without_unseen(text: str) -> str:
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
     """Return a text without unseen characters in a normal form of Unicode, with U+034F in long runs of marks.
 
-    Python sorts each run of marks, before its issue 149079 in quadratic time: 80 kB of them would take seconds.
+    Python sorts each run of marks, before the fix of its issue 149079 in quadratic time: 80 kB of them would take seconds.
     """
     if form == "NFKD":
         # The only letters that become marks, and a word that becomes 18 characters.

@@ -182,7 +182,7 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
     try:
         return dumps(ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        # Half a character, which JSON has by its number alone; in a field that is read it is an error of its own.
+        # A lone surrogate, which JSON can only escape. In a field that is read, it is an error of its own.
         return dumps().encode()
     except RecursionError:
         raise _invalid(f"expected nesting of at most {limits.depth}") from None
@@ -194,10 +194,10 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
 
 
 def _field_that_is_no_json(payload: object) -> str:
-    """Name the field that holds what JSON does not have, as a trace's model calls it: other keys are content."""
+    """Return the path of the field whose value JSON lacks, as far as the model names it: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
     known = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
-    # In the order in which they are written: what comes before holds no list that contains itself.
+    # In the order of serialization: nothing before that value holds a list that contains itself.
     left: list[tuple[str, bool, object]] = [("", True, payload)]
     while left:
         path, is_named, value = left.pop()

@@ -63,7 +63,7 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
     max_confidence: Fraction = 1.0  # A producer's own confidence counts up to this.
     min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
-    copies: Literal["score", "reject"] = "score"  # The fate of a trace with the content of another one in its window.
+    copies: Literal["score", "reject"] = "score"  # What happens to a copy of another trace in its window.
 
     def profile(self, domain: str) -> str:
         """Return the name of the profile that weighs traces of ``domain``."""

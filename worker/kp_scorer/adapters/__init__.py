@@ -1,7 +1,7 @@
-"""Traces from others' records: parsed JSON in, traces as JSON out.
+"""Converts the logs of other tools to traces: parsed JSON in, traces as JSON out.
 
-A record leads to a :class:`~kp_scorer.adapters.format.Format`, which leads to the messages and spans of a run. What those hold
-is read alike for all formats.
+A :class:`~kp_scorer.adapters.format.Format` finds the records of each run, and the messages or spans in them, which are then
+read alike for all formats.
 """
 
 from kp_scorer.adapters.building import SuppliedFields

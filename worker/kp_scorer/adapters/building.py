@@ -90,7 +90,7 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def moment(node: Node, microseconds: float) -> str:
-    """Return a time since 1970 as ISO 8601 in UTC; raise NotConverted if its year is not in 1 to 9999."""
+    """Return a time in microseconds since 1970 as ISO 8601 in UTC; raise NotConverted if its year is not in 1 to 9999."""
     try:
         return (_EPOCH + timedelta(microseconds=int(microseconds))).isoformat()
     except OverflowError:
@@ -142,7 +142,7 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
 
 
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
-    """Return the id and the metadata: from the caller's paths, else from the source, else as the caller supplies them."""
+    """Return the id and the metadata: from the caller's paths, else from the source, else from the caller's values."""
     record = run.node.value if run.record is None else run.record
     fields: dict[str, Any] = {"id": run.trace_id}
     fields |= {"success": run.success, "created_at": run.created_at, "framework": run.framework}

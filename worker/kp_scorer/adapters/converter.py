@@ -1,4 +1,4 @@
-"""Joins the records of each run as sources come, and makes a trace of each run that is complete."""
+"""Joins the records of runs as sources arrive, and makes a trace of each complete run."""
 
 import heapq
 import traceback
@@ -44,7 +44,7 @@ class Converter:
         self._file = 1  # The number of the current file.
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
-        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # Whether a late record of the run was refused already.
+        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: whether a late record was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:

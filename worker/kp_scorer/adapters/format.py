@@ -1,4 +1,4 @@
-"""A format that is converted, as its module in ``formats`` describes it."""
+"""The description of a format, which each module of ``formats`` provides."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from kp_scorer.adapters.node import Node
 
 
 class Format(NamedTuple):
-    """A format: which records a source holds, which run each of them belongs to, and what happened in a run."""
+    """Finds the records in a source, the run of each record, and the events of a run."""
 
     fits: Callable[[dict[str, Any]], bool]
     """Returns whether an object looks like a source of this format, or like an item of one."""

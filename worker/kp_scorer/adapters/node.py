@@ -1,4 +1,4 @@
-"""Values of a source that know their places, so that every error names one, and note which of their fields were read."""
+"""Values of a source with their places, which errors name, and with the fields that were read."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.adapters.shown import shown_by_python
 from kp_scorer.errors import NotConverted, Problem
 
-MOST_DEPTH: Final = 100  # Sources nest less deeply by far, and the stack allows more by far.
+MOST_DEPTH: Final = 100  # Far deeper than any format nests, and far less deep than the stack allows.
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
 """Matches the beginning of an object or a list. pydantic shows a message as its fields, with the role or content first."""

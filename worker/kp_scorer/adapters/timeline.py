@@ -154,7 +154,7 @@ class _Queues:
     """The open calls by each of several keys, in their order."""
 
     def __init__(self, is_open: Callable[[_Call], bool]) -> None:
-        """Hold calls for which ``is_open`` is true. Once false for a call, it stays false."""
+        """Hold calls as long as ``is_open`` is true for them. Once it is false for a call, it must stay false."""
         self._is_open = is_open
         self._by_key: defaultdict[tuple[str, ...], deque[_Call]] = defaultdict(deque)
 
@@ -187,7 +187,7 @@ class _Conversation:
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
         self._call_words: dict[
             int, tuple[Piece, str]
-        ] = {}  # By the ``id`` of a piece, which is kept so that the ``id`` stays its own.
+        ] = {}  # By the ``id`` of a piece. The piece is kept, or another could get its ``id``.
         self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by words, and by both.
         self._unanswered = _Queues(lambda call: call.result is None)
         self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
@@ -237,7 +237,7 @@ class _Conversation:
                     self._add_text(piece)
 
     def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
-        """Return the pieces that the previous list lacks, or all, and the calls of the conversation that their calls are."""
+        """Return the pieces that the previous list lacks, or all of them, and for each call its match in the conversation."""
         before = len(self._history.pieces)
         # By identity: a piece holds its message, so equality would compare each message once for each of its pieces.
         if not self._has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
@@ -252,7 +252,7 @@ class _Conversation:
     def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
         # Find for each call in a list of messages the same call of the conversation, if any. A list may lack its beginning, so
         # its calls are the newest ones. Two calls of one id and name are the same even if their arguments differ, as exporters
-        # rephrase those; unless the id occurs more often than before.
+        # rephrase those, unless the id occurs more often than before.
         ids = Counter(map(self._id, calls))
         keys = Counter((self._id(call), self._words(call)) for call in calls)
         # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
@@ -285,14 +285,14 @@ class _Conversation:
                 self._add_text(piece)
 
     def _still_open(self, piece: Piece) -> _Call | None:
-        """Return the same call of the conversation if its tool has begun, or if it has no result yet."""
+        """Return the call that one in an answer repeats: its tool has begun already, or it has no result yet."""
         own = piece.call_id
         started = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
         alike = [call for call in self._calls[own, self._words(piece)][-1:] if call.result is None]
         return next(iter(started + alike), None) if own else None
 
     def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
-        """Return the same call if its tool began before the answer ended, and one of the two has no id."""
+        """Return the call that one in an answer repeats: its tool began before the answer ended, and one of them has no id."""
         for key in (("words", self._words(piece)), ("name", piece.name)):
             call = self._of_tools.first(*key)
             if call and call.started_ns >= span.started_ns and not (piece.call_id and call.call_id):

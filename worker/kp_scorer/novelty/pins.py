@@ -104,9 +104,7 @@ class Pins:
         self._dimensions = dimensions
         self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
         self.has_texts = False  # Whether objectives are compared too. Any thread may read it.
-        self.missing = (
-            ""  # The error about a missing set, which stops all deciding; empty if there is none. Any thread may read it.
-        )
+        self.missing = ""  # The error about a missing set, which stops all deciding; empty if none. Any thread may read it.
 
     def load(self) -> None:
         """Read all sets; raise SettingsError if one does not exist, ServiceUnavailable if they cannot be read."""

@@ -269,7 +269,7 @@ def _share(part: int, total: int) -> str:
 
 
 def _share_in_brackets(part: int, total: int) -> str:
-    """Return a share in brackets after a space; empty for a total of a handful, of which it means nothing."""
+    """Return a share in brackets after a space; empty for a total below ten, where it means little."""
     return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
 
 

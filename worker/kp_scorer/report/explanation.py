@@ -87,7 +87,7 @@ def _least(decision: Decision, dimension: str) -> float | None:
     def passes(step: int) -> bool:
         return with_dimension(decision, dimension, step / _STEPS).outcome == "accepted"
 
-    # The score never falls as a dimension rises, whatever the overrides. A formula might be some bits too low.
+    # The score never falls as a dimension rises, whatever the overrides, so a search finds it. A formula may be bits off.
     step = bisect_left(range(_STEPS + 1), True, key=passes)
     return step / _STEPS if step <= _STEPS else None
 

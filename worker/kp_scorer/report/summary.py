@@ -82,7 +82,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
-    """Compute the figures of at least one decision, in the order of the traces, and of a number of dead letters."""
+    """Compute the figures of decisions in the order of their traces. There must be one at least."""
     return Analysis(
         total=_summary(decisions),
         domains=by_name(decisions, lambda decision: decision.domain),

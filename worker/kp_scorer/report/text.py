@@ -23,7 +23,7 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
-    """Return a report on decisions from ``source``, which had ``refused`` lines, in 80 columns except for long ids."""
+    """Return a report on decisions from ``source``, of which ``refused`` lines could not be read, in 80 columns."""
     title, facts, figures = head_of(analysis, source, refused)
     in_a_row = ", ".join(f"{name} {figure}" for name, figure in figures.items())
     lines = [line for part in (title, escaped(facts), in_a_row) for line in textwrap.wrap(part, COLUMNS)]

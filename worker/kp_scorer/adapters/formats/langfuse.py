@@ -137,7 +137,7 @@ def _span(node: Node, transcript: Transcript, kind: SpanKind | None = None) -> S
 def _returned(node: Node) -> list[Piece]:
     text, is_error = returned_in(node.at("output").parsed().value)
     if isinstance(node.at("output").value, str) and text == as_json(node.at("output").parsed().value):
-        # Keep its own spelling.
+        # Keep the spelling of the source.
         text = node.at("output").text()
     if not text.strip("{} \n"):
         # Some frameworks record the result among the attributes alone.

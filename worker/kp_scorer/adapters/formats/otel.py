@@ -20,7 +20,7 @@ from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, p
 from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
 
-_MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is written as a text, as JSON's are shorter.
+_MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
 _ERROR: Final = (2, "STATUS_CODE_ERROR")
 _MODEL_ATTRIBUTES: Final = ("ai.prompt.messages", "gen_ai.prompt.", "gen_ai.completion.")
 _VALUES: Final = {"input": ("ai.prompt.messages", "ai.prompt", "traceloop.entity.input"), "output": ("ai.response.object",)}

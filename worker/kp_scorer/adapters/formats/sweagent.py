@@ -72,7 +72,7 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each command in a text, after the place at which its fence begins."""
+    """Yield each command in a text, with the place of the fence before it."""
     place = 0
     while fence := _FENCE.search(text, place):
         place = fence.end()
