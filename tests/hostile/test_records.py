@@ -17,8 +17,8 @@ from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Novelty
 from kp_scorer.novelty import Candidate, Window
-from kp_scorer.novelty.audit import with_nearest
 from kp_scorer.novelty.log import Entry, Place
+from kp_scorer.novelty.verification import with_nearest
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.settings import Settings

@@ -11,7 +11,7 @@ import pytest
 from kp_scorer import score_traces
 from kp_scorer.client import Client
 from kp_scorer.errors import TraceConflict
-from kp_scorer.novelty.audit import audit
+from kp_scorer.novelty.verification import audit
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store

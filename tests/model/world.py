@@ -5,7 +5,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from kp_scorer.novelty.audit import audit
+from kp_scorer.novelty.verification import audit
 
 from tests.model.baton import Violation
 from tests.model.compare import check_same

@@ -11,7 +11,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.novelty.audit import Report, audit
+from kp_scorer.novelty.verification import Report, audit
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from kp_scorer import Decision, Row, rows, score_traces
 from kp_scorer.novelty import Window
-from kp_scorer.novelty.audit import DecidedTrace, Difference, Report, audit
 from kp_scorer.novelty.log import Entry, Place
+from kp_scorer.novelty.verification import DecidedTrace, Difference, Report, audit
 from kp_scorer.settings import Settings, load_settings
 from pydantic import ValidationError
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from kp_scorer.decision import Decision, Outcome, Pinned
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.novelty.audit import TOLERANCE
 from kp_scorer.novelty.log import Entry
+from kp_scorer.novelty.verification import TOLERANCE
 
 NO_EMBEDDER: Final = (
     "novelty.pinned: no embedder to compare with: install kp-scorer[embedding], or set embedding.embedder to words"

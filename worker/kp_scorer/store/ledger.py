@@ -12,7 +12,7 @@ import redis
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
-from kp_scorer.novelty.audit import DecidedTrace
+from kp_scorer.novelty.verification import DecidedTrace
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.directory import SCANNED_AT_ONCE
 from kp_scorer.store.keys import KEPT_S, Keys

@@ -13,10 +13,10 @@ from kp_scorer.cli.display import progress
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row
 from kp_scorer.decision import Decision
-from kp_scorer.novelty.audit import DecidedTrace, left_since
-from kp_scorer.novelty.audit import audit as audit_log
 from kp_scorer.novelty.log import Place, Window
 from kp_scorer.novelty.pins import audit_pinned
+from kp_scorer.novelty.verification import DecidedTrace, left_since
+from kp_scorer.novelty.verification import audit as audit_log
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.novelty_log import RedisLog

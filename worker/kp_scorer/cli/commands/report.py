@@ -16,7 +16,7 @@ from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import open_output, print_note, print_text
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.novelty.audit import with_nearest
+from kp_scorer.novelty.verification import with_nearest
 from kp_scorer.report.explanation import decided_words, flowing
 from kp_scorer.report.page import check_installed, page
 from kp_scorer.report.phrases import plural, shortened
