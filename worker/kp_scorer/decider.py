@@ -102,7 +102,7 @@ class NoveltyMeter:
     def place(self, candidates: Sequence[Candidate], objectives: Sequence[Vector | None] = ()) -> list[Comparison | None]:
         """Place candidates in the log, idempotently, and compare each and its objective; None if another digest has its id."""
         if self._pins:
-            # First, so that nothing is placed that cannot be decided.
+            # This comes first, so that no trace is placed that cannot be decided.
             self._pins.refresh()
         placements = self.cache.place(candidates)
         admitted = [placement.place for placement in placements if placement]

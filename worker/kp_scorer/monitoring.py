@@ -59,7 +59,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    allow_reuse_port = False  # Or a second process would take a part of the probes, without a word.
+    allow_reuse_port = False  # Otherwise a second process would silently take a part of the probes.
     daemon_threads = True
     request_queue_size = 128
 
@@ -77,9 +77,9 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, once there is room: the oldest makes it, so that idle connections keep no probe out."""
+        """Answer in a thread, once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
         with self._closed:
-            # First it may still answer what it has received.
+            # At first the oldest may still answer the request that it has received.
             for how in (socket.SHUT_RD, socket.SHUT_RDWR):
                 if len(self._open) >= _OPEN_AT_ONCE:
                     with suppress(OSError):
@@ -100,7 +100,7 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._closed.notify()
 
     def handle_error(self, *_: Any) -> None:
-        """Log nothing of what a peer can cause."""
+        """Log nothing, as a peer could fill the log."""
 
 
 def _application(registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons) -> Callable[..., list[bytes]]:

@@ -1,1 +1,5 @@
-"""What a worker process is: what it holds open, when it opens and closes it, and how a message becomes a decision in it."""
+"""A worker process: the road of a message through it, its runtime, and its maintenance services.
+
+The modules of the road are, in order, ``consumer``, ``delivery``, ``pipeline``, ``admission``, ``look_up``, ``embed``,
+``commit``, ``acknowledge`` and ``publish``.
+"""

@@ -109,7 +109,7 @@ class AcknowledgeStage:
         incoming: list[_Incoming] = []
         with suppress(Empty):
             incoming.extend(self._incoming.get(timeout=due_s) or ())
-            # What arrived meanwhile is published in the same round trip.
+            # Deliveries that arrived meanwhile are published in the same round trip.
             while True:
                 incoming.extend(self._incoming.get_nowait() or ())
         if self._draining or time.monotonic() >= self._retry_at:

@@ -17,7 +17,7 @@ _IDLE_S: Final = 0.5
 
 
 class CommitStage:
-    """Commits whatever is ready as one group; what becomes ready meanwhile is the next group. Owns the mirror of the log."""
+    """Commits all deliveries that are ready as one group; the next group forms meanwhile. It owns the mirror of the log."""
 
     def __init__(self, admission: Admission, decider: Decider, metrics: Metrics) -> None:
         """Start the thread. The mirror must have just been read to the end of the log."""

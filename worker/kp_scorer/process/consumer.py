@@ -192,7 +192,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         try:
             acknowledge_all(messages)
         except Exception as error:
-            # The broker redelivers them. An error here would skip whatever else Celery's loop was about to call.
+            # The broker redelivers them. An error here would skip the other calls that are due in Celery's loop.
             log.warning("messages_not_acknowledged", messages=len(messages), detail=type(error).__name__)
 
     def _requeue(self, delivery: Delivery) -> None:

@@ -24,7 +24,7 @@ class Delivery:
         """Hold a kombu message, received on the connection with this number."""
         self.message = message
         self.connection = connection
-        self.received: Received | None = None  # As decisions and dead letters name it; None until the message is read.
+        self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
         self.trace: ReasoningTrace | None = None
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
         self.is_alone = False  # True if it is decided with nothing else in flight, as it failed, or its worker died, before.
@@ -42,7 +42,7 @@ class Delivery:
 
     @property
     def is_undecided(self) -> bool:
-        """Whether it is a submission whose trace is still to be decided."""
+        """True if it is a submission whose trace is still to be decided."""
         return self.trace is not None and self.dead_lettering is None and self.decision is None
 
     def in_flight_s(self) -> float:

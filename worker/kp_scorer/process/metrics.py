@@ -1,4 +1,4 @@
-"""What a worker measures from its start on, in the counters, histograms and gauges of prometheus_client."""
+"""The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer top``."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from kp_scorer.errors import REASONS, Reason
 from kp_scorer.report.drift import BINS, bins_of
 from kp_scorer.store.store import Timing, WorkerReport
 
-UNNAMED_DOMAIN: Final = "other"  # Label of all domains that no setting and no profile names: a producer may write any.
+UNNAMED_DOMAIN: Final = "other"  # The label of all domains that no setting and no profile names, as a producer may write any.
 
 _PREFIX: Final = "kp_scorer"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
@@ -26,7 +26,7 @@ _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 
 
 class Metrics:
-    """The metrics of one process. Any thread may update and read them; no call waits for Redis or the broker."""
+    """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
     def __init__(self, domains: Collection[str], checks: Iterable[str] = ()) -> None:
         """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`; and what these checks find."""
@@ -57,7 +57,7 @@ class Metrics:
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.resends = counter("resends", "Lost submissions that were sent again")
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
-        # From 0 on: no query sees the first increase of a series that starts at 1.
+        # Each series starts at 0: no query sees the first increase of one that starts at 1.
         for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)
         self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
@@ -94,7 +94,7 @@ class Metrics:
         self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
-        # The same on all workers, as they are about what workers share.
+        # These are the same on all workers, as they describe what workers share.
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
@@ -114,7 +114,7 @@ class Metrics:
         self.set_embedder({})
 
     def counted_as(self, domain: str) -> str:
-        """The name by which a domain is counted."""
+        """Return the name by which a domain is counted."""
         return domain if domain in self._domains else UNNAMED_DOMAIN
 
     def set_embedder(self, embedder: Mapping[str, str]) -> None:
@@ -141,7 +141,7 @@ class Metrics:
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
     def count_delivery(self, deliveries: int) -> None:
-        """Count a message by how often it was delivered so far."""
+        """Count a delivery of a message; it is a redelivery if there were others before."""
         self._deliveries.inc()
         if deliveries > 1:
             self._redeliveries.inc()
@@ -159,7 +159,7 @@ class Metrics:
         self._decisions_dropped.labels(queue).inc(count)
 
     def count_decided(self, decision: Decision) -> None:
-        """Count a decision that was made now: one that is published again, or once more, is not counted again."""
+        """Count a decision that was just made; one that is only published again must not be counted here."""
         domain = self.counted_as(decision.domain)
         for each in bins_of(decision):
             self._values[domain, *each].inc()
@@ -181,7 +181,7 @@ class Metrics:
             self._queue_wait_s.observe(queued_s)
 
     def report(self, node: str, embedder: str, not_ready: Sequence[str], full: Collection[str] = ()) -> WorkerReport:
-        """The report of the worker ``node``, which it stores in Redis for ``kp-scorer top``; its queues that are ``full``."""
+        """Return the report that the worker ``node`` stores in Redis for ``kp-scorer top``; ``full`` queues have no room."""
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):
@@ -204,7 +204,7 @@ class Metrics:
 
 
 def _sum(metric: Collector, suffix: str = "") -> float:
-    """The sum of a metric's samples whose names end so, over all labels."""
+    """Return the sum of a metric's samples with this suffix, over all labels."""
     return sum(sample.value for family in metric.collect() for sample in family.samples if sample.name.endswith(suffix))
 
 

@@ -75,7 +75,7 @@ class Pipeline:
 
         Those that are being decided do not count; see :meth:`deciding_stalled_s`.
         """
-        # Copied, as other threads add and remove meanwhile.
+        # It is copied, as other threads add and remove deliveries meanwhile.
         stalled_s = max((delivery.stall.elapsed_s() for delivery in tuple(self._in_flight)), default=0.0)
         return max(stalled_s, self._acknowledge_stage.thread.stall.elapsed_s())
 
@@ -106,7 +106,7 @@ class Pipeline:
             thread.join()
 
     def _decide(self, delivery: Delivery) -> None:
-        # However long it waits to be admitted, it has not stalled as long as others are decided.
+        # A delivery that waits to be admitted has not stalled as long as others are decided.
         delivery.stall.stop()
         self._admission.submit(delivery)
 

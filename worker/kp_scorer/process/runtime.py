@@ -58,7 +58,7 @@ class Runtime:
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
-        self.node = ""  # What monitors know this worker by.
+        self.node = ""  # The name of this worker in Celery.
         self._supervisor = Supervisor(os.environ)
         # While it waits, each call gives the start another minute, or systemd would end it.
         self._startup = StartupRetry(
@@ -79,7 +79,7 @@ class Runtime:
         signals.worker_shutdown.connect(self._close, weak=False)
 
     def _name_node(self, instance: Any, **_: Any) -> None:
-        # Two nodes of one name get each other's remote control, and are one to whoever inspects them.
+        # Two nodes of one name would get each other's remote control, and look like one in Celery's tools.
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)

@@ -1,4 +1,4 @@
-"""The way to connect to Redis, and the one error for whatever goes wrong there."""
+"""Connections to Redis, and the one error that stands for all of its failures."""
 
 import inspect
 import re

@@ -241,7 +241,7 @@ class RedisLedger:
 
     def renew(self, report: str) -> None:
         """Note that this worker is alive, store its report, and renew its leases. Any thread may do so."""
-        # Copied, as other threads acquire and commit meanwhile.
+        # It is copied, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
         records = [self._keys.record(trace_id) for trace_id in deciding]
         key = self._keys.worker(self.worker)

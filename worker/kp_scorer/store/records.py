@@ -45,8 +45,8 @@ class Record(NamedTuple):
 class Tallies(NamedTuple):
     """The numbers of decisions that were stored."""
 
-    domains: dict[str, int]  # By domain. Once there are too many, further ones share the empty name.
-    guards: dict[str, int]  # By the guard that fired.
+    domains: dict[str, int]  # The key is the domain. Once there are too many, further ones share the empty name.
+    guards: dict[str, int]  # The key is the guard that fired.
 
 
 class Verdict(NamedTuple):

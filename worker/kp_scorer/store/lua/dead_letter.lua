@@ -18,20 +18,20 @@ use_reserve('zset', pending)
 local state, known_digest, decision, as_letter
 if record then state, known_digest, decision, as_letter = read(record, 'state', 'digest', 'decision', 'as_letter') end
 if state == FOREIGN then record, state = nil end
--- Another worker may have decided the trace since its record was seen damaged, or a later version, whose decision stands.
+-- Since this caller saw a damaged record, another worker may have decided the trace; that decision stands.
 local function is_decision(text)
     local is_json, fields = pcall(cjson.decode, text)
     return is_json and type(fields) == 'table' and fields.trace_id == trace_id and fields.schema_version ~= nil
 end
--- A damaged record says nothing that can be believed; whether the trace is pending, the index does.
+-- A damaged record is not to be believed; the index tells whether the trace is pending.
 local is_damaged = record and reason == 'damaged' and state ~= 'pending' and not (state == 'decided' and is_decision(decision))
 if is_damaged then
     redis.call('DEL', record)
     state, known_digest, decision, as_letter = redis.call('ZSCORE', pending, trace_id) and 'pending', nil, nil, nil
 end
--- What is pending has a digest. If somebody has removed it, the one that was noted with the submission stands for it.
+-- A pending record has a digest. If somebody has removed it, the one that was noted with the submission replaces it.
 if state == 'pending' and as_letter then known_digest = known_digest or string.sub(as_letter, 1, -1 - #dead_letter_id) end
--- What could not be decoded is the same if its bytes are, also where the limits of one worker alone keep it from that.
+-- A submission that could not be decoded is the same if its bytes are, even if only the limits of this worker prevented it.
 local is_same = is_damaged or (digest ~= '' and known_digest == digest) or as_letter == (known_digest or '') .. dead_letter_id
 if state == 'decided' and is_same and (decision or '') ~= unreadable then return {decision, 0} end
 
@@ -57,7 +57,7 @@ redis.call('ZADD', dead_letters, now, dead_letter_id)
 join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload)
 
 local ends_pending = state == 'pending' and is_same
--- What is dead-lettered again was counted when it was new; a pending submission was counted when it became so.
+-- A submission that is dead-lettered again was counted when it was new, and a pending one when it became pending.
 if is_new and not ends_pending then add(counts, 'submitted', 1) end
 if is_new or ends_pending then add(counts, 'dead', 1) end
 -- Another content's record is none of this submission's business.

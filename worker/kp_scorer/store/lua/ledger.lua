@@ -6,12 +6,12 @@
 -- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; epoch and
 -- entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
 
--- The trace's old place was that of another content: it stays in the log, for the windows of others, and is no longer its own.
+-- Void the place of a trace whose content has changed. The entry stays in the log, for the windows of others.
 local function forget_place(record)
     redis.call('HDEL', record, 'epoch', 'entry')
 end
 
--- A submission is new. Until it has ended, its record does not expire.
+-- Make a submission pending. Until it ends, its record does not expire.
 local function to_pending(record, trace_id, digest)
     local known_digest = redis.call('HGET', record, 'digest')
     if known_digest and known_digest ~= digest then forget_place(record) end
@@ -19,11 +19,11 @@ local function to_pending(record, trace_id, digest)
         'attempts', 'label')
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now)
     redis.call('PERSIST', record)
-    -- If somebody took the state from its record, it has been counted.
+    -- If it is in the index already, somebody removed the state from its record, and it has been counted.
     add(counts, 'submitted', redis.call('ZADD', pending, now, trace_id))
 end
 
--- A submission has ended, as decided or dead, with these fields and their values. What only a pending one needs goes.
+-- End a submission, as decided or dead, with these fields and values; remove those that only a pending one needs.
 local function to_end(record, trace_id, ttl_ms, state, ...)
     redis.call('ZREM', pending, trace_id)
     redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
@@ -31,7 +31,7 @@ local function to_end(record, trace_id, ttl_ms, state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
--- A dead record goes with the dead letter that its trace died by.
+-- Delete a record that died by this dead letter.
 local function forget_dead(record, dead_letter_id)
     local state, died_by = read(record, 'state', 'letter')
     if state == 'dead' and died_by == dead_letter_id then redis.call('DEL', record) end
