@@ -202,3 +202,10 @@ def test_a_redis_that_is_too_old_is_named(version: str, is_old: bool) -> None:
     assert list(shortcomings(well | {"redis_version": version})) == (
         [f"Redis {version} is too old: install 6.2 or later"] if is_old else []
     )
+
+
+@pytest.mark.parametrize(("clients", "is_nearly_full"), [(799, False), (800, True)])
+def test_a_redis_that_soon_refuses_clients_is_named(clients: int, is_nearly_full: bool) -> None:
+    well = {"redis_version": "7.0.15", "maxmemory": 1, "used_memory": 0, "maxmemory_policy": "noeviction", "aof_enabled": 1}
+    named = list(shortcomings(well | {"connected_clients": clients, "maxclients": 1_000}))
+    assert named == ([f"{clients} clients are connected of 1000, and further ones refused: raise maxclients"] * is_nearly_full)

@@ -1,8 +1,11 @@
 """RabbitMQ as the broker: quorum queues, confirms, and nothing lost when a queue, a worker or Redis fails."""
 
 import json
+import os
+import sys
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
@@ -13,13 +16,14 @@ from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
+from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision
 from tests.support.calls import traced_memory
-from tests.support.processes import PATIENCE_S, SMALL_WORKER, at_work, wait_until
-from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy
+from tests.support.processes import PATIENCE_S, SMALL_WORKER, at_work, output_of, wait_until
+from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy, queues_limited
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -178,6 +182,43 @@ def test_a_worker_refuses_a_queue_with_other_arguments(
     with pytest.raises(SettingsError, match=argument) as refused:
         declare_as_worker(rabbitmq.settings(**changed))
     assert rabbitmq.name(kind) in str(refused.value)
+
+
+def test_a_limit_of_the_virtual_host_is_named_as_that(rabbitmq: RabbitMQ) -> None:
+    with queues_limited(rabbitmq.settings(), 0):
+        with pytest.raises(SettingsError, match="limit") as refused:
+            declare_as_worker(rabbitmq.settings())
+        assert "raise the limit of the virtual host" in str(refused.value)
+
+
+FORKING: Final = """
+import json, os, sys
+from kp_scorer import Client
+
+first, *traces, last = map(json.loads, sys.argv[1:])
+with Client.connect() as client:
+    client.submit(first)
+    children = []
+    for trace in traces:
+        if not (child := os.fork()):
+            try:
+                client.submit(trace)
+                print("submitted", flush=True)
+            finally:
+                # As a child of multiprocessing ends; and one that ends as usual must leave the connection to its parent.
+                os._exit(0) if trace is traces[0] else sys.exit()
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    client.submit(last)
+"""
+
+
+def test_each_child_of_a_client_submits_on_a_connection_of_its_own(rabbitmq: RabbitMQ) -> None:
+    traces = [json.dumps(trace) for trace in fresh_samples(6)]
+    done = output_of(sys.executable, "-c", FORKING, *traces, env=os.environ | as_environment(rabbitmq.settings()), timeout=120)
+    assert done.split() == ["submitted"] * 4
+    wait_until(lambda: rabbitmq.waiting("traces") == 6)
 
 
 def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(rabbitmq: RabbitMQ) -> None:

@@ -120,6 +120,19 @@ def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[Non
         evaluated(f'rabbit_policy:delete({names}, <<"{_ACTOR}">>).')
 
 
+@contextmanager
+def queues_limited(settings: Settings, most: int) -> Iterator[None]:
+    """Have a virtual host of ours take no more than so many queues; skips where nobody may limit it."""
+    vhost = settings.broker.url.rpartition("/")[2]
+    limit = f'rabbit_vhost_limit:set({_texts(vhost)}, [{{<<"max-queues">>, {most}}}], <<"{_ACTOR}">>).'
+    if not vhost.startswith("kp-test-") or evaluated(limit) != "ok":
+        pytest.skip("nobody here may limit a virtual host: run the tests as root")
+    try:
+        yield
+    finally:
+        evaluated(f"rabbit_vhost_limit:clear({_texts(vhost, _ACTOR)}).")
+
+
 def close_connections(settings: Settings) -> None:
     """Have RabbitMQ close all connections to a virtual host of ours; skips where nobody may do so."""
     vhost = settings.broker.url.rpartition("/")[2]

@@ -63,7 +63,10 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                 connection.collect()
                 cause = error.__cause__ or error
                 if isinstance(cause, PreconditionFailed):
-                    raise SettingsError(f"{purpose}: {error}; make the settings equal, or delete the queue") from error
+                    remedy = "make the settings equal, or delete the queue"
+                    if "limit" in str(error) and "inequivalent" not in str(error):
+                        remedy = "raise the limit of the virtual host, or delete other queues"
+                    raise SettingsError(f"{purpose}: {error}; {remedy}") from error
                 if isinstance(cause, AccessRefused) and declared:
                     raise ServiceUnavailable(f"{purpose}: {_NO_QUEUE.format(declared[-1].name)}") from error
                 if isinstance(cause, NotFound) or getattr(cause, "reply_code", None) == _NO_ROUTE:

@@ -1,12 +1,13 @@
 """Additions to py-amqp: publish many messages and wait once for all confirms; bound and check frames before it parses them."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from struct import pack_into, unpack_from
 from typing import Any, Final
-from weakref import WeakKeyDictionary, proxy
+from weakref import WeakKeyDictionary, WeakSet, proxy
 
 import amqp
 from amqp import method_framing
@@ -54,7 +55,24 @@ class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu ships no types
         if self.client.credential_provider:
             *user, self.client.password = self.client.credential_provider.get_credentials()
             self.client.userid = "".join(user)
-        return super().establish_connection()
+        connection = super().establish_connection()
+        _OPENED.add(connection)
+        return connection
+
+
+_OPENED: Final[WeakSet[Any]] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Give up, in a child, the connections that its parent made: what both wrote there would be mixed."""
+    for connection in list(_OPENED):
+        if (transport := connection._transport) and transport.sock:  # noqa: SLF001 - py-amqp would end it for the parent, too
+            transport.sock.close()
+            transport.sock = None
+        connection.collect()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ConfirmingChannel:

@@ -67,5 +67,8 @@ def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterat
         yield "it takes memory without limit until the machine ends it: set maxmemory"
     elif (used := memory_used(info)) >= _NEARLY_FULL:
         yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+    clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
+    if most and clients >= _NEARLY_FULL * most:
+        yield f"{clients} clients are connected of {most}, and further ones refused: raise maxclients"
     if not info.get("aof_enabled") and not is_managed:
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
