@@ -5,7 +5,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
@@ -15,15 +15,31 @@ from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import BrokerBlocked, ServiceUnavailable, SettingsError
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
 from tests.support.builders import decision
 from tests.support.calls import traced_memory
-from tests.support.processes import PATIENCE_S, SMALL_WORKER, at_work, output_of, wait_until
-from tests.support.rabbitmq import LARGEST_BYTES, RabbitMQ, confirming, declare_as_worker, limited_by_policy, queues_limited
+from tests.support.changed_settings import settings_at
+from tests.support.processes import (
+    PATIENCE_S,
+    SMALL_WORKER,
+    at_work,
+    ending_within,
+    output_of,
+    wait_until,
+)
+from tests.support.rabbitmq import (
+    LARGEST_BYTES,
+    OwnNode,
+    RabbitMQ,
+    confirming,
+    declare_as_worker,
+    limited_by_policy,
+    queues_limited,
+)
 from tests.support.traces import fresh_samples, short_traces
 
 
@@ -230,3 +246,36 @@ def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(r
 def _dead_letters(store: Store) -> dict[bytes, str]:
     """Reasons by payload."""
     return {store.dead_letters.payload(each.letter_id): each.reason for each in store.dead_letters.read()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("alarm", "over"),
+    [
+        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.4")),
+        (("set_disk_free_limit", "100000GB"), ("set_disk_free_limit", "1MB")),
+    ],
+)
+def test_each_alarm_refuses_submissions_at_once_and_leaves_one_connection(
+    alarm: tuple[str, ...], over: tuple[str, ...], redis_url: str, tmp_path: Path
+) -> None:
+    first, second, third = fresh_samples(3)
+    with OwnNode(tmp_path) as node, Client(settings_at(redis_url, broker__url=node.url)) as client:
+        client.submit(first)
+        node.control(*alarm)
+        assert isinstance(_refused(client, second), BrokerBlocked)
+        with ending_within(1):
+            refusals = [_refused(client, second) for _ in range(5)]
+        assert [type(error) for error in refusals] == [BrokerBlocked] * 5
+        assert len(node.control("list_connections", "pid").split()) <= 2
+        node.control(*over)
+        wait_until(lambda: not _refused(client, second))
+        client.submit(third)
+
+
+def _refused(client: Client, trace: dict[str, Any]) -> ServiceUnavailable | None:
+    try:
+        client.submit(trace)
+    except ServiceUnavailable as error:
+        return error
+    return None

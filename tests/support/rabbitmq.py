@@ -265,9 +265,10 @@ class OwnNode:
         }
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
 
-    def control(self, *arguments: str) -> None:
-        command = [required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), *arguments]
-        subprocess.run(command, env=self._variables, capture_output=True, check=True, timeout=120)
+    def control(self, *arguments: str) -> str:
+        """What rabbitmqctl prints."""
+        command = [required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), "--silent", *arguments]
+        return subprocess.run(command, env=self._variables, capture_output=True, check=True, timeout=120, text=True).stdout
 
     def __enter__(self) -> Self:
         command = [required(f"{_RABBITMQ}/rabbitmq-server", _MISSING)]

@@ -15,7 +15,7 @@ from kombu import Producer, Queue
 from kombu.exceptions import LimitExceeded, OperationalError
 from redis.exceptions import RedisError
 
-from kp_scorer.broker.rabbitmq import confirming_channel
+from kp_scorer.broker.rabbitmq import confirming_channel, set_aside
 from kp_scorer.errors import BrokerBlocked, NoQueue, ServiceUnavailable, SettingsError
 from kp_scorer.store.condition import Condition, condition_of
 from kp_scorer.store.connection import REFUSALS, refusal
@@ -54,8 +54,7 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                     queue(producer.channel).declare()
                 return use(producer)
             except BrokerBlocked:
-                # RabbitMQ reads nothing more on it.
-                connection.collect()
+                set_aside(connection)
                 raise
             except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
                 # Dropped, not closed: a late confirm would count as that of the next message on this channel, and

@@ -1,6 +1,7 @@
 """Additions to py-amqp: publish many messages and wait once for all confirms; bound and check frames before it parses them."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,7 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet, proxy
 
 import amqp
 from amqp import method_framing
-from amqp.exceptions import RecoverableConnectionError
+from amqp.exceptions import AMQPError, RecoverableConnectionError
 from amqp.serialization import decode_properties_basic
 from kombu.transport import pyamqp
 
@@ -24,6 +25,8 @@ _HEADERS: Final = ("task", "id", "ignore_result", "compression")
 _NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads values that it cannot write.
 
 _NO_QUEUE: Final = "kp-scorer.no-queue"  # No queue has this name, and none is bound by it.
+
+_LOOK_S: Final = 0.01
 
 _CONTENT_HEADER: Final = 2
 _CONTENT_BODY: Final = 3
@@ -65,6 +68,7 @@ _OPENED: Final[WeakSet[Any]] = WeakSet()
 
 def _leave_to_parent() -> None:
     """Give up, in a child, the connections that its parent made: what both wrote there would be mixed."""
+    _BLOCKED.clear()
     for connection in list(_OPENED):
         if (transport := connection._transport) and transport.sock:  # noqa: SLF001 - py-amqp would end it for the parent, too
             transport.sock.close()
@@ -86,7 +90,7 @@ class ConfirmingChannel:
         # The connection keeps it. Kept here as well, it would keep the connection for ever.
         self._channel = proxy(channel)
         self._published = 0
-        self.is_broken = self._is_blocked = self._is_probed = False
+        self.is_broken = self.is_blocked = self._is_probed = False
         connection.on_blocked, connection.on_unblocked = partial(self._note, True), partial(self._note, False)
         self._unconfirmed: set[int] = set()
         self._nacked: set[int] = set()
@@ -130,15 +134,15 @@ class ConfirmingChannel:
             if len(self._unconfirmed) < left:
                 left, deadline = len(self._unconfirmed), time.monotonic() + timeout_s
             # A client waits for timeout_s in all: half of that leaves it time to say why.
-            if (left_s := deadline - timeout_s / 2 * self._is_blocked - time.monotonic()) <= 0:
-                raise BrokerBlocked if self._is_blocked else RecoverableConnectionError("no confirm in time")
+            if (left_s := deadline - timeout_s / 2 * self.is_blocked - time.monotonic()) <= 0:
+                raise BrokerBlocked if self.is_blocked else RecoverableConnectionError("no confirm in time")
             with suppress(TimeoutError):
                 self._channel.connection.drain_events(timeout=left_s)
         self.is_broken = False
         return [number not in self._nacked for number in range(first, first + len(messages))]
 
     def _note(self, is_blocked: bool, *_: object) -> None:
-        self._is_blocked = is_blocked
+        self.is_blocked = is_blocked
 
     def _on_nack(self, number: int, multiple: bool) -> None:
         self._nacked |= self._on_ack(number, multiple)
@@ -150,14 +154,49 @@ class ConfirmingChannel:
 
 
 _CHANNELS: Final[WeakKeyDictionary[Any, ConfirmingChannel]] = WeakKeyDictionary()
+_BLOCKED: Final[dict[str, Any]] = {}  # A py-amqp connection that is blocked, by host and port.
+_asking = threading.Lock()
 
 
 def confirming_channel(connection: Any) -> ConfirmingChannel:
-    """The confirming channel of a py-amqp connection, opened when it is first asked for. One thread at a time may use it."""
+    """The confirming channel of a py-amqp connection, opened when it is first asked for. One thread at a time may use it.
+
+    BrokerBlocked as long as RabbitMQ has not said on a connection that was set aside that its alarm is over.
+    """
+    _raise_if_blocked(connection.host)
     channel = _CHANNELS.get(connection)
     if channel is None or channel.is_broken:
         _CHANNELS[connection] = ConfirmingChannel(connection)
     return _CHANNELS[connection]
+
+
+def set_aside(connection: Any) -> None:
+    """Take a kombu connection that is blocked out of use, and keep one such, which says when the alarm is over.
+
+    RabbitMQ reads nothing on it, not even that it is closed: as long as the alarm lasts, each one left would stay there.
+    """
+    blocked = connection._connection  # noqa: SLF001 - the property would connect
+    if (channel := _CHANNELS.get(blocked)) and channel.is_blocked:
+        if _BLOCKED.setdefault(blocked.host, blocked) is blocked:
+            # So that kombu closes neither: RabbitMQ would not answer.
+            connection._connection = connection._default_channel = None  # noqa: SLF001
+        connection.collect()
+
+
+def _raise_if_blocked(host: str) -> None:
+    with _asking:
+        if not (blocked := _BLOCKED.get(host)):
+            return
+        try:
+            while _CHANNELS[blocked].is_blocked:
+                blocked.drain_events(timeout=_LOOK_S)
+        except TimeoutError:
+            raise BrokerBlocked from None
+        except (OSError, AMQPError):
+            # It is lost, as when RabbitMQ has restarted.
+            pass
+        del _BLOCKED[host]
+        blocked.collect()
 
 
 def frame_handler(
