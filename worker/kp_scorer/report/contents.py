@@ -20,24 +20,24 @@ _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 _FEWEST_SHARED = 10
-_UNMEASURED = "No trace was compared with others: there was no embedder, so every novelty is 0.5."
+_UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
 _LEADS: Final = {
-    "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Traces by score, in steps of "
-    "0.05; from the dashed line on, the domain's threshold, they are accepted. Below the value for 25% lies a quarter of all.",
-    "thresholds": "The share of traces that each threshold would accept, if it alone were another one and no submission asked "
-    "for its own. Dashed: what applies now.",
-    "examples": "From the highest score to the lowest. With what weighed most; `kp-scorer explain` has all of it.",
-    "closest-calls": "Decisions that a small change of the threshold would turn, the closest first.",
-    "rejections": "What lowered the scores of rejected traces; one may have several reasons.",
-    "origins": "As traces name their agent and framework, and by the day of the decision, in UTC.",
-    "dimensions": "Complexity: kinds and number of steps, and recoveries from errors. Novelty: 1 minus the similarity to the "
-    "nearest earlier trace. Tool diversity: different tools for each step. Outcome confidence: the producer's own, times 0.3 "
-    "after a failure. Traces by value, before weights and overrides.",
-    "novelty": "Novelty is 1 minus the similarity to the nearest earlier trace: 0 is a repeat. Each dot is a trace. The line "
-    f"is the median of those around it; half of them lie within the band. Near duplicates are similar by {NEAR} or more, or "
-    "have the same content.",
-    "drift": f"The newest seven days of decisions against the seven before, where both have at least {FEWEST} traces. The "
-    f"population stability index of two distributions is 0 where they are alike; above {MUCH:g} much has changed.",
+    "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Bars count traces in steps of "
+    "0.05. From the dashed line on, the domain's threshold, they are accepted. A quarter of all scores is below that for 25%.",
+    "thresholds": "The share of traces that each threshold would accept, if nothing else changed and no submission requested "
+    "its own. The dashed line is the present threshold.",
+    "examples": "From the highest score to the lowest, with the main reasons. `kp-scorer explain` shows all of them.",
+    "closest-calls": "Decisions that a small change of the threshold would reverse, the closest first.",
+    "rejections": "The reasons for the scores of rejected traces. A trace may have several.",
+    "origins": "By the agent and the framework that traces name, and by the day of the decision in UTC.",
+    "dimensions": "Traces by value, before weights and overrides. Complexity: kinds and number of steps, and recoveries from "
+    "errors. Novelty: 1 minus the similarity to the nearest earlier trace. Tool diversity: different tools per step. Outcome "
+    "confidence: the producer's own, times 0.3 after a failure.",
+    "novelty": "Novelty is 1 minus the similarity to the nearest earlier trace, so a repeat has 0. Each dot is a trace. The "
+    "line is the median of the traces around it, half of which lie within the band. Near duplicates have a similarity of "
+    f"{NEAR} or more, or the same content.",
+    "drift": f"The newest seven days of decisions and the seven days before, if both have at least {FEWEST} traces. The "
+    f"population stability index of two distributions is 0 if they are equal; above {MUCH:g} the change is large.",
 }
 """The lead of each section by its anchor."""
 

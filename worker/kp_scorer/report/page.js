@@ -1,4 +1,4 @@
-// Draws each chart into the element of its id, one after the other, and says on the page when all are drawn.
+// Draws each chart into the element with its id, one after the other, and marks the page when all are drawn.
 const config = {
   background: "transparent",
   font: "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif",
@@ -22,9 +22,9 @@ const config = {
   rule: { stroke: "var(--ink)" },
 };
 
-// A chart of each kind by its figures, as a Vega-Lite specification. None shows anything by its colour alone.
+// For each kind of chart, a function from its figures to a Vega-Lite specification. No chart depends on colour alone.
 const charts = {
-  // How scores are spread, those with each outcome on top of each other, with the threshold among them.
+  // The histogram of scores, in which the outcomes are stacked, with the thresholds.
   scores: ({ thresholds, outcomes }) => {
     const rows = outcomes.flatMap(([, outcome, counts], order) => bins(counts, { outcome, order }));
     const most = Math.max(...outcomes[0][2].map((_, bin) => outcomes.reduce((sum, [, , counts]) => sum + counts[bin], 0)));
@@ -44,14 +44,14 @@ const charts = {
     return { ...sized(rows, 120), layer: [bars, ...thresholdMarks(thresholds)] };
   },
 
-  // How the values of a dimension are spread.
+  // The histogram of a dimension.
   dimension: ({ counts }) => ({
     ...sized(bins(counts), 110),
     mark: { type: "bar", binSpacing: 1, fill: "var(--accent)" },
     encoding: { ...binned(counts, Math.max(...counts)), tooltip: [...binTooltip, { field: "traces" }] },
   }),
 
-  // What share of all traces each threshold would accept, from 0 to 1.
+  // The share of all traces that each threshold from 0 to 1 would accept.
   acceptance: ({ thresholds, shares }) => {
     const rows = shares.map((share, place) => ({ threshold: place / (shares.length - 1), share }));
     const curve = {
@@ -65,7 +65,7 @@ const charts = {
     return { ...sized(rows, 160), layer: [curve, ...thresholdMarks(thresholds)] };
   },
 
-  // The novelty of single traces in their order, and the quartiles of stretches of them.
+  // The novelty of single traces in their order, and the quartiles of consecutive stretches.
   novelty: ({ stretches, points }) => {
     const steps = stretches.flatMap(([first, last, [p25, p50, p75]]) =>
       [first - 0.5, last + 0.5].map((place) => ({ place, p25, p50, p75 })));
@@ -95,7 +95,7 @@ const charts = {
   },
 };
 
-// As wide as there is room, and so many pixels high.
+// As wide as the page allows, with a height in pixels.
 const sized = (values, height) => (
   { data: { values }, width: "container", height, autosize: { type: "fit-x", contains: "padding" } });
 
@@ -105,7 +105,7 @@ const bins = (counts, more) => counts.flatMap((traces, bin) =>
 const binTooltip = [{ field: "from", format: ".2f" }, { field: "to", format: ".2f" }];
 
 function binned(counts, most) {
-  const ticks = Math.min(3, Math.max(1, most)); // there is nothing between two counts
+  const ticks = Math.min(3, Math.max(1, most)); // no tick between two counts
   return {
     x: {
       field: "from",
@@ -121,7 +121,7 @@ function binned(counts, most) {
   };
 }
 
-// A line for each threshold, with its figure beside it, one below the other.
+// A line for each threshold, with its label beside it; labels are one below the other.
 const thresholdMarks = (thresholds) => thresholds.flatMap((threshold, place) => {
   const data = { values: [{ threshold, label: String(Number(threshold.toPrecision(6))) }] };
   const x = { field: "threshold", type: "quantitative" };
@@ -136,10 +136,10 @@ const thresholdMarks = (thresholds) => thresholds.flatMap((threshold, place) => 
 const settings = {
   config,
   actions: false,
-  ast: true, // evaluates expressions without eval, which the page's policy forbids
-  defaultStyle: false, // its styles would come in an element that the policy forbids; page.css has what is needed
+  ast: true, // evaluates expressions without eval, which the policy of the page forbids
+  defaultStyle: false, // the policy forbids its style element; page.css has the styles
   mode: "vega-lite",
-  renderer: "svg", // so that colours are those of page.css, dark or light
+  renderer: "svg", // so that page.css sets the colours, dark or light
   tooltip: { disableDefaultStyle: true, theme: "own" },
 };
 
