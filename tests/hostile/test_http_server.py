@@ -6,7 +6,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 from typing import Any, Final
@@ -80,6 +80,30 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
         assert post(server, b"[]", "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert post(server, b"[]" + b" " * 7 * MIB, "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert server.ask("GET", "/livez").status == 200
+
+
+@contextmanager
+def chunked_request(server: HttpServer, token: str = TOKEN) -> Iterator[socket.socket]:
+    """A request whose body is to come in chunks."""
+    headers = {"Host": "server", "Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | {"Transfer-Encoding": "chunked"}).items())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        connection.sendall(f"POST /traces HTTP/1.1\r\n{lines}\r\n".encode())
+        yield connection
+
+
+@pytest.mark.parametrize("token", [TOKEN, "a-token-that-nobody-has"])
+def test_body_in_tiny_chunks_ends_its_connection(server: HttpServer, token: str) -> None:
+    # A million of them took the server ten seconds, in which it answered nobody, whoever sent them.
+    with chunked_request(server, token) as connection, pytest.raises(ConnectionError):
+        connection.sendall(b"1\r\n \r\n" * MIB)
+    assert post(server, b"[]", "/traces").status == 202
+
+
+def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:
+    with chunked_request(server) as connection:
+        connection.sendall((b"400\r\n" + b" " * 1_024 + b"\r\n") * 5_000 + b"2\r\n[]\r\n0\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 202")
 
 
 def delimited(number: int, *contents: bytes) -> bytes:
