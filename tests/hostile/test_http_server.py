@@ -204,6 +204,11 @@ def test_no_request_costs_more_than_its_bounds(
     costly = export_with(b"\x4a\x00" * 500_000) * 8
     answers = pool.map(lambda _: post(server, costly, content_type=PROTOBUF).status, range(2))
     assert list(answers) == [200, 200]
+    # Empty messages at each level around spans, and in a resource, of which all were parsed at once.
+    empties = b"\x0a\x00" * 4_000_000, b"\x12\x00" * 4_000_000
+    for export in (empties[0], *(delimited(1, each) for each in empties), delimited(1, delimited(2, empties[1]))):
+        assert post(server, export, content_type=PROTOBUF).status == 400
+    assert post(server, delimited(1, delimited(1, empties[0])), content_type=PROTOBUF).status == 400
     # Every span keeps what it is to keep of its resource.
     assert post(server, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
     assert post(server, export_of(*[{}] * 20_001)).status == 400

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ import pytest
 import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
-from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.decoding import Limits
+from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.serve.app import read_tokens
-from kp_scorer.serve.submitter import Submitter
+from kp_scorer.serve.submitter import Submitter, spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
@@ -91,6 +93,26 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         wait_until(lambda: client.zcard(keys.runs) == 0)
         assert not client.exists(keys.runs_bytes)
         assert client.hstrlen(keys.run(as_json), root["spanId"]) == 0
+
+
+def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
+    parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
+    # A varint, eight bytes, four bytes and a text, all unknown, and a span of more than a mebibyte, of which the ids remain.
+    unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
+    large = export_of(chat_span(new_run(), said="x" * 1_100_000))
+    body = unknown.join(map(_in_protobuf, [*parts, large])) + unknown
+    by_run, rejected = spans_in(body, PROTOBUF, Limits())
+    assert rejected == 0
+    at_once = ExportTraceServiceRequest.FromString(body)
+    assert list(by_run) == [resource.scope_spans[0].spans[0].trace_id.hex() for resource in at_once.resource_spans]
+    contents = [spans[0].content for spans in by_run.values()]
+    assert [json.loads(content)["attributes"][0]["value"] for content in contents[:2]] == [
+        {"stringValue": domain} for domain in ("code", "finance")
+    ]
+    assert contents[2] == b""
+    for cut in range(0, 600, 7):
+        with suppress(InvalidTrace):
+            spans_in(body[:cut], PROTOBUF, Limits())
 
 
 def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:

@@ -10,13 +10,15 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Self
 
 import structlog
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kp_scorer.adapters.node import source
 from kp_scorer.bounded import BoundedProcess, Bounds
@@ -47,6 +49,7 @@ _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)}
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # Zeros are no id: spans of any agents may have them.
 _MOST_SPANS: Final = 20_000
+_MOST_FIELDS: Final = 6 * _MOST_SPANS  # Around spans, in Protobuf: each span may have a resource and a scope of its own.
 _MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
 _MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
 _EVERY_S: Final = 0.5
@@ -191,20 +194,73 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[dict[str, Any]]:
 
 
 def _from_protobuf(body: bytes) -> Iterator[dict[str, Any]]:
+    # Each span is parsed by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
+    left = iter(range(_MOST_FIELDS))
     try:
-        export = messages.ExportTraceServiceRequest.FromString(body)
-    except DecodeError:
+        for resource_spans in _at(1, _fields(body, left)):
+            fields = list(_fields(resource_spans, left))
+            raw_resource = b"".join(_at(1, fields))
+            if len(raw_resource) > _MOST_SPAN_BYTES:
+                raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
+            resource = Resource.FromString(raw_resource)
+            lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
+            for raw in (span for scope_spans in _at(2, fields) for span in _at(2, _fields(scope_spans, left))):
+                if len(raw) > _MOST_SPAN_BYTES:
+                    by_number = dict(_fields(raw, left))
+                    yield _ids(*(by_number.get(number, b"") for number in (1, 2, 4)))
+                    continue
+                span = Span.FromString(raw)
+                content = MessageToDict(span, use_integers_for_enums=True)
+                own = {"attributes": [*lasting, *content.get("attributes", ())]}
+                yield content | _ids(span.trace_id, span.span_id, span.parent_span_id) | own
+    except (DecodeError, IndexError):
         raise InvalidTrace([Problem("$", "expected an ExportTraceServiceRequest in Protobuf")]) from None
-    for resource in export.resource_spans:
-        lasting = _checked([MessageToDict(pair) for pair in resource.resource.attributes if pair.key in _OF_RESOURCES])
-        for span in (span for scope in resource.scope_spans for span in scope.spans):
-            # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
-            ids = {"traceId": span.trace_id.hex(), "spanId": span.span_id.hex(), "parentSpanId": span.parent_span_id.hex()}
-            if span.ByteSize() > _MOST_SPAN_BYTES:
-                yield ids
-                continue
-            fields = MessageToDict(span, use_integers_for_enums=True)
-            yield fields | ids | {"attributes": [*lasting, *fields.get("attributes", ())]}
+
+
+def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes) -> dict[str, Any]:
+    # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
+    return {"traceId": trace_id.hex(), "spanId": span_id.hex(), "parentSpanId": parent_id.hex()}
+
+
+def _at(number: int, fields: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    return (content for each, content in fields if each == number)
+
+
+def _fields(message: bytes, left: Iterator[int]) -> Iterator[tuple[int, bytes]]:
+    """The numbers of a message's fields and, of those that have a length, the contents; counts them down from what is ``left``.
+
+    Raises DecodeError or IndexError if it is no message, InvalidTrace if none is left.
+    """
+    place = 0
+    while place < len(message):
+        if next(left, None) is None:
+            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+        key, place = _varint(message, place)
+        start = place
+        match key & 7:
+            case 0:
+                place = _varint(message, place)[1]
+            case 2:
+                length, start = _varint(message, place)
+                place = start + length
+            case 1 | 5 as kind:
+                place += 8 if kind == 1 else 4
+            case _:
+                raise DecodeError
+        if place > len(message):
+            raise DecodeError
+        yield key >> 3, message[start:place] if key & 7 == 2 else b""
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """A number, and the place after it."""
+    value = shift = 0
+    while (byte := message[place]) > 127:
+        value |= (byte & 127) << shift
+        place, shift = place + 1, shift + 7
+        if shift > 63:
+            raise DecodeError
+    return value | byte << shift, place + 1
 
 
 def _checked(lasting: list[Any]) -> list[Any]:
