@@ -175,6 +175,13 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
     wait_until(lambda: not reports(settings))
 
 
+def test_a_worker_that_is_to_have_no_embedder_is_not_degraded(settings: Settings, tmp_path: Path) -> None:
+    chosen = with_changed(settings, metrics__port=free_port(), embedding__embedder="none")
+    with start_worker(chosen, tmp_path / "worker.log"):
+        wait_until(lambda: scraped(chosen)["kp_scorer_ready"] == 1)
+        assert scraped(chosen)["kp_scorer_degraded"] == 0
+
+
 def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
     settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
