@@ -7,9 +7,11 @@ import io
 import json
 import lzma
 import os
+import sys
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -182,9 +184,32 @@ DOCUMENTS: Final = (
 )
 
 
+def zstandard() -> Any:
+    return import_module("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd")
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_byte_order_mark_is_skipped_and_gzip_is_unpacked(document: bytes) -> None:
+def test_byte_order_mark_is_skipped_and_compressed_files_are_unpacked(document: bytes) -> None:
     assert read(b"\xef\xbb\xbf" + document) == read(gzip.compress(document)) == read(document)
+    assert read(zstandard().compress(document)) == read(document)
+
+
+def test_frames_of_zstandard_are_read_as_one_and_those_that_are_cut_off_or_too_large_refused() -> None:
+    zstd = zstandard()
+    frames = zstd.compress(FIRST + b"\n") + zstd.compress(SECOND)
+    assert read(frames) == [(1, "kp:trace:1"), (2, "kp:trace:2")]
+    unsized = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
+    wide = unsized.compress(FIRST) + unsized.flush()
+    damaged = frames[:-5] + bytes(5)
+    for raw, problem in ((frames[:-3], "cut off"), (damaged, "damaged"), (frames + b"something", "damaged"), (wide, "damaged")):
+        with pytest.raises(click.BadParameter, match=f"a compressed file that is {problem}$"):
+            read(raw)
+
+
+def test_without_what_unpacks_zstandard_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kp_scorer.cli.input._zstd", None)
+    with pytest.raises(click.BadParameter, match=r"pip install backports\.zstd"):
+        read(b"\x28\xb5\x2f\xfd")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +255,7 @@ def test_members_are_decompressed_one_after_the_other(members: list[bytes], size
     ],
 )
 def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"^it cannot be read: a gzip file that is {problem}$"):
+    with pytest.raises(click.BadParameter, match=f"^it cannot be read: a compressed file that is {problem}$"):
         list(read_traces(io.BufferedReader(io.BytesIO(raw)), LIMITS))
 
 

@@ -118,7 +118,7 @@ _OPTIONS: Final = (
 
 
 def converting_options(command: Command) -> Command:
-    """Add the options for what others recorded to a command, and pass it the ``conversion``, whose summary is printed last."""
+    """Add the options for converting to a command, and pass it the ``conversion``, whose summary is printed at the end."""
 
     @wraps(command)
     def with_conversion(settings: Settings, format_name: str | None, **kwargs: Any) -> None:

@@ -1,6 +1,6 @@
-"""Traces from files, folders and standard input: JSON Lines or JSON documents, gzipped or not. Read ahead by a thread.
+"""Read traces from files, folders and standard input: JSON Lines or JSON documents, compressed or not. A thread reads ahead.
 
-What others recorded is converted on the way, if the command does that.
+Logs of other tools are converted on the way, if the command does that.
 """
 
 import codecs
@@ -12,6 +12,8 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -25,31 +27,40 @@ from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, 
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
-"""What JSON does not begin with: bytes of no text, as in compressed files or UTF-16; or the names of columns."""
-_AROUND_BYTES: Final = 4_096  # How much may stand around a trace on its line: spaces, the end of the line.
-_SPREAD: Final = 8  # How many times as long as on one line a trace of a document may be, by its indentation.
+"""A first line that is no JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
+_AROUND_BYTES: Final = 4_096  # White space around a trace on its line, its end included.
+_SPREAD: Final = 8  # A trace in an indented document may be this many times as long as on one line.
 _MOST_BYTES: Final = 2**28
-"""How far the end of a line is looked for; and what a list of traces, or JSON that is not traces, may have."""
-_MOST_VALUES: Final = 2**22  # Of the same: a value may take a hundred bytes of memory.
+"""The longest line that is skipped; and the size limit of a list of traces, or of JSON that is not traces."""
+_MOST_VALUES: Final = 2**22  # The limit on values of the same: each may take a hundred bytes of memory.
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
 _FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
 _FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
-_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # Or cut off: from there on nothing is outside.
-_CONVERT: Final = "what others recorded: `kp-scorer convert` makes traces of it"
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off reaches to the end.
+_CONVERT: Final = "a log of another tool: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
     f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "
     f"their shapes: {', '.join(FORMATS)}"
 )
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
-_AHEAD_BYTES: Final = 4_194_304  # How much is read ahead: a batch of traces of a few kilobytes, or a few large ones.
+_LARGEST_WINDOW: Final = 25
+"""The largest window of a Zstandard file, as a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default."""
+
+_zstd: Any = None
+for _name in ("compression.zstd", "backports.zstd"):  # The first from Python 3.14 on; the second is the same for earlier ones.
+    with suppress(ModuleNotFoundError):
+        _zstd = _zstd or import_module(_name)
+
+_Damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, *([_zstd.ZstdError] if _zstd else ()))
+_AHEAD_BYTES: Final = 4_194_304  # The most bytes to read ahead: a batch of traces of a few kilobytes, or a few large ones.
 
 
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
-    """The lines of several files, one file after the other, of a folder those of JSON, however deep; ``-`` is standard input.
+    """Yield the lines of files, one file after the other; of a folder those of all JSON files in it; ``-`` is standard input.
 
-    Of several files one that cannot be read is an error among the lines. Otherwise it raises as :func:`read_traces` does.
+    A file among several that cannot be read is an error among the lines. Otherwise it raises as :func:`read_traces` does.
     """
     files = [file for name in names for file in _files_in(name)]
     for name in files:
@@ -71,18 +82,22 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
 
 
 def _files_in(name: str) -> list[str]:
-    """The file of this name; the files of JSON in the folder of this name, however deep, in their order."""
+    """Return the file of this name, or the JSON files in the folder of this name and its subfolders, sorted."""
     if name == "-" or not Path(name).is_dir():
         return [name]
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-    readable = [str(path) for path in files if path.name.removesuffix(".gz").endswith(_SUFFIXES)]
+    readable = [str(path) for path in files if _without_compression(path.name).endswith(_SUFFIXES)]
     if others := len(files) - len(readable):
-        print_note(f"{name}: not read: {others} with other names than *{', *'.join(_SUFFIXES)} and these with .gz")
+        print_note(f"{name}: not read: {others} with other names than *{', *'.join(_SUFFIXES)} and these with .gz or .zst")
     return readable
 
 
+def _without_compression(name: str) -> str:
+    return name.removesuffix(".gz").removesuffix(".zst")
+
+
 def open_input(name: str) -> io.BufferedReader:
-    """Open a file for reading, or standard input for ``-``, with a buffer of ours: Python aborts if a thread reads its own."""
+    """Open a file, or standard input for ``-`` with a buffer of its own: Python aborts if a thread reads sys.stdin."""
     try:
         return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
     except OSError as error:
@@ -90,16 +105,16 @@ def open_input(name: str) -> io.BufferedReader:
 
 
 def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
-    """Decode traces one by one, as they come in, and convert what others recorded; blank lines are skipped.
+    """Decode traces one by one as they come in, and convert logs of other tools; blank lines are skipped.
 
-    If the first line begins an object or a list that ends on a later one, the input is documents, of which each ends where its
-    brackets do; else each line is one. Of a line no more is held than a trace may have, unless it may be a list, or what others
-    record: that may have 256 MiB. Where the first is a list with a trace in it, its items are read. A gzip file is unpacked as
-    it comes in; sizes are of its contents.
+    If the first line begins an object or a list that ends on a later line, the input is a series of documents, each of which
+    ends where its brackets close; otherwise each line is a document. If the first document is a list with a trace in it, its
+    items are read. A trace may have ``limits.message_bytes``, and no more of its line is held in memory; a list, or the log of
+    another tool, may have 256 MiB. A compressed file is unpacked as it comes in, and all sizes are those of its content.
 
     Raises:
-        BadParameter: the input is in another format, cannot be read, or the end of a trace is not found.
-        UsageError: what converting needs is not supplied.
+        BadParameter: the input is in another format, or cannot be read, or the end of a line is not found.
+        UsageError: an option that converting needs is missing.
     """
     stream = unpacked(stream)
     first, line = _first_line(stream, limits.message_bytes)
@@ -128,7 +143,7 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
 
 
 class _AvailableBytes:
-    """Passes gzip the bytes that have arrived. Up to CPython 3.14 it asks for 8 KiB or more, and would wait for all of them."""
+    """Passes on the bytes that have arrived. Unpacking asks for 8 KiB or more (up to CPython 3.14), and would wait for all."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -139,10 +154,21 @@ class _AvailableBytes:
 
 
 def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
-    """The stream, or its decompressed content if it is a gzip file, of which no more is held than is asked for."""
-    # No JSON begins with this byte, the first of gzip's two.
-    if read_bytes(stream.peek, 1).startswith(b"\x1f"):
-        stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
+    """Return the stream, or the content of a gzip or Zstandard file, which is unpacked as it is read.
+
+    Raises:
+        BadParameter: it cannot be read, or nothing is installed that unpacks it.
+    """
+    # No JSON begins with the first byte of either.
+    match read_bytes(stream.peek, 1)[:1]:
+        case b"\x1f":
+            stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
+        case b"(" if _zstd is None:
+            reason = "a Zstandard file, which Python reads from 3.14 on: `pip install backports.zstd`, or unpack it"
+            raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
+        case b"(":
+            options = {_zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW}
+            stream = _zstd.ZstdFile(_AvailableBytes(stream), options=options)
     return stream
 
 
@@ -151,34 +177,36 @@ def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
     try:
         return read(most_bytes)
     except EOFError:
-        reason: str | None = "a gzip file that is cut off"
-    except (gzip.BadGzipFile, zlib.error):
-        reason = "a gzip file that is damaged"
+        reason: str | None = "a compressed file that is cut off"
+    except _Damage:
+        reason = "a compressed file that is damaged"
     except OSError as error:
         reason = error.strerror
     raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
 
 
 def lines_in(stream: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, with their numbers; what is longer comes in pieces of so many bytes, each as a line."""
+    """Yield the lines that are not blank, with their numbers; longer lines come in pieces of ``most_bytes``, each as a line."""
     for number, line in enumerate(iter(lambda: read_bytes(stream.readline, most_bytes), b""), 1):
         if not line.isspace():
             yield number, line
 
 
 def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
-    """The first line that is not blank, as far as ``_lines`` holds it, with its number; refuses other formats than JSON."""
+    """Return the first line that is not blank, as far as ``_lines`` holds it, and its number; refuse other formats."""
     number, line = 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
     line = line.removeprefix(codecs.BOM_UTF8)
     if _OTHER_FORMAT.fullmatch(line.rstrip()):
-        raise click.BadParameter("expected JSON Lines or one JSON document, in UTF-8, gzipped or not", param_hint="FILE")
+        raise click.BadParameter(
+            "expected JSON Lines or one JSON document, in UTF-8, or that by gzip or Zstandard", param_hint="FILE"
+        )
     while line.isspace():
         number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
     return number, line.lstrip()
 
 
 def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
-    """Whether JSON begins on this line and ends on a later one; if not, this may be the first of several lines, and cut off."""
+    """Return whether JSON begins on this line and ends on a later one. False for a first line that is cut off before others."""
     try:
         check_values(line, _MOST_VALUES)
         json.loads(line)
@@ -194,7 +222,7 @@ def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
 
 
 def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """This line and those after it that are not blank: their numbers, so many bytes and a little of each, and their sizes."""
+    """Yield the number, the first ``most_bytes`` or so, and the size of this line and of those after it that are not blank."""
     while line:
         if not line.endswith(b"\n") and _may_be_large(line):
             line = _entire(stream, line)
@@ -210,7 +238,12 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
 
 
 def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """The documents that begin with this line: the number of the first line of each, its bytes, and its size."""
+    """Yield the number of its first line, the bytes and the size of each document from this line on.
+
+    A document ends on the line where its brackets close. Counting them outside of strings takes linear time, needs no more
+    input than the document, and finds the next document behind one that is not JSON; a parser would have to be asked after each
+    line.
+    """
     while line:
         first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
         is_large = line.startswith(b"[")
@@ -229,7 +262,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
                 break
             line = read_bytes(stream.readline, most_bytes + 1)
         if depth > 0 and pieces[0].startswith(b"{") and pieces[1:] and pieces[1].startswith(b"{"):
-            # The line is cut off, and others follow it.
+            # The first line is cut off, and the next ones are documents of their own.
             yield first, pieces[0], len(pieces[0])
             yield from _lines(io.BytesIO(b"".join(pieces[2:])), first + 1, pieces[1], most_bytes)
         elif not (document := b"".join(pieces)).isspace():
@@ -238,12 +271,12 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
 
 
 def _may_be_large(beginning: bytes) -> bool:
-    """Whether what begins so is something that others record, which may be larger than a trace."""
+    """Return whether this looks like the beginning of a log of another tool, which may be larger than a trace."""
     return _FIELD_OF_TRACES.search(beginning) is None and _FIELD_OF_OTHERS.search(beginning) is not None
 
 
 def _entire(stream: IO[bytes], line: bytes) -> bytes:
-    """The line of which this is the beginning, up to a limit."""
+    """Read the rest of a line, up to a limit, and return all of it."""
     return line if line.endswith(b"\n") else line + read_bytes(stream.readline, max(0, _MOST_BYTES + 1 - len(line)))
 
 
@@ -252,7 +285,7 @@ def _is_trace(value: object) -> bool:
 
 
 def _read(number: int, value: object, limits: Limits, conversion: Conversion | None) -> Iterator[Line]:
-    """The trace that a value is, or what it is converted to."""
+    """Yield a value that is a trace, or the traces that it is converted to."""
     if _is_trace(value):
         document = cast("dict[str, Any]", value)
         try:
@@ -266,7 +299,7 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
-    """Decode a trace that has so many bytes at most, as it stands there; without its indentation ``limits`` apply."""
+    """Decode a trace of at most ``most_bytes`` as it is written; ``limits`` apply to it without its indentation."""
     try:
         document = cast("dict[str, Any]", parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes})))
         check = check_trace if most_bytes == limits.message_bytes else decode_trace
@@ -276,20 +309,20 @@ def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
 
 
 class ReadAhead:
-    """Reads an input in a thread of its own, a batch ahead and no further; lines that have arrived are available at once."""
+    """Reads an input in a thread of its own, one batch ahead; lines are available as soon as they have arrived."""
 
     def __init__(self, names: Sequence[str], limits: Limits, most: int, conversion: Conversion | None = None) -> None:
-        """Begin to read files, folders, or standard input for ``-``; a batch has ``most`` lines at most."""
+        """Begin to read files, folders, or standard input for ``-``, in batches of ``most`` lines at most."""
         self._most = most
         self._changed = threading.Condition()
         self._lines: list[Line] = []
-        self._wanted = 1  # How many lines to wait for; 0 once there are no more.
+        self._wanted = 1  # The number of lines to wait for; 0 once there are no more.
         self._error: BaseException | None = None
         # A daemon: nothing interrupts a thread that waits for input.
         threading.Thread(target=self._run, args=[names, limits, conversion], name="kp-scorer-reader", daemon=True).start()
 
     def batches(self) -> Iterator[list[Line]]:
-        """Yield the lines that have arrived, a batch at most, waiting only while there are none; from a file, full batches.
+        """Yield the lines that have arrived, a batch at most; wait only while there are none, and for full batches of files.
 
         Raises:
             BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.

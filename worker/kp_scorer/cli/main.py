@@ -16,7 +16,7 @@ from kp_scorer.errors import ScorerError
 _COMMANDS: Final = {
     "Try": {
         "demo": ("up", "Try it: an embedded Redis, a worker, some traces."),
-        "convert": ("convert", "Convert what others record to traces."),
+        "convert": ("convert", "Convert logs of other tools to traces."),
         "score": ("score", "Score traces offline, in order."),
     },
     "Submit and read": {

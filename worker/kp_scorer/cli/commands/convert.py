@@ -22,7 +22,7 @@ from kp_scorer.settings import Settings
 def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
     """Convert the logs of other tools in FILE (a folder, or - for standard input) to traces that `score` and `submit` read.
 
-    FILE is JSON Lines or JSON documents, gzipped or not. Prints traces as JSON Lines, and passes on those that are traces
+    FILE is JSON Lines or JSON documents, compressed or not. Prints traces as JSON Lines, and passes on those that are traces
     already. Records that cannot be converted are reported by line and field, and do not stop the others.
     """
     done = refused = 0

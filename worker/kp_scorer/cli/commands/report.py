@@ -29,7 +29,7 @@ from kp_scorer.store.records import Record
 
 _SAMPLE: Final = 20_000  # This many decisions take 100 MB.
 _FEW: Final = 5  # A file with more decisions needs --id.
-_FILES: Final = (".json", ".jsonl", ".ndjson", ".gz")
+_FILES: Final = (".json", ".jsonl", ".ndjson", ".gz", ".zst")
 _REMEDIES: Final[dict[str, str]] = {
     "malformed": "Sent again unchanged, it fails again: have its producer send a trace.",
     "invalid": "Sent again unchanged, it fails again, unless limits have changed: correct and submit it; it may keep its id.",

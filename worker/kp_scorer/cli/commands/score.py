@@ -21,8 +21,8 @@ from kp_scorer.settings import Settings
 def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
     """Score the traces in FILE (- for standard input) in order, offline: no Redis, no broker, an empty cache to start with.
 
-    FILE is JSON Lines or JSON documents, gzipped or not. What others recorded is converted. Prints the decisions in the order
-    of the input, as it comes in: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
+    FILE is JSON Lines or JSON documents, compressed or not. Logs of other tools are converted. Prints the decisions in the
+    order of the input: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
     """
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     table = DecisionTable()

@@ -37,7 +37,7 @@ BATCH_SIZE: Final = 100
 def submit(
     files: tuple[str, ...], wait: bool, timeout_s: float, namespace: str, settings: Settings, conversion: Conversion
 ) -> None:
-    """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, gzipped or not.
+    """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, compressed or not.
 
     Prints one JSON line a trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and, with
     --wait, the decision. Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody
