@@ -14,7 +14,8 @@ from kp_scorer.errors import InvalidTrace, NotConverted, Problem
 
 SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
-"""What spans do not carry by any convention: attributes of these names after ``kp.`` do, on a root or its resource."""
+"""Fields that no convention of spans has. Attributes named ``kp.`` and these carry them, on a root or its resource."""
+_DEFAULTS: Final = {"domain": "default", "privacy_level": "private", "visibility": "private"}
 
 _FIELDS: Final = TypeAdapter(SuppliedFields)
 _MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
@@ -24,7 +25,7 @@ _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "meta
 def load(arguments: Sequence[str]) -> tuple[None, Answers]:
     """Return what converts exports: with these fields where runs lack them, these limits of traces, so many values of a run."""
     supplied, limits, most_values = arguments
-    return None, partial(_converted, json.loads(supplied), Limits.model_validate_json(limits), int(most_values))
+    return None, partial(_converted, _DEFAULTS | json.loads(supplied), Limits.model_validate_json(limits), int(most_values))
 
 
 def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: bytes) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Submitter:
         self._settings = settings
         self._store = store
         self._client = client
-        arguments = settings.serve.model_dump_json(include={*SUPPLIED}), settings.limits.model_dump_json(), str(MOST_VALUES)
+        supplied = settings.serve.model_dump_json(include={"confidence", "success"})
+        arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
         # In ASCII, as JSON comes from there, it may be six times as long.
         bounds = _CONVERTING._replace(answer_bytes=8 * settings.limits.message_bytes)
         self._converting = BoundedProcess("kp_scorer.serve.converting", arguments, bounds)

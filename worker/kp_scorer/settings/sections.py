@@ -13,7 +13,7 @@ from kp_scorer.files import read_text
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
-from kp_scorer.trace import Domain, Fraction, PrivacyLevel, Visibility
+from kp_scorer.trace import Domain, Fraction, PrivacyLevel
 
 Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
 Timeout = Annotated[float, Field(ge=0.001, le=86_400)]
@@ -319,11 +319,8 @@ class ServeSettings(Section):
     certificate: str = ""
     key: str = ""
     behind_proxy: bool = False
-    domain: Domain = "default"
     confidence: Fraction | None = None
     success: bool | None = None
-    visibility: Visibility = "private"
-    privacy_level: PrivacyLevel = "private"
     quiet_s: Seconds = 10.0
     total_bytes: Count = 268_435_456
     open_s: ClassVar[float] = 900.0
