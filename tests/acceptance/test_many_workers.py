@@ -28,7 +28,7 @@ def small(redis_url: str) -> Settings:
     The queues and what the scorer keeps are in databases of their own, which the workers of all tests here use.
     """
     queues, kept = (redis_url.removesuffix("0") + database for database in "25")
-    load = {"worker__concurrency": 8, "worker__batch_size": 4, "embedding__threads": 1, "embedding__embedder": "words"}
+    load = {"worker__concurrency": 12, "embedding__threads": 1, "embedding__embedder": "words"}
     return settings_at(queues, redis__url=kept, **load)
 
 

@@ -65,7 +65,7 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
 @pytest.mark.parametrize(
     ("workers", "count", "copies", "embed_s", "worker_settings"),
     [
-        pytest.param(4, 5, 14, "0.3", {"worker__batch_size": 1}, id="to idle workers"),
+        pytest.param(4, 5, 14, "0.3", {"worker__concurrency": 5}, id="to idle workers"),
         pytest.param(1, 1, 60, "0.1", {"worker__concurrency": 96}, id="to one worker"),
     ],
 )

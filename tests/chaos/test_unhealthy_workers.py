@@ -16,7 +16,7 @@ from tests.support.processes import FAST_WORKER, PATIENCE_S, ending_within, laun
 
 EXIT_CODE: Final = 4
 FEW: Final = 40
-SMALL_PASSES: Final = {"worker__batch_size": 4}
+SMALL_PASSES: Final = {"worker__concurrency": 12}
 """At most two such groups are in a pass, so that there are as many passes as it takes to become unhealthy."""
 
 

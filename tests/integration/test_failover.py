@@ -40,7 +40,7 @@ def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_
         Proxy(first.url) as address,
     ):
         second.follow(first)
-        settings = settings_at(address.url, worker__batch_size=8)
+        settings = settings_at(address.url, worker__concurrency=24)
         with (
             at_work(settings, tmp_path, command=CRASHING_WORKER, variables=SLOW) as (worker, client),
             Store.open(settings) as store,

@@ -38,8 +38,7 @@ IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.timeout_s": 1.0,
     "ledger.resend_after_s": 3.0,
     # Small, so that some hundreds of traces are many batches and disasters find workers at every step.
-    "worker.batch_size": 8,
-    "worker.concurrency": 32,
+    "worker.concurrency": 24,
 }
 """Settings by which a loss is noticed soon."""
 
@@ -62,7 +61,7 @@ class Arena:
         self._open = ExitStack()
 
     def settings(self, **changed: object) -> Settings:
-        """Settings that avoid the proxies; ``worker__batch_size=1`` changes one."""
+        """Settings that avoid the proxies; ``worker__concurrency=1`` changes one."""
         urls = {"broker.url": self._broker_url, "redis.url": self.redis.url}
         named = {name.replace("__", "."): value for name, value in changed.items()}
         return load_settings({**urls, **self._queues, **IMPATIENT, **named})

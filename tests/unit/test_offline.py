@@ -41,7 +41,7 @@ def _small_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def batches_of(size: int) -> Settings:
-    return load_settings({"worker.batch_size": size})
+    return load_settings({"worker.concurrency": 3 * size})
 
 
 def outcomes(decisions: Iterator[Decision]) -> list[object]:

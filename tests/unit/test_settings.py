@@ -121,7 +121,6 @@ WRONG: Final = {
     "embedding.embedder": ("none-at-all",),
     "embedding.threads": ("-1",),
     "queues.message_bytes": ("0", "1" + "0" * 16),
-    "worker.batch_size": ("0",),
     "log.level": ("INFO",),
     "queues.traces": ("two words", ""),
     "redis.prefix": ("{kp}", "x" * 65),

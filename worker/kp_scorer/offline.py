@@ -91,8 +91,8 @@ class Scorer:
 def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings | None = None) -> Iterator[Decision]:
     """Score traces one after the other, each compared with those before it, and yield their decisions.
 
-    They are read in batches of ``worker.batch_size``, because embedding them together is faster; a decision that must not wait
-    for later traces comes from a :class:`Scorer`, which keeps as much and raises the same errors.
+    They are read in batches of a third of ``worker.concurrency``, because embedding them together is faster; a decision that
+    must not wait for later traces comes from a :class:`Scorer`, which keeps as much and raises the same errors.
     """
     settings = settings or load_settings()
     decider = offline_decider(settings)

@@ -284,7 +284,6 @@ class WorkerSettings(Section):
     """One worker process."""
 
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
-    batch_size: Annotated[int, Field(ge=1, le=256)] = 32
     max_attempts: Count = 5
     grace_s: Seconds = 25.0
     remote_control: bool = False
@@ -297,6 +296,11 @@ class WorkerSettings(Section):
 
     RabbitMQ counts messages only, so there a worker has no more in flight than messages of the largest size would fit.
     """
+
+    @property
+    def batch_size(self) -> int:
+        """The most traces looked up together: two such batches are being decided while a third is published."""
+        return max(1, min(self.concurrency // 3, 256))
 
 
 class MetricsSettings(Section):

@@ -76,9 +76,6 @@ def _settings(settings: Settings) -> Findings:
     if settings.broker.is_redis and settings.ledger.resend_after_s <= settings.broker.visibility_timeout_s:
         remedy = "set ledger.resend_after_s above broker.visibility_timeout_s"
         yield "wrong", f"traces are re-sent that a dead worker still holds: {remedy}"
-    if settings.worker.concurrency < 3 * settings.worker.batch_size:
-        remedy = "set worker.concurrency to 3 times worker.batch_size"
-        yield "advice", f"too few messages are in flight, so the engine waits: {remedy}"
 
 
 def _variables() -> Findings:
