@@ -136,7 +136,8 @@ import logging, sys, structlog
 from kp_scorer.logs import configure_logs
 from kp_scorer.settings.sections import LogSettings
 
-configure_logs(LogSettings(format=sys.argv[1]))
+sys.stderr.isatty = lambda: sys.argv[1] == "console"
+configure_logs(LogSettings())
 hostile = {HOSTILE.replace(chr(0xD800), "")!a}
 structlog.get_logger("ours").warning("trace_waits", detail=hostile, spaced=f"x {{hostile}}", listed=[hostile])
 logging.getLogger("of others").warning("%s\\n%s", hostile, hostile)
