@@ -28,7 +28,7 @@ from tests.support.processes import free_port, wait_until
 from tests.support.required import required
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-QUEUES: Final = ("traces", "intake", "accepted", "review", "rejected")
+QUEUES: Final = ("traces", "accepted", "review", "rejected")
 
 PATIENT: Final = {"broker.timeout_s": 20.0}
 """Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
@@ -211,7 +211,7 @@ class RabbitMQ:
 
     def name(self, kind: str) -> str:
         """Name of the queue of traces, intake, accepted, rejected or dead."""
-        return f"{self.name('traces')}.dead" if kind == "dead" else self._names[f"queues.{kind}"]
+        return f"{self.name('traces')}.{kind}" if kind in ("intake", "dead") else self._names[f"queues.{kind}"]
 
     def waiting(self, kind: str) -> int:
         """Messages on a queue that are ready to be delivered; 0 if there is no such queue."""
@@ -240,7 +240,7 @@ class RabbitMQ:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for queue in (*QUEUES, "dead"):
+        for queue in (*QUEUES, "intake", "dead"):
             self.delete(queue)
         self.delete_exchange()
         self._connection.close()

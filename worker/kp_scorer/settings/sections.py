@@ -33,7 +33,6 @@ UnreadableAction = Literal["score", "unknown"]
 Via = Literal["queue", "stream", "task"]
 CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
-OptionalQueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,200}$")]
 
 _LARGEST_SECRET_BYTES: Final = 65_536
 _DECISION_BYTES: Final = 2_500  # About what a decision takes without its trace.
@@ -119,7 +118,6 @@ class QueueSettings(Section):
     """The names of the queues, and their limits."""
 
     traces: QueueName = "traces"
-    intake: OptionalQueueName = ""
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
@@ -129,9 +127,10 @@ class QueueSettings(Section):
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers consume every message on the queue of traces as a submission.
-        of_submissions = {self.traces, self.intake_name, self.dead_name}
-        if len(of_submissions) < 3 or of_submissions & set(map(self.name, get_args(Outcome))):
-            raise ValueError(f"traces, intake, {self.dead_name} and the queues of decisions need names of their own")
+        if {self.traces, self.intake_name, self.dead_name} & set(map(self.name, get_args(Outcome))):
+            raise ValueError(
+                f"the queues of decisions need other names than {self.traces}, {self.intake_name} and {self.dead_name}"
+            )
         return self
 
     def name(self, outcome: Outcome) -> str:
@@ -140,8 +139,8 @@ class QueueSettings(Section):
 
     @property
     def intake_name(self) -> str:
-        """The name of the intake queue; by default that of the queue of traces and ``.intake``."""
-        return self.intake or f"{self.traces}.intake"
+        """RabbitMQ only: the queue for producers that declare the queue they send to."""
+        return f"{self.traces}.intake"
 
     @property
     def dead_name(self) -> str:
