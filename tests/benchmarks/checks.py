@@ -41,7 +41,7 @@ def main() -> None:
         os.environ["KF_RULE_CACHE_DIR"] = cache
         noting = load_settings({"checks.secrets": "note"}).checks
         uncompiled_s, start_s = (seconds_of(lambda: Checks(noting).close()) for _ in range(2))
-        checks = Checks(load_settings({"checks.secrets": "reject", "checks.timeout_s": 60.0}).checks)
+        checks = Checks(load_settings({"checks.secrets": "reject"}).checks)
         alarms = [kinds for trace in traces if (kinds := checks.run(trace)[0].kinds)]
         costs = costs_of(checks, traces[: options.embedded])
         hostile_s = max(seconds_of(partial(checks.run, hostile(filler))) for filler in HOSTILE)
@@ -103,7 +103,7 @@ def endless_s() -> float:
     """What a trace takes at which a check never ends, and the next, for which it is started anew."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PYTHONPATH"] = install(Path(directory))
-        checks = Checks(load_settings({"checks.own": {"misbehave": "note"}, "checks.timeout_s": 0.5}).checks)
+        checks = Checks(load_settings({"checks.own": {"misbehave": "note"}}).checks)
         taken_s = seconds_of(lambda: [checks.run(make_trace(objective="loop")), checks.run(make_trace())])
         checks.close()
     return taken_s

@@ -60,8 +60,8 @@ def test_secrets_are_counted_and_rejected_and_appear_nowhere(settings: Settings,
 
 def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings, tmp_path: Path) -> None:
     own = {"misbehave": "reject", "count_steps": "note"}
-    checked = with_changed(settings, checks__own=own, checks__timeout_s=0.5, scoring__threshold=0.0)
-    variables = {"PYTHONPATH": install(tmp_path)}
+    checked = with_changed(settings, checks__own=own, scoring__threshold=0.0)
+    variables = {"PYTHONPATH": install(tmp_path), "CONSTANTS": "ChecksSettings.timeout_s=0.5"}
     with at_work(checked, tmp_path, variables=variables) as (worker, client):
         failing = submitted(client, *(f"{misdeed} {TOKENS[0]}" for misdeed in ("exit", "loop", "raise")), "well done")
         failures = {misdeed: decision.checks[0].failure for misdeed, decision in failing.items()}

@@ -25,6 +25,7 @@ from kp_scorer.report.explanation import decided_words, terms_of
 from kp_scorer.report.phrases import why
 from kp_scorer.scoring import Policy, decide_again
 from kp_scorer.settings import load_settings
+from kp_scorer.settings.sections import ChecksSettings
 from kp_scorer.store.records import MemoryLedger
 from pydantic import ValidationError
 
@@ -56,7 +57,9 @@ def open_checks() -> Iterator[Open]:
     with ExitStack() as stack:
 
         def load(timeout_s: float = 30.0, **own: str) -> Checks:
-            settings = load_settings({"checks.own": own, "checks.timeout_s": timeout_s})
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(ChecksSettings, "timeout_s", timeout_s)
+            settings = load_settings({"checks.own": own})
             return stack.enter_context(closing(Checks(settings.checks)))
 
         yield load
@@ -71,7 +74,10 @@ def strict() -> Iterator[Checks]:
 @pytest.fixture(scope="module")
 def secrets() -> Iterator[Checks]:
     # However busy the machine is.
-    with closing(Checks(load_settings({"checks.secrets": "reject", "checks.timeout_s": 60.0}).checks)) as checks:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ChecksSettings, "timeout_s", 60.0)
+        checks = Checks(load_settings({"checks.secrets": "reject"}).checks)
+    with closing(checks):
         yield checks
 
 
@@ -134,7 +140,7 @@ import os, sys
 from kp_scorer.checks.checks import Checks
 from kp_scorer.settings import load_settings
 from tests.support.builders import make_trace
-checks = Checks(load_settings({"checks.own": {"count_steps": "note"}, "checks.timeout_s": 30.0}).checks)
+checks = Checks(load_settings({"checks.own": {"count_steps": "note"}}).checks)
 first = os.fork()
 steps = 1 if first else 3
 trace = make_trace(steps=[{"step_id": number, "type": "thought"} for number in range(steps)])
@@ -188,7 +194,7 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.settings import load_settings
 from tests.support.builders import make_trace
 
-checks = Checks(load_settings({"checks.own": {"look_around": "note"}, "checks.timeout_s": 1.0}).checks)
+checks = Checks(load_settings({"checks.own": {"look_around": "note"}}).checks)
 print(int(checks.run(make_trace())[0].numbers["pid"]), flush=True)
 time.sleep(60)
 """

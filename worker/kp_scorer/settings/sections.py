@@ -247,7 +247,8 @@ class ChecksSettings(Section):
     secrets: CheckAction = "off"
     secrets_by_privacy: dict[PrivacyLevel, CheckAction] = Field(default_factory=dict)
     own: dict[CheckName, CheckAction] = Field(default_factory=dict)
-    timeout_s: Timeout = 5.0
+    timeout_s: ClassVar[float] = 10.0
+    """A check that takes longer than this for a trace has failed. Those that we know take milliseconds."""
     start_s: ClassVar[float] = 30.0
     """Checks may take this long to load. The check for secrets takes a second, or ten where its rules are not compiled yet."""
 
