@@ -199,3 +199,6 @@ def test_step_without_a_command_is_a_thought() -> None:
 )
 def test_errors_in_a_trajectory_name_the_place(change: Json, field: str) -> None:
     assert refused_fields("sweagent", RUN | change, RUN) == [(1, field)]
+
+
+EXAMPLES: Final[dict[str, object]] = {"sweagent": RUN, "atif": ATIF, "claude-code": CLAUDE, "codex": CODEX}

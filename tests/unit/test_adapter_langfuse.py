@@ -310,3 +310,6 @@ def test_a_real_run_becomes_what_a_person_reads_in_it(name: str) -> None:
     contents = [step["content"] for step in read]
     assert len(contents) == len(set(contents)), "nothing twice"
     assert not any('"parameters"' in content for content in contents), "no definition of a tool"
+
+
+EXAMPLES: Final[dict[str, object]] = {"langfuse": EXPORTED_TRACE}

@@ -227,3 +227,6 @@ def test_failed_mcp_call_is_an_error() -> None:
 )
 def test_errors_name_the_place(source: object, field: str) -> None:
     assert refused_fields("openai", {"messages": TIDES}, source) == [(2, field)]
+
+
+EXAMPLES: Final[dict[str, object]] = {"openai": {"messages": TIDES}}

@@ -457,3 +457,6 @@ def test_spans_on_a_console_are_read(tmp_path: Path) -> None:
     (line,) = read_files([str(file)], LIMITS, Conversion(SUPPLIED, LIMITS))
     assert line.document["id"] == f"kp:trace:otel:{TRACE.lower()}"
     assert steps_in(dict(line.document)) == STEPS
+
+
+EXAMPLES: Final[dict[str, object]] = {"otel": export(*WINDY)}

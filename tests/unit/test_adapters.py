@@ -4,7 +4,9 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -21,22 +23,17 @@ from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
 from tests.support.slopes import replaced
 from tests.unit import (
-    test_adapter_agents,
     test_adapter_langfuse,
-    test_adapter_openai,
     test_adapter_otel,
     test_message_shapes,
 )
 
 EXAMPLES: Final[dict[str, object]] = {
-    "openai": {"messages": test_adapter_openai.TIDES},
-    "otel": test_adapter_otel.export(*test_adapter_otel.WINDY),
-    "sweagent": test_adapter_agents.RUN,
-    "langfuse": test_adapter_langfuse.EXPORTED_TRACE,
-    "atif": test_adapter_agents.ATIF,
-    "claude-code": test_adapter_agents.CLAUDE,
-    "codex": test_adapter_agents.CODEX,
+    name: example
+    for module in sorted(Path(__file__).parent.glob("test_adapter_*.py"))
+    for name, example in import_module(f"tests.unit.{module.stem}").EXAMPLES.items()
 }
+"""An example of each format, from the test of the format."""
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex")
 """Formats of which several records make a run, which is converted when it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
