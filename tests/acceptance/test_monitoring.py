@@ -22,8 +22,8 @@ import redis
 import yaml
 from celery import Celery
 from kp_scorer.broker.backlog import Backlog
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
@@ -31,7 +31,7 @@ from kp_scorer.errors import REASONS, ServiceUnavailable
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.report.drift import Drift, drift, time_of
-from kp_scorer.serve.metrics import ServeMetrics
+from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store

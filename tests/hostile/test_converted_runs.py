@@ -13,7 +13,7 @@ import pytest
 import redis
 from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.errors import ProcessFailed
-from kp_scorer.serve.converting import SUPPLIED
+from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
@@ -155,7 +155,7 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
 def test_conversion_without_memory_ends_its_process_and_the_next_one_works(settings: Settings) -> None:
     supplied = settings.serve.model_dump(include={*SUPPLIED}) | {"success": True, "confidence": 0.8}
     arguments = json.dumps(supplied), settings.limits.model_dump_json(), "300000"
-    converting = BoundedProcess("kp_scorer.serve.converting", arguments, Bounds(30.0, 120.0, 64 * MIB))
+    converting = BoundedProcess("kp_scorer.serve.run_converter", arguments, Bounds(30.0, 120.0, 64 * MIB))
     large, small = export_of(tool_span(new_run(), "[" + "{}," * 900_000 + "0]", "done")), export_of(chat_span(new_run()))
     with closing(converting):
         with pytest.raises(ProcessFailed, match="its process has ended"):

@@ -15,8 +15,8 @@ import psutil
 import pytest
 import redis
 from click.testing import CliRunner
+from kp_scorer.broker.calls import declare_queues, with_producer
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues, with_producer
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import arguments_in, largest_body_bytes, largest_message_bytes
 from kp_scorer.cli.main import commands

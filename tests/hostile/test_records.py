@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 from kombu.message import Message
+from kp_scorer.broker.calls import declare_queues, with_producer
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues, with_producer
 from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body

@@ -12,8 +12,8 @@ from amqp.exceptions import NotFound, PreconditionFailed
 from kombu import Connection
 from kp_scorer.broker import dead_queue
 from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import publish_confirmed
 from kp_scorer.broker.queues import submission_queues

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 from celery import Celery
 from kombu import Producer, Queue
+from kp_scorer.broker.calls import declare_queues, waiting, with_producer
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues, waiting, with_producer
 from kp_scorer.broker.publishing import Outgoing, acknowledge_all, publish_all
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import raw_body

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues

@@ -21,8 +21,8 @@ from kombu import Queue
 from kp_scorer import read_decisions, store
 from kp_scorer.broker import redis_transport
 from kp_scorer.broker.backlog import unread
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.client import Client

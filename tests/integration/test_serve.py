@@ -19,7 +19,7 @@ from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
-from kp_scorer.serve.app import read_tokens
+from kp_scorer.serve.routes import read_tokens
 from kp_scorer.serve.submitter import Submitter, spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import pytest
 import redis
 from celery import Celery
+from kp_scorer.broker.calls import declare_queues, waiting
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues, waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
 from kp_scorer.process import submission_resender

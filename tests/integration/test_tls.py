@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import pytest
+from kp_scorer.broker.calls import declare_queues, unavailable_if_broker_fails
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import declare_queues, unavailable_if_broker_fails
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import ServiceUnavailable, SettingsError

@@ -33,7 +33,7 @@ from typing import Any
 import amqp.channel
 import redis
 from kp_scorer.broker import dead_queue
-from kp_scorer.broker.connection import with_producer
+from kp_scorer.broker.calls import with_producer
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.redis_transport import queue
 from kp_scorer.broker.wire import headers_as_sent, raw_body

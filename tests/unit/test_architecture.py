@@ -6,6 +6,7 @@ And where errors stand: all in ``errors.py``, whose tree is true.
 import ast
 import builtins
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -152,6 +153,11 @@ def test_no_room_imports_from_its_own_floor_or_a_higher_one() -> None:
 def test_no_modules_import_each_other_in_a_circle() -> None:
     # The public face imports when it is asked, and is imported by nobody, which the floors see to.
     assert circle([each for each in imports_in(PACKAGE) if room_of(each.importer)]) == []
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = Counter(path.stem for path in PACKAGE.rglob("*.py") if not path.stem.startswith("__"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("room", sorted(DATA))

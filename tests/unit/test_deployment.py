@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from kp_scorer.errors import SettingsError
-from kp_scorer.serve.app import admits, read_tokens
+from kp_scorer.serve.routes import admits, read_tokens
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.paths import REPOSITORY

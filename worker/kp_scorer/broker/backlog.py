@@ -1,6 +1,6 @@
 """The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
 
-What looks at it raises the errors of :mod:`~kp_scorer.broker.connection`, and ServiceUnavailable if Redis cannot be reached.
+What looks at it raises the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
 """
 
 import math
@@ -15,7 +15,7 @@ from celery import Celery
 from kombu import Exchange, Producer, Queue
 from redis.exceptions import NoPermissionError
 
-from kp_scorer.broker.connection import broker_condition, check_publishing, waiting, with_producer
+from kp_scorer.broker.calls import broker_condition, check_publishing, waiting, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue, Reason

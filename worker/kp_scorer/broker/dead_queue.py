@@ -14,7 +14,7 @@ from amqp.exceptions import PreconditionFailed
 from celery import Celery
 from kombu import Producer, Queue
 
-from kp_scorer.broker.connection import with_producer
+from kp_scorer.broker.calls import with_producer
 from kp_scorer.broker.publishing import publish_confirmed
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import anew
@@ -77,7 +77,7 @@ class QueueDrainer:
         A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
         that dies in between leaves a copy, which is the same submission and ends the same way.
 
-        Raises the errors of :mod:`~kp_scorer.broker.connection`, also if Redis fails; the rest stays on the queue.
+        Raises the errors of :mod:`~kp_scorer.broker.calls`, also if Redis fails; the rest stays on the queue.
         """
         # A queue is missing if somebody deleted it, perhaps with the others.
         if_missing = [self.queue, *self._queues.in_order]

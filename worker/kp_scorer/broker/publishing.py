@@ -1,6 +1,6 @@
 """Publishing to queues and streams: submissions, and decisions within the limits of where they go.
 
-What publishes raises the errors of :mod:`~kp_scorer.broker.connection`, and ServiceUnavailable if Redis fails.
+What publishes raises the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
 """
 
 import math
@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Producer, Queue
 from kombu.transport import virtual
 
-from kp_scorer.broker.connection import waiting, with_producer
+from kp_scorer.broker.calls import waiting, with_producer
 from kp_scorer.broker.queues import SubmissionQueues, destination_of, results_queues, results_streams
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import PACKED_BY, SENT_MS, TASK_NAME, as_bytes, parse_submission, raw_body, submission_in, task_body

@@ -12,8 +12,8 @@ import structlog
 from celery import Celery
 from kombu import Queue
 
+from kp_scorer.broker.calls import unavailable_if_broker_fails, with_producer
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.connection import unavailable_if_broker_fails, with_producer
 from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision, Outcome

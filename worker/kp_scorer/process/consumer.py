@@ -9,7 +9,7 @@ import structlog
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
-from kp_scorer.broker.connection import described
+from kp_scorer.broker.calls import described
 from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received

@@ -10,7 +10,7 @@ from celery import Celery
 from redis.exceptions import BusyLoadingError
 from threadpoolctl import ThreadpoolController
 
-from kp_scorer.broker.connection import declare_queues
+from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
 from kp_scorer.decider import NoveltyMeter, open_pins
 from kp_scorer.embedding.embedder import Embedder

@@ -3,7 +3,7 @@
 import structlog
 from celery import Celery
 
-from kp_scorer.broker.connection import waiting
+from kp_scorer.broker.calls import waiting
 from kp_scorer.broker.publishing import send_traces
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.wire import checked_id

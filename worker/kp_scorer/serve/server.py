@@ -20,8 +20,8 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
 from kp_scorer.monitoring import http_server
-from kp_scorer.serve.app import make_app, read_tokens
-from kp_scorer.serve.metrics import ServeMetrics
+from kp_scorer.serve.counters import ServeMetrics
+from kp_scorer.serve.routes import make_app, read_tokens
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings

@@ -35,8 +35,8 @@ from kp_scorer.errors import (
     TraceConflict,
 )
 from kp_scorer.logs import raised_at
-from kp_scorer.serve.converting import SERVICE, SUPPLIED
-from kp_scorer.serve.metrics import ServeMetrics
+from kp_scorer.serve.counters import ServeMetrics
+from kp_scorer.serve.run_converter import SERVICE, SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
@@ -77,7 +77,7 @@ class Submitter:
         arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
         # In ASCII, as JSON comes from there, it may be six times as long.
         bounds = _CONVERTING._replace(answer_bytes=8 * settings.limits.message_bytes)
-        self._converting = BoundedProcess("kp_scorer.serve.converting", arguments, bounds)
+        self._converting = BoundedProcess("kp_scorer.serve.run_converter", arguments, bounds)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
         self._moved_at = time.monotonic()

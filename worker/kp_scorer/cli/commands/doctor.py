@@ -12,8 +12,8 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from kp_scorer.broker.backlog import lists_beside, look_at_backlog
+from kp_scorer.broker.calls import broker_condition, check_publishing, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
-from kp_scorer.broker.connection import broker_condition, check_publishing, waiting
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, print_row

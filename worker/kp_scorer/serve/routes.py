@@ -28,7 +28,7 @@ from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
 from kp_scorer.files import check_writer, read_text
 from kp_scorer.logs import raised_at
-from kp_scorer.serve.metrics import ServeMetrics
+from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.submitter import JSON, PROTOBUF, Submitter, failure, spans_in, success
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -51,7 +51,7 @@ _REJECTED: Final = {
 _MOST_TOKEN_BYTES: Final = 65_536
 _TOKEN: Final = re.compile(r"[!-~]{16,512}")
 
-log = structlog.get_logger("kp_scorer.serve.app")
+log = structlog.get_logger("kp_scorer.serve.routes")
 
 Result = TypeVar("Result")
 
