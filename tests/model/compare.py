@@ -6,7 +6,7 @@ from typing import Any
 from tests.model.baton import Violation
 from tests.model.contents import vector_of
 from tests.model.patched_scripts import DEADLINES_KEY
-from tests.model.records import KEYS, Letter, TraceRecord, class_key
+from tests.model.records import KEYS, Letter, TraceRecord, key_of
 from tests.model.reference import Reference
 from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
 from tests.model.server import Dump
@@ -30,15 +30,16 @@ def check_same(dump: Dump, model: Reference) -> None:
 
 def _expected(model: Reference) -> dict[str, object]:
     expected: dict[str, object] = {KEYS.record(trace_id): _record(record) for trace_id, record in model.records.items()}
-    expected |= {class_key(of_class): index for of_class, index in model.class_index.items()}
+    expected |= {key_of(kind): index for kind, index in model.kinds.items() if index}
     expected |= model.reports
     expected |= {KEYS.dead_letter(letter_id): _letter(letter) for letter_id, letter in model.letters.items()}
     of_all: dict[str, object] = {
         KEYS.pending: model.pending,
         KEYS.workers: model.workers,
         KEYS.dead_letters: model.letter_index,
-        KEYS.dead_letter_sizes: _fields({each: f"{size} {of_class}" for each, (size, of_class) in model.letter_sizes.items()}),
-        KEYS.dead_letter_classes: model.classes,
+        KEYS.dead_letter_sizes: _fields(
+            {each: f"{size} {kind}" for each, (size, kind) in model.letter_sizes.items()} | model.bytes_of_kinds()
+        ),
         KEYS.dropped: model.dropped,
         KEYS.counts: _counts(
             {"submitted": model.submitted, "decided": model.decided, "dead": model.dead, **model.dead_lettered}

@@ -13,18 +13,15 @@ DEADLINES_KEY: Final = "model:deadlines"
 MOST_NAMES: Final = 2
 """How many domains that no settings name are told apart, so few that some are not."""
 
-MOST_CLASSES: Final = 3
-"""How many classes of dead letters are told apart, so few that some are not."""
-
 LETTER_BYTES: Final = 1
 """What a dead letter takes beside its payload, so little that there may be too many of them before they are too large."""
 
-_OWN: Final = {"MOST_NAMES": MOST_NAMES, "MOST_CLASSES": MOST_CLASSES, "LETTER_BYTES": LETTER_BYTES}
-_COUNTS: Final = {"commit": 1, "ledger": 2}
+_OWN: Final = {"MOST_NAMES": MOST_NAMES, "LETTER_BYTES": LETTER_BYTES}
+_COUNTS: Final = {"commit": 1, "ledger": 1}
 """How many of these bounds each script has."""
 
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
-_BOUND: Final = re.compile(r"local (MOST_NAMES|MOST_CLASSES|LETTER_BYTES) = \d+")
+_BOUND: Final = re.compile(r"local (MOST_NAMES|LETTER_BYTES) = \d+")
 
 # Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
 _PRELUDE: Final = f"""

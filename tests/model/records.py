@@ -25,8 +25,8 @@ class SmallLedger(LedgerSettings):
 LEDGER: Final = SmallLedger(ttl_s=RECORD_TTL_MS / 1_000, resend_after_s=RESEND_AFTER_MS / 1_000)
 
 
-def class_key(of_class: str) -> str:
-    return f"{KEYS.dead_letters}_of:{of_class}"
+def key_of(kind: str) -> str:
+    return {"junk": KEYS.dead_junk, "rest": KEYS.dead_rest}[kind]
 
 
 @dataclass

@@ -11,7 +11,7 @@ from kp_scorer.errors import Reason, TraceConflict, TraceDead
 from kp_scorer.store.records import Identity, Record, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
-from tests.model.patched_scripts import LETTER_BYTES, MOST_CLASSES, MOST_NAMES
+from tests.model.patched_scripts import LETTER_BYTES, MOST_NAMES
 from tests.model.records import (
     KEPT_MS,
     KEYS,
@@ -23,7 +23,7 @@ from tests.model.records import (
     WORKERS_REMEMBERED_MS,
     Letter,
     TraceRecord,
-    class_key,
+    key_of,
 )
 from tests.model.reference_log import LogModel
 
@@ -40,9 +40,9 @@ class Reference:
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
         self.letter_sizes: dict[str, tuple[int, str]] = {}
-        """What each letter takes, and its class."""
-        self.classes: dict[str, int] = {}
-        self.class_index: dict[str, dict[str, int]] = {}
+        """What each letter takes, and its kind."""
+        self.kinds: dict[str, dict[str, int]] = {"junk": {}, "rest": {}}
+        """The letters of each kind by their time."""
         self.dropped = Counter[str]()
         self.dead_lettered = Counter[str]()
         self.workers: dict[str, int] = {}
@@ -67,14 +67,13 @@ class Reference:
             del self.records[trace_id]
         for letter_id in [letter_id for letter_id in self.letters if KEYS.dead_letter(letter_id) == key]:
             del self.letters[letter_id]
-        for of_class in [of_class for of_class in self.class_index if class_key(of_class) == key]:
-            del self.class_index[of_class]
+        for kind in self.kinds:
+            if key == key_of(kind):
+                self.kinds[kind].clear()
         if key == KEYS.dead_letters:
             self.letter_index.clear()
         elif key == KEYS.dead_letter_sizes:
             self.letter_sizes.clear()
-        elif key == KEYS.dead_letter_classes:
-            self.classes.clear()
         elif key == KEYS.workers:
             self.workers.clear()
         elif key in self.reports:
@@ -218,60 +217,43 @@ class Reference:
         self.expires_in(KEYS.dead_letter(letter_id), KEPT_MS)
         self.letter_index[letter_id] = self.now
         self.expires_in(KEYS.dead_letters, KEPT_MS)
-        self._leave_class(letter_id)
-        self._join_class(letter_id, reason, trace_id, len(payload) + LETTER_BYTES)
+        self._leave_kind(letter_id)
+        kind = "junk" if reason in ("malformed", "invalid", "conflict") else "rest"
+        self.letter_sizes[letter_id] = len(payload) + LETTER_BYTES, kind
+        self.kinds[kind][letter_id] = self.now
+        for key in (KEYS.dead_letter_sizes, key_of(kind)):
+            self.expires_in(key, KEPT_MS)
         return old is None
 
-    def _join_class(self, letter_id: str, reason: str, trace_id: str, size: int) -> None:
-        parts = trace_id.split(":")
-        of_class = f"{reason} {'' if len(parts) == 3 else parts[2] if trace_id else ':none'}"
-        if of_class not in self.classes and len(self.classes) >= MOST_CLASSES:
-            of_class = f"{reason} :others"
-        self.letter_sizes[letter_id] = size, of_class
-        self.classes[of_class] = self.classes.get(of_class, 0) + size
-        self.class_index.setdefault(of_class, {})[letter_id] = self.now
-        for key in (KEYS.dead_letter_sizes, KEYS.dead_letter_classes, class_key(of_class)):
-            self.expires_in(key, KEPT_MS)
-
-    def _leave_class(self, letter_id: str) -> None:
-        size, of_class = self.letter_sizes.pop(letter_id, (0, ""))
-        if not of_class:
-            return
+    def _leave_kind(self, letter_id: str) -> None:
+        self.letter_sizes.pop(letter_id, None)
         if not self.letter_sizes:
             self.lose(KEYS.dead_letter_sizes)
-        self.class_index.get(of_class, {}).pop(letter_id, None)
-        if not self.class_index.get(of_class):
-            self.lose(class_key(of_class))
-        self.classes[of_class] -= size
-        if not self.classes[of_class]:
-            del self.classes[of_class]
-        if not self.classes:
-            self.lose(KEYS.dead_letter_classes)
+        for kind, index in self.kinds.items():
+            index.pop(letter_id, None)
+            if not index:
+                self.lose(key_of(kind))
+
+    def bytes_of_kinds(self) -> dict[str, str]:
+        sums = Counter[str]()
+        for size, kind in self.letter_sizes.values():
+            sums[kind] += size
+        return {kind: str(size) for kind, size in sums.items()}
 
     def next_to_go(self) -> tuple[str, str] | None:
-        """Which letter goes next, and of which reason, empty if its time is over; None if all is within bounds."""
+        """Return which letter goes next, and its reason, empty if its time is over; None if all is within bounds."""
         if not self.letter_index:
             return None
         oldest, newest = (least_or_most(self.letter_index, key=self._age) for least_or_most in (min, max))
         if self.letter_index[oldest] <= self.now - KEPT_MS:
             return oldest, ""
-        # The newest takes no room.
-        newest_size, of_newest = self.letter_sizes[newest]
-        is_too_many = len(self.letter_index) > LEDGER.max_dead_letters
-        if not is_too_many and sum(self.classes.values()) - newest_size <= LEDGER.max_dead_letter_bytes:
-            return None
-        weights = (
-            {of_class: len(index) for of_class, index in self.class_index.items() if index} if is_too_many else self.classes
-        )
-        others = {**weights, of_newest: weights[of_newest] - (1 if is_too_many else newest_size)}
-        reasons = Counter[str]()
-        for of_class, weight in others.items():
-            reasons[of_class.partition(" ")[0]] += weight
-        reason = max(reasons, key=lambda reason: (reasons[reason], reason))
-        # Of several that are as large, the one that comes first by its size with the newest, and by its name.
-        in_order = sorted(others, key=lambda of_class: (self.classes[of_class], of_class))
-        largest = max((of_class for of_class in in_order if of_class.partition(" ")[0] == reason), key=others.__getitem__)
-        return min(self.class_index[largest], key=self._age), reason
+        for index in self.kinds.values():
+            # The newest takes no room.
+            size = sum(self.letter_sizes[each][0] for each in index if each != newest)
+            if len(index) > LEDGER.max_dead_letters or size > LEDGER.max_dead_letter_bytes:
+                first = min(index, key=self._age)
+                return first, self.letters[first].reason
+        return None
 
     def _age(self, letter_id: str) -> tuple[int, str]:
         return self.letter_index[letter_id], letter_id
@@ -298,7 +280,7 @@ class Reference:
     def _remove_letter(self, letter_id: str) -> None:
         trace_id = self.letters[letter_id].trace_id if letter_id in self.letters else ""
         self.lose(KEYS.dead_letter(letter_id))
-        self._leave_class(letter_id)
+        self._leave_kind(letter_id)
         del self.letter_index[letter_id]
         if not self.letter_index:
             self.lose(KEYS.dead_letters)

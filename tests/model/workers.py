@@ -18,6 +18,7 @@ from tests.model.reference_log import LARGEST_BATCH, WINDOW
 from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
 
 MAX_ATTEMPTS: Final = 2
+MOST_READERS: Final = 2
 _MOST_LEASED: Final = 6
 
 
@@ -74,7 +75,10 @@ class Worker:
         message.deliveries += 1
         self.in_flight.append(message)
         payload = message.payload
-        if payload.trace is None:
+        if payload.trace is None and message.deliveries > MOST_READERS:
+            # Its readers died of it: nobody reads it any more, and it goes by the name in its header.
+            self.ended.append(Ended(message, DeadLettering("poison", "2 workers died", payload.header_id, b"")))
+        elif payload.trace is None:
             self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected some", payload.named_id, b"")))
         else:
             self.waiting.append(message)

@@ -270,8 +270,8 @@ class LedgerSettings(Section):
     resend_after_s: Seconds = 600.0
     max_resends: ClassVar[int] = 3
     """A trace that was sent again this many times without a decision becomes a dead letter."""
-    max_dead_letters: ClassVar[int] = 100_000
-    max_dead_letter_bytes: ClassVar[int] = 2**28
+    max_dead_letters: ClassVar[int] = 50_000
+    max_dead_letter_bytes: ClassVar[int] = 2**27
     """The ledger keeps this many dead letters and bytes of them, and at most a quarter of Redis' maxmemory."""
 
     @property

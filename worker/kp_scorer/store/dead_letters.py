@@ -107,7 +107,8 @@ def _read_dead_letters(
 class DeadLetters:
     """The dead letters, each kept for 30 days after it was last dead-lettered, unless others need its room.
 
-    Of too many, those go that died of the reason, and in it were of the producer, that takes most: junk makes room for junk.
+    There are two kinds, each within the same bounds: junk, which is malformed, invalid or in conflict with another submission,
+    and the rest. Over its bounds the oldest of a kind make room, so that no junk pushes out a trace that failed.
 
     ServiceUnavailable if Redis cannot be reached.
     """
@@ -115,7 +116,7 @@ class DeadLetters:
     def __init__(
         self, client: redis.Redis, keys: Keys, settings: LedgerSettings, counter: DeadLetterCounter | None = None
     ) -> None:
-        """Count with ``counter`` those that are kept and dropped by way of this object, in the thread that does so."""
+        """Count with ``counter`` the dead letters that this object keeps and drops, in the thread that does so."""
         self._counter = counter
         self._client = client
         self._keys = keys
@@ -170,7 +171,7 @@ class DeadLetters:
         return None
 
     def begin_reading(self, message: bytes) -> int:
-        """Note that a message is about to be read which may end whoever does; return how often it was begun and not ended."""
+        """Note that a message that may end its reader is about to be read; return how many began to read it and did not end."""
         key = self._keys.reading(dead_letter_id_of(message))
         with self._client.pipeline(transaction=False) as pipeline:
             pipeline.hincrby(key, "begun", 1)
@@ -185,7 +186,7 @@ class DeadLetters:
     def make_room(self) -> None:
         """Drop dead letters while there are too many, or too large ones; each with the record that died by it.
 
-        Junk also makes room for submissions: invalid, malformed and in conflict with others, while Redis takes no more of them.
+        Junk also makes room for submissions, while Redis takes no more of them.
         """
         dropped = Counter[bytes]()
         has_too_many = 1
@@ -203,12 +204,12 @@ class DeadLetters:
         return dict(zip(REASONS, map(number_in, counts), strict=True))
 
     def dropped(self) -> dict[str, int]:
-        """How many made room for others by now, by reason; reasons of none are not there."""
+        """Count by reason the dead letters that made room for others; reasons of none are left out."""
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
     def count(self) -> int:
-        """How many there are."""
+        """Count the dead letters."""
         return int(self._client.zcard(self._keys.dead_letters))
 
     def read(

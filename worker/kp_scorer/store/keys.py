@@ -22,14 +22,14 @@
                                          domains and those that settings name. ``lua/commit.lua`` lists its fields
     {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
     {prefix}:dropped            hash     how many dead letters of each reason were dropped to make room; one key
-    {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age,
-                                         and to 100,000 and 256 MiB
-    {prefix}:dead_sizes         hash     bytes that each dead letter takes and its class, its reason and its trace's namespace
-    {prefix}:dead_classes       zset     classes of dead letters by the bytes that those of each take
-    {prefix}:dead_of:{class}    zset     as ``dead``, of one class. All these expire with the last dead letter
+    {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age
+    {prefix}:dead_junk          zset     as ``dead``, of what any producer can make at will; trimmed to 50,000 and 128 MiB
+    {prefix}:dead_rest          zset     as ``dead_junk``, of the rest
+    {prefix}:dead_sizes         hash     bytes and kind of each dead letter, and the bytes of each kind. These four expire with
+                                         the last dead letter
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
-    {prefix}:reading:{id}       hash     how often a message that was delivered too often was begun to be read, and not read to
-                                         its end; the id is a dead letter's; expires after 30 days
+    {prefix}:reading:{id}       hash     how many workers began to read a message that has come back for the second time, and
+                                         did not read to its end; the id is a dead letter's; expires after 30 days
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
                                          most 10,000
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
@@ -97,7 +97,8 @@ class Keys(Prefixed):
     dropped = Key(":dropped", "hash")
     dead_letters = Key(":dead", "zset")
     dead_letter_sizes = Key(":dead_sizes", "hash")
-    dead_letter_classes = Key(":dead_classes", "zset")
+    dead_junk = Key(":dead_junk", "zset")
+    dead_rest = Key(":dead_rest", "zset")
     runs = Key(":runs", "zset")
     runs_bytes = Key(":runs_bytes")
     record_prefix = Key(":trace:")  # Scripts build keys from this one and the next two.

@@ -1,7 +1,7 @@
 -- Dead-letter a submission, and end its trace's record if that is a record of this very submission.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, pending, counts, record_prefix, dead_letter, records...
+-- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, pending, counts, record_prefix, dead_letter, records...
 -- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable,
 --        record_ttl_ms, ttl_ms, most, most_bytes
 -- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
@@ -54,7 +54,7 @@ add(dead_letter, 'burials', 1)
 add(counts, reason, 1)
 redis.call('PEXPIRE', dead_letter, ttl_ms)
 redis.call('ZADD', dead_letters, now, dead_letter_id)
-join_class(dead_letter_id, reason, redis.call('HGET', dead_letter, 'trace_id'), #payload)
+join_kind(dead_letter_id, reason, #payload)
 
 local ends_pending = state == 'pending' and is_same
 -- A submission that is dead-lettered again was counted when it was new, and a pending one when it became pending.

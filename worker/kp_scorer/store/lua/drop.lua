@@ -1,7 +1,7 @@
 -- Remove a dead letter, and the record that died by it, unless it was dead-lettered again since it was chosen.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dead_letter, record
+-- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dead_letter, record
 -- ARGV   dead_letter_id, chosen_burials, chosen_last_ms
 -- Reply  how many were removed
 

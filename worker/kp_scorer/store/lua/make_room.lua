@@ -2,30 +2,24 @@
 -- by it. Not all at once: a large one takes the place of many small ones, and Redis has others to serve.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_letter_classes, dropped, dead_letter_prefix, record_prefix
+-- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dropped, dead_letter_prefix, record_prefix
 -- ARGV   at_once, ttl_ms, most, most_bytes
 -- Reply  (reasons, has_too_many): the reason of each that went before its time, and 1 if more are to go
 
 local reasons = {}
 
 use_reserve('zset', dead_letters)
-local dead_letter_id, is_early, class = next_to_go()
+local dead_letter_id, is_early = next_to_go()
 for _ = 1, at_once do
     if not dead_letter_id then break end
-    if dead_letter_id == '' then
-        redis.call('ZREM', dead_letter_classes, class)
-    else
-        local dead_letter = dead_letter_prefix .. dead_letter_id
-        local reason = is_early and redis.call('HGET', dead_letter, 'reason')
-        if reason then
-            reasons[#reasons + 1] = reason
-            add(dropped, reason, 1)
-        end
-        local record = record_prefix .. (redis.call('HGET', dead_letter, 'trace_id') or '')
-        remove_dead_letter(dead_letter, dead_letter_id, record)
-        -- Its own class may be another one, or none, if somebody has damaged an index.
-        if class then redis.call('ZREM', dead_letters .. '_of:' .. class, dead_letter_id) end
+    local dead_letter = dead_letter_prefix .. dead_letter_id
+    local reason = is_early and redis.call('HGET', dead_letter, 'reason')
+    if reason then
+        reasons[#reasons + 1] = reason
+        add(dropped, reason, 1)
     end
-    dead_letter_id, is_early, class = next_to_go()
+    local record = record_prefix .. (redis.call('HGET', dead_letter, 'trace_id') or '')
+    remove_dead_letter(dead_letter, dead_letter_id, record)
+    dead_letter_id, is_early = next_to_go()
 end
 return {reasons, dead_letter_id and 1 or 0}
