@@ -309,8 +309,9 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server:
 def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN)
-    metered = with_changed(settings, metrics__port=free_port(), serve__tokens=str(tokens))
-    port = metered.metrics.of_serve().port
+    # The server has the port after that of a worker.
+    port = free_port()
+    metered = with_changed(settings, metrics__port=port - 1, serve__tokens=str(tokens))
     monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=2 ServeSettings.runs=4")
     with open_server(metered, tmp_path / "server.log", serve__quiet_s=8.0) as server:
         asked = {"authorization": f"Bearer {TOKEN}"}
