@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import converted, refused_fields, steps_in, steps_of
+from tests.support.converting import converted, converted_and_refused, refused_fields, steps_in, steps_of
 from tests.unit.test_adapter_openai import assistant, call, result, user
 
 Json = dict[str, Any]
@@ -104,6 +104,16 @@ def test_what_a_subagent_does_is_a_run_of_its_own() -> None:
     inner = [line | {"isSidechain": True, "agentId": "b2"} for line in CLAUDE[2:]]
     ids = [trace["id"].removeprefix("kp:trace:claude-code:") for trace in converted("", *CLAUDE, *inner)]
     assert ids == ["s1", "s1:b2"]
+
+
+@pytest.mark.parametrize("beginning", [{}, {"id": 7}, {"id": ""}])
+def test_codex_sessions_whose_beginnings_are_broken_join_no_other(beginning: Json) -> None:
+    broken = [of_codex("session_meta", **beginning), *CODEX[2:]]
+    traces, refused = converted_and_refused("", [*CODEX, *broken, *broken])
+    (alone,) = converted("", *CODEX)
+    assert alone in traces
+    assert [steps_in(trace) for trace in traces] == [steps_in(alone)] * 3
+    assert [error.line for error in refused] == [len(CODEX) + 1, len(CODEX) + len(broken) + 1]
 
 
 def test_a_session_begins_where_its_file_says_so() -> None:

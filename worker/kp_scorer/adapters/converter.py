@@ -62,6 +62,13 @@ class Converter:
         for record in records:
             try:
                 own = FORMATS[name].run_id(record)
+            except Exception as error:
+                yield _refusal(record, error)
+                # Records that continue this one must not join the run before it.
+                self._latest.pop(name, None)
+                yield from self._close(_Key(name, ""))
+                continue
+            try:
                 if own is None:
                     yield from self._convert(_Key(name, ""), [record])
                     continue
@@ -131,7 +138,8 @@ class Converter:
 
     def _close(self, key: _Key) -> Iterator[Converted]:
         if records := self._pop(key):
-            self._ended[key] = False
+            if key.run_id:
+                self._ended[key] = False
             if len(self._ended) > _MOST_ENDED:
                 self._ended.popitem(last=False)
             yield from self._convert(key, records)

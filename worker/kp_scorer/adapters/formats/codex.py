@@ -21,7 +21,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 def run_id(line: Node) -> str:
     """Return the id of the session that begins with a line; empty for a line that continues one."""
-    return line.at("payload", "id").text() if line.at("type").value == "session_meta" else ""
+    return line.at("payload", "id").required_text() if line.at("type").value == "session_meta" else ""
 
 
 def run(own_id: str, lines: Sequence[Node]) -> Run:
