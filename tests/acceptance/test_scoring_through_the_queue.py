@@ -76,5 +76,5 @@ def test_a_result_is_stored_only_if_asked_for_and_under_an_id_that_nobody_guesse
     foreign.send_task("score_trace", args=[second], queue="traces", ignore_result=False, task_id="order-17")
     assert [client.wait(trace["id"], timeout_s=PATIENCE_S).trace_id for trace in (first, second)]
     redis_client = foreign.backend.client
-    wait_until(lambda: not (redis_client.llen("traces") or redis_client.hlen("traces.in_hand")))
+    wait_until(lambda: not (redis_client.llen("traces") or redis_client.hlen("traces.unacknowledged")))
     assert not redis_client.exists("celery-task-meta-order-17", f"celery-task-meta-{unasked.id}")

@@ -24,7 +24,7 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
     # What was moved and not noted comes back as if its worker had died.
     settings = with_changed(settings, broker__visibility_timeout_s=3)
     queue = settings.queues.traces
-    names = [f"{queue}.in_hand", f"{queue}.index", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]
+    names = [f"{queue}.unacknowledged", f"{queue}.renewed", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]
     traces = short_traces(len(names), seed=20)
     with (
         make_celery(settings) as foreign,

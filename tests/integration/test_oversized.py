@@ -39,7 +39,7 @@ def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis
                     redis_client.lpush("traces", message)
                     channel.basic_ack(channel.basic_get("traces").delivery_tag)
                 else:
-                    redis_client.lpush("traces.taking", message)
+                    redis_client.lpush("traces.moving", message)
                     channel.reclaim("traces")
             payloads: Any = redis_client.lrange(OVERSIZED, 0, -1)
             return list(payloads)
@@ -56,7 +56,7 @@ def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
     item = trace + b" " * largest_message_bytes(limits) + b"and something else"
     with make_celery(settings.model_copy(update={"limits": limits})) as app, app.connection_for_read() as connection:
         channel: Channel = connection.default_channel
-        redis_client.lpush("traces" if way == "received" else "traces.taking", item)
+        redis_client.lpush("traces" if way == "received" else "traces.moving", item)
         if way == "reclaimed":
             channel.reclaim("traces")
         for _ in range(2):

@@ -159,7 +159,7 @@ VERBS: Final[dict[str, Sequence[str]]] = {
     "put a message on the queue of traces": ["LPUSH traces message"],
     "count the messages there": ["LLEN traces"],
     "read or remove them": ["LRANGE traces 0 -1", "RPOP traces", "DEL traces"],
-    "reach what is in flight": ["LPUSH traces.taking message", "HGETALL traces.in_hand"],
+    "reach what is in flight": ["LPUSH traces.moving message", "HGETALL traces.unacknowledged"],
     "read a record by its id": ["HGET kp:trace:1 state"],
     "write a record, also another's": ["HSET kp:trace:1 decision forged"],
     "read many records, list ids": ["HGETALL kp:trace:1", "ZRANGE kp:pending 0 -1"],

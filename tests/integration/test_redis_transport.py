@@ -84,7 +84,7 @@ def test_a_message_is_in_flight_as_soon_as_it_is_off_the_queue(
     message = receive(channel)
     assert message.decode() == {"a": 1}
     assert redis_client.llen(QUEUE) == 0
-    assert redis_client.hvals("traces.in_hand") == [item]
+    assert redis_client.hvals("traces.unacknowledged") == [item]
     message.ack()
     assert everything(redis_client) == []
     assert not redis_client.exists("traces.deliveries")
@@ -111,10 +111,10 @@ def test_what_a_dead_consumer_had_is_redelivered_after_the_visibility_timeout_wh
     noted = receive(another)
     publish(connection, {"b": 2})
     # What a blocking receive does, and then its consumer is dead.
-    redis_client.blmove(QUEUE, "traces.taking", 1, "RIGHT", "LEFT")
+    redis_client.blmove(QUEUE, "traces.moving", 1, "RIGHT", "LEFT")
     assert receive(channel) is None
     channel.reclaim(QUEUE)
-    assert (redis_client.llen("traces.taking"), redis_client.hlen("traces.in_hand")) == (0, 2)
+    assert (redis_client.llen("traces.moving"), redis_client.hlen("traces.unacknowledged")) == (0, 2)
     again = {message.body: message for message in (wait_until(lambda: receive(channel)) for _ in range(2))}
     assert again[noted.body].headers["x-delivery-count"] == 1
     assert sorted(message.decode().popitem() for message in again.values()) == [("a", 1), ("b", 2)]
@@ -130,12 +130,12 @@ def test_a_message_whose_digest_another_one_has_loses_neither(
     # As if their SHA-1 were the same, and the other one in flight already.
     redis_client.rpop(QUEUE)
     digest = hashlib.sha1(other, usedforsecurity=False).hexdigest()
-    redis_client.hset("traces.in_hand", digest, item)
-    redis_client.zadd("traces.index", {digest: 1_000 * time.time()})
+    redis_client.hset("traces.unacknowledged", digest, item)
+    redis_client.zadd("traces.renewed", {digest: 1_000 * time.time()})
     assert receive(another).decode() == {"b": 2}
-    assert sorted(redis_client.hvals("traces.in_hand")) == sorted([item, other])
-    digests: Any = redis_client.zrange("traces.index", 0, -1)
-    redis_client.zadd("traces.index", dict.fromkeys(digests, 0))
+    assert sorted(redis_client.hvals("traces.unacknowledged")) == sorted([item, other])
+    digests: Any = redis_client.zrange("traces.renewed", 0, -1)
+    redis_client.zadd("traces.renewed", dict.fromkeys(digests, 0))
     channel.reclaim(QUEUE)
     assert sorted(redis_client.lrange(QUEUE, 0, -1)) == sorted([item, other])
 
@@ -151,7 +151,7 @@ def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         publish(connection, {"b": 2})
-        wait_until(lambda: redis_client.llen("traces.taking") == 1)
+        wait_until(lambda: redis_client.llen("traces.moving") == 1)
         channel.reclaim(QUEUE)
         connection.drain_events(timeout=PATIENCE_S)
     assert [message.decode() for message in messages] == [{"a": 1}, {"b": 2}]
@@ -227,7 +227,7 @@ def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[
             # One more where Redis has not loaded the script yet.
             assert int(after) - calls <= 3
             channel.qos.ack_all([message.delivery_tag for message in received])
-            assert server.hlen("traces.in_hand") == 0
+            assert server.hlen("traces.unacknowledged") == 0
             draining.drain_events(timeout=PATIENCE_S)
             assert [message.payload for message in received[7:]] == [7, 8, 9]
 
@@ -247,7 +247,7 @@ def test_copies_of_the_same_bytes_each_count_against_the_prefetch(
         assert (len(received), redis_client.llen(QUEUE)) == (8, 12)
         for message in received[1:]:
             message.ack()
-        assert redis_client.hlen("traces.in_hand") == 0
+        assert redis_client.hlen("traces.unacknowledged") == 0
 
 
 def test_no_more_than_a_mebibyte_is_received_at_once(
@@ -283,7 +283,7 @@ def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_ord
         publish(connection, number)
     channel.close()
     assert received == []
-    assert redis_client.hlen("traces.in_hand") == 0
+    assert redis_client.hlen("traces.unacknowledged") == 0
     messages = [receive(another) for _ in range(3)]
     assert [message.payload for message in messages] == [0, 1, 2]
     assert [message.headers["x-delivery-count"] for message in messages] == [0, 0, 0]

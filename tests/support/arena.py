@@ -140,7 +140,7 @@ def put(settings: Settings, *bodies: bytes) -> None:
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
     """Whether no message is on a queue of a Redis, and none in flight."""
-    return not any((client.llen(queue), client.llen(f"{queue}.taking"), client.hlen(f"{queue}.in_hand")))
+    return not any((client.llen(queue), client.llen(f"{queue}.moving"), client.hlen(f"{queue}.unacknowledged")))
 
 
 def supervised(settings: Settings, directory: Path, count: int, variables: Variables = lambda place, life: {}) -> Fleet:

@@ -199,7 +199,7 @@ def test_the_name_of_the_intake_is_derived_from_the_queue_of_traces() -> None:
     assert load_settings({"queues.traces": "other"}).queues.intake_name == "other.intake"
 
 
-OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.in_hand", "decisions.rejected.oversized")
+OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledged", "decisions.rejected.oversized")
 
 
 @pytest.mark.parametrize(

@@ -392,7 +392,8 @@ class Settings(Section):
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
         names = {queues.traces, queues.intake_name, *map(queues.name, get_args(Outcome))}
-        beside = {f"{name}.{part}" for name in names for part in ("taking", "in_hand", "index", "deliveries", "oversized")}
+        parts = ("moving", "unacknowledged", "renewed", "deliveries", "oversized")
+        beside = {f"{name}.{part}" for name in names for part in parts}
         for name in sorted(names):
             if name.startswith(f"{self.redis.prefix}:") or name in beside:
                 yield f"queues: {name} is the name of a key that workers use in Redis themselves: choose another"

@@ -2,13 +2,13 @@
 
 Each queue has, beside its list:
 
-    {queue}.taking       list    messages that a blocking receive has moved and not noted yet, for an instant each
-    {queue}.in_hand      hash    digest to message: in flight, neither acknowledged nor requeued
-    {queue}.index        zset    digest by the time when its consumer was last known to be alive, in ms of Redis' clock
-    {queue}.deliveries   hash    digest to how often the message was delivered; expires after a day without a delivery
-    {queue}.oversized    list    messages too large for a worker to read, whose beginnings went on in their place; expires
-                                 30 days after the last. The newest 100, and no more than 64 MiB together, or a quarter
-                                 of Redis' maxmemory, unless a single one is larger; the oldest go first
+    {queue}.moving          list  messages that a blocking receive has moved and not noted yet, for an instant each
+    {queue}.unacknowledged  hash  digest to message: in flight, neither acknowledged nor requeued
+    {queue}.renewed         zset  digest by the time when its consumer was last known to be alive, in ms of Redis' clock
+    {queue}.deliveries      hash  digest to how often the message was delivered; expires after a day without a delivery
+    {queue}.oversized       list  messages too large for a worker to read, whose beginnings went on in their place; expires
+                                  30 days after the last. The newest 100, and no more than 64 MiB together, or a quarter of
+                                  Redis' maxmemory, unless a single one is larger; the oldest go first
 
 A message is known by its digest, the SHA-1 of its bytes, which never change when it is requeued. Two messages of the very same
 bytes count as one while both are in flight; nothing is lost, as they are the same submission.
@@ -35,9 +35,9 @@ class QueueKeys(Prefixed):
     """The keys of a queue, by the names that other workers use there."""
 
     queue = Key("", "list")
-    moving = Key(".taking", "list")
-    unacknowledged = Key(".in_hand", "hash")
-    renewed = Key(".index", "zset")
+    moving = Key(".moving", "list")
+    unacknowledged = Key(".unacknowledged", "hash")
+    renewed = Key(".renewed", "zset")
     deliveries = Key(".deliveries", "hash")
     oversized = Key(".oversized", "list")
 
