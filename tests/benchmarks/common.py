@@ -117,7 +117,7 @@ def default_tokens() -> Tokens:
 def lengths_of(texts: Sequence[str]) -> list[int]:
     """How many tokens of each text the default model reads."""
     tokens = default_tokens()
-    return [len(tokens.row(text)[0]) for text in texts]
+    return [len(ids) for ids, _ in tokens.rows(texts)]
 
 
 def unit_vectors(chance: np.random.Generator, count: int, dimensions: int = 384) -> Vectors:

@@ -74,7 +74,7 @@ def costs_of_text(tokens: Tokens, name: str, text: str) -> Row:
     grown_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     costs = []
     for part in (part for recipe in RECIPES.values() for part in recipe.parts):
-        tokenize = partial(tokens.row, text, part.max_tokens, keep_end=part.keeps_end)
+        tokenize = partial(tokens.rows, [text], part.max_tokens, keep_end=part.keeps_end)
         seconds = [seconds_of(tokenize, time.thread_time) for _ in range(4)]
         with traced_memory() as memory:
             tokenize()

@@ -84,6 +84,7 @@ def test_vectors_are_those_of_sentence_transformers(tiny: Tiny, load: Callable[[
     for vectors in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
         assert (vectors * expected).sum(axis=1).min() > 1 - tolerance
     assert embedder.dimensions == expected.shape[1]
+    assert embedder.packs == (tiny.directory.name == "bert" and load is on_torch)
 
 
 @pytest.mark.parametrize("load", [on_openvino, on_torch])

@@ -37,16 +37,17 @@ class GatedEmbedder(Embedder):
     name, space, dimensions, recipe = "gated", "gated-1", 4, TRACE
     streams, max_tokens, step = 2, 8, 4
 
-    def __init__(self, *, is_open: bool = False, fails_at: str = "nothing", most_passes: int = 2) -> None:
+    def __init__(self, *, is_open: bool = False, fails_at: str = "nothing", most_passes: int = 2, packs: bool = False) -> None:
         self.most_passes = most_passes
+        self.packs = packs
         self.passes: list[tuple[list[str], bool]] = []
         self.gate = threading.Semaphore(1_000_000 if is_open else 0)
         self._fails_at = fails_at
 
-    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
-        if "no-tokens" in text:
+    def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
+        if any("no-tokens" in text for text in texts):
             raise ValueError("no tokens")
-        return TokenizedText(text, [[1] * len(text.split())], "long" not in text)
+        return [TokenizedText(text, [[1] * len(text.split())], "long" not in text) for text in texts]
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         self.passes.append(([each.text.strip() for each in texts], together))
@@ -145,6 +146,35 @@ def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_old
     passes = [texts for texts, _ in embedder.passes[1:]]
     assert passes[0] == ["s1 x x", "s2 x x"], "a third would be too many tokens"
     assert [texts[0].split()[0] for texts in passes] == ["s1", "long", "s3", "longer"]
+
+
+def test_texts_of_any_length_share_a_pass_where_the_engine_packs() -> None:
+    embedder = GatedEmbedder(packs=True, most_passes=1)
+    embedder.streams = 1
+    with busy(embedder) as stages:
+        stages.submit("a b c d e", "f g", "h i j k", "l")
+        stages.wait_for_texts(5)
+        embedder.gate.release(1_000)
+        stages.wait_for_ends(5)
+    assert [texts for texts, _ in embedder.passes[1:]] == [["a b c d e", "f g", "l"], ["h i j k"]]
+
+
+def test_what_is_packed_does_not_wait_for_the_pass_before() -> None:
+    with running(embedder := GatedEmbedder(packs=True)) as stages:
+        stages.submit("first")
+        wait_until(lambda: embedder.passes == [(["first"], False)])
+        stages.submit("second")
+        wait_until(lambda: embedder.passes[1:] == [(["second"], False)])
+
+
+def test_a_text_without_tokens_fails_alone_where_the_engine_packs() -> None:
+    with running(GatedEmbedder(is_open=True, packs=True)) as stages:
+        # Looked up together, as none is before all wait.
+        with stages.admission._changed:
+            stages.submit("good", "no-tokens", "fine")
+        ends = stages.wait_for_ends(3)
+    assert isinstance(ends.pop("no-tokens"), ValueError)
+    assert all(isinstance(end, Decision) for end in ends.values())
 
 
 def test_passes_wait_inside_the_engine_only_while_a_backlog_waits_behind_them() -> None:

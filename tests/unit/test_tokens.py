@@ -35,7 +35,7 @@ TEXTS = st.lists(NASTY, max_size=60).map("".join) | st.lists(NASTY, max_size=60)
 
 
 def ids_of(tokens: Tokens, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[Ids]:
-    return [tokens.row(text, most, keep_end=keep_end)[0] for text in texts]
+    return [ids for ids, _ in tokens.rows(texts, most, keep_end=keep_end)]
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_row_says_whether_it_is_all_of_the_text(
     file = tokenizer_file if is_bert else changed_file(tokenizer_file, tmp_path, ALTERATIONS["no BERT normalizer"])
     tokens = Tokens(file, 96, keeps_closing=keeps_closing)
     for words, keep_end in product((0, 93, 94, 95, 96, 5_000), (False, True)):
-        ids, is_whole = tokens.row("tree " * words, keep_end=keep_end)
+        ((ids, is_whole),) = tokens.rows(["tree " * words], keep_end=keep_end)
         assert (is_whole, len(ids)) == (words <= 94, min(words + 2, 96))
 
 

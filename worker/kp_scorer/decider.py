@@ -89,7 +89,7 @@ class NoveltyMeter:
 
     def _embed(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> Sequence[tuple[TokenizedText, Vector]]:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        tokenized = [self.checked.tokenize(text, alone=alone, plain=plain) for text in rows]
+        tokenized = self.checked.tokenize_all(list(rows), alone=alone, plain=plain)
         vectors = self.checked.embed(tokenized, alone=alone)
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 

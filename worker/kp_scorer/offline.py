@@ -83,7 +83,7 @@ class Scorer:
         novelty = self._decider.novelty
         if novelty is None:
             return novelty_of(None)
-        tokenized = novelty.checked.tokenize(text, alone=True)
+        tokenized = novelty.checked.tokenize_all([text], alone=True)[0]
         (vector,) = novelty.checked.embed([tokenized], alone=True)
         return novelty_of(novelty.cache.mirror.similarity(vector, time.time_ns() // 1_000_000))
 

@@ -106,12 +106,17 @@ class Embedder:
     has_threads = False  # Whether its engine has threads, without which it cannot compute.
     streams = 1  # How many passes run at once.
     most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
-    max_tokens = 0  # Of a pass, if each text in it were as long as the longest; a longer text gets a pass of its own.
-    step = 1  # Texts share a pass only if the lengths of their parts round up to the same multiples of this.
+    max_tokens = 0  # Of a pass, padding included; a longer text gets a pass of its own.
+    packs = False  # Whether any texts share a pass. Otherwise each is padded to the longest.
+    step = 1  # Padded texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
         """Prepare a text for a pass; a ``plain`` one, which is no trace's and shares no pass with traces, as one part."""
-        return TokenizedText(text, ())
+        return self.tokenize_all([text], plain=plain)[0]
+
+    def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
+        """Prepare texts as ``tokenize`` does each, on as many cores as there are."""
+        return [TokenizedText(text, ()) for text in texts]
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
         """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
@@ -119,7 +124,7 @@ class Embedder:
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """Embed texts, in order, as ``run`` does, with as many passes at once as there are streams."""
-        return self.embed_tokenized([self.tokenize(text) for text in texts])
+        return self.embed_tokenized(self.tokenize_all(texts))
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
         """The same of texts that were tokenized."""
@@ -150,10 +155,10 @@ class CheckedEmbedder:
         self._failed_alone = 0
         self._is_unhealthy = False
 
-    def tokenize(self, text: str, *, alone: bool, plain: bool = False) -> TokenizedText:
-        """Prepare a text for a pass, a ``plain`` one or a trace's; see :meth:`run`."""
+    def tokenize_all(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> list[TokenizedText]:
+        """Prepare texts for a pass, ``plain`` ones or traces'; see :meth:`run`."""
         with self._checking(alone=alone):
-            return self._embedder.tokenize(text, plain=plain)
+            return self._embedder.tokenize_all(texts, plain=plain)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone``: of a text that failed before, now with no other in flight.

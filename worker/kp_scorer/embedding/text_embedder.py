@@ -192,45 +192,54 @@ class Tokens:
         self.unknown_id = -1 if unknown is None else int(unknown)
         self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
-    def row(self, text: str, most: int | None = None, *, keep_end: bool = False) -> tuple[Ids, bool]:
-        """At most ``most`` ids of a text, by default as many as the model takes, and whether those are all of it.
+    def rows(self, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[tuple[Ids, bool]]:
+        """Return at most ``most`` ids of each text, by default as many as the model takes, and whether those are all of it.
 
         They are exactly those that tokenising all of it gives. Prompt and special tokens count. Of a text that is longer, the
         first of them; to ``keep_end``, as many from its beginning as from its end, between the special tokens.
         """
-        text, most = self._prompt + text, min(most or self._longest, self._longest)
+        texts, most = [self._prompt + text for text in texts], min(most or self._longest, self._longest)
         inner = most - len(self._opening) - len(self._closing)
         half = inner // 2
         fits = 2 * half if keep_end else inner
-        chars = len(text) if self._units else most * _MOST_CHARS_PER_TOKEN
+        chars = most * _MOST_CHARS_PER_TOKEN
         if self._units:
-            ids = self._read(self._units, text, fits + 1)
-        elif keep_end and len(text) > chars:
-            ids = self._encode(f"{text[: chars // 2]} {text[-(chars // 2) :]}")
+            beginnings = self._read(self._units, texts, fits + 1)
         else:
-            ids = self._encode(text[:chars])
-        is_whole = len(ids) <= fits and len(text) <= chars
-        if keep_end and len(ids) > fits:
-            end = self._read(self._units, text, half, backwards=True) if self._units else ids
-            ids = ids[:half] + end[-half:]
+            ends = [
+                f"{text[: chars // 2]} {text[-(chars // 2) :]}" if keep_end and len(text) > chars else text[:chars]
+                for text in texts
+            ]
+            beginnings = self._encode(ends)
+        is_whole = [
+            len(ids) <= fits and bool(self._units or len(text) <= chars) for text, ids in zip(texts, beginnings, strict=True)
+        ]
+        rows = beginnings
+        if keep_end:
+            longer = [index for index, ids in enumerate(beginnings) if len(ids) > fits]
+            endings = [beginnings[index] for index in longer]
+            if self._units:
+                endings = self._read(self._units, [texts[index] for index in longer], half, backwards=True)
+            for index, end in zip(longer, endings, strict=True):
+                rows[index] = rows[index][:half] + end[-half:]
         elif self._keeps_closing:
-            ids = ids[:fits]
-        return [*self._opening, *ids, *self._closing][:most], is_whole
+            rows = [ids[:fits] for ids in rows]
+        return [([*self._opening, *ids, *self._closing][:most], whole) for ids, whole in zip(rows, is_whole, strict=True)]
 
-    def _read(self, units: Units, text: str, least: int, *, backwards: bool = False) -> Ids:
-        """The first ids of a text, ``least`` or more, or all of them where it has fewer; or, ``backwards``, its last ones."""
-        ids: Ids = []
-        for piece in units.pieces(text, least, backwards=backwards):
-            ids = self._encode(piece) + ids if backwards else ids + self._encode(piece)
-            if len(ids) >= least:
-                break
-        return ids
+    def _read(self, units: Units, texts: Sequence[str], least: int, *, backwards: bool = False) -> list[Ids]:
+        """Return the first ids of each text, ``least`` or more, or all that there are; or, ``backwards``, the last ones."""
+        rows: list[Ids] = [[] for _ in texts]
+        readers = dict(enumerate(units.pieces(text, least, backwards=backwards) for text in texts))
+        while readers:
+            pieces = {index: piece for index, reader in readers.items() if (piece := next(reader, None)) is not None}
+            for index, ids in zip(pieces, self._encode(list(pieces.values())), strict=True):
+                rows[index] = ids + rows[index] if backwards else rows[index] + ids
+            readers = {index: readers[index] for index in pieces if len(rows[index]) < least}
+        return rows
 
-    def _encode(self, text: str) -> Ids:
-        # Of many at once the tokenizer would hold the offsets of all; this way it makes none.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
-        ids: Ids = encoding.ids
-        return ids
+    def _encode(self, texts: Sequence[str]) -> list[Ids]:
+        # The tokenizer makes no offsets this way, and releases the interpreter once for all texts.
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
 class TextEmbedder(Embedder):
@@ -253,11 +262,17 @@ class TextEmbedder(Embedder):
         """Run a forward pass for each group of rows, which come in order of length, shortest first; return its vectors."""
         return [self.run_pass(group, together=True) for group in groups]
 
-    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
-        """Tokenize each of the recipe's parts; of a ``plain`` text as much as the model takes."""
+    def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
+        """Tokenize each of the recipe's parts; of ``plain`` texts as much as the model takes."""
         recipe = TRACE if plain else self.recipe
-        passages = zip(recipe.parts, recipe.passages(text), strict=True)
-        rows = [self._tokens.row(passage, part.max_tokens, keep_end=part.keeps_end) for part, passage in passages]
+        passages = [recipe.passages(text) for text in texts]
+        parts = [
+            self._tokens.rows([each[index] for each in passages], part.max_tokens, keep_end=part.keeps_end)
+            for index, part in enumerate(recipe.parts)
+        ]
+        return [self._tokenized(text, rows) for text, *rows in zip(texts, *parts, strict=True)]
+
+    def _tokenized(self, text: str, rows: Sequence[tuple[Ids, bool]]) -> TokenizedText:
         unknown = sum(ids.count(self._tokens.unknown_id) for ids, _ in rows)
         return TokenizedText(text, [ids for ids, _ in rows], all(is_whole for _, is_whole in rows), unknown)
 
@@ -270,7 +285,10 @@ class TextEmbedder(Embedder):
         """Embed texts, in order."""
         parts = range(len(texts[0].rows) if texts else 1)
         rows = [each.rows[part] for part in parts for each in texts]
-        groups = list(group_by_length([len(row) for row in rows], self.max_tokens, self.step))
+        lengths = [len(row) for row in rows]
+        groups = list(
+            group_by_tokens(lengths, self.max_tokens) if self.packs else group_by_length(lengths, self.max_tokens, self.step)
+        )
         vectors = np.empty((len(rows), self.dimensions), np.float32)
         results = self.run_passes([[rows[index] for index in group] for group in groups])
         for group, result in zip(groups, results, strict=True):
@@ -286,6 +304,18 @@ class TextEmbedder(Embedder):
         summed: Vectors = np.tensordot(weights, vectors, 1)
         summed /= np.linalg.norm(summed, axis=1, keepdims=True)
         return summed
+
+
+def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Group the indices of ``lengths`` in order, as many as have no more than ``max_tokens`` together."""
+    group: list[int] = []
+    for index, length in enumerate(lengths):
+        if group and sum(lengths[group[0] : index]) + length > max_tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int, step: int) -> Iterator[list[int]]:

@@ -16,23 +16,28 @@ from typing import Any, Final, Literal
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
+import numpy as np
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 
-from kp_scorer.embedding.embedder import Ids, Recipe, Vectors, padded
+from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Recipe, Vectors, padded
 from kp_scorer.embedding.model import ModelFiles
+from kp_scorer.embedding.packed import PackedModel, PackedPasses
 from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 from kp_scorer.errors import SettingsError
+from kp_scorer.logs import library_logger
 
 _MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # Of a pass: on CPU 8 full texts, on a GPU 128.
 _SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with what tokenizers treat differently.
 _TOLERANCE: Final = 1e-4
 _LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.
 
+log = library_logger(__name__)
+
 
 class TorchEmbedder(TextEmbedder):
-    """Runs a sentence-transformers model without conversion."""
+    """Runs a sentence-transformers model without conversion, in packed passes where it can, otherwise in padded ones."""
 
     step = 64
 
@@ -44,19 +49,40 @@ class TorchEmbedder(TextEmbedder):
         self._device = torch.device(device)
         self._pad_id = int(self._model.tokenizer.pad_token_id or 0)
         self.max_tokens = _MAX_TOKENS[device]
-        self.engine = "torch f16 on a GPU" if device == "cuda" else f"torch f32 on {threads} threads"
         dimensions = self._model.get_embedding_dimension()
         assert dimensions is not None
         self.dimensions = int(dimensions)
+        packed = packed_passes(self._model, self._device, self.max_tokens, model.max_tokens)
+        self.packs = packed is not None
+        self._vectors = self._padded_vectors
+        if packed:
+            self._vectors, self.max_tokens = packed.run, packed.max_tokens
+        if device == "cuda":
+            self.streams = self.most_passes = 2
+        kind = "packed" if packed else "padded"
+        self.engine = f"torch f16 on a GPU, {kind}" if device == "cuda" else f"torch f32 on {threads} threads, {kind}"
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
-        """Run one forward pass; see the base class."""
-        arrays = padded(group, max(map(len, group)), self._pad_id)
-        ids, mask = (torch.from_numpy(array).to(self._device) for array in arrays)
-        # Half precision only for matrix products: in sums over 512 tokens and in norms it would lose digits that scores need.
+        """Run one forward pass, or several smaller ones if a GPU has no memory for it; see the base class."""
+        try:
+            return self._vectors(group)
+        except torch.OutOfMemoryError:
+            if len(group) == 1:
+                raise
+        # Not in the handler: the error would keep the tensors of the pass.
+        torch.cuda.empty_cache()
+        half = len(group) // 2
+        # Other workers may have the rest of the card, so this one makes smaller passes from now on.
+        self.max_tokens = max(MAX_TOKENS, self.max_tokens // 2)
+        log.warning("passes_made_smaller", max_tokens=self.max_tokens, detail="the GPU has no more memory")
+        return np.concatenate([self.run_pass(part, together=together) for part in (group[:half], group[half:])])
+
+    def _padded_vectors(self, group: Sequence[Ids]) -> Vectors:
+        ids, mask = map(torch.from_numpy, padded(group, max(map(len, group)), self._pad_id))
+        # Half precision only for matrix products: sums over 512 tokens and norms would lose digits that scores need.
         half = torch.autocast("cuda", torch.float16, enabled=self._device.type == "cuda")
         with torch.inference_mode(), half:
-            output = unit_vectors(self._model, ids, mask)
+            output = unit_vectors(self._model, ids.to(self._device), mask.to(self._device))
         vectors: Vectors = output.cpu().numpy()
         return vectors
 
@@ -106,7 +132,7 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         elif length:
             problem = f"cannot embed the {length} tokens that it says it takes: set max_seq_length in sentence_bert_config.json"
         raise SettingsError(f"embedding.model: {path} {problem} ({type(error).__name__})") from error
-    if Tokens(tokenizer).row(_SAMPLE)[0] != ids[0].tolist():
+    if Tokens(tokenizer).rows([_SAMPLE])[0][0] != ids[0].tolist():
         raise SettingsError(f"embedding.model: {tokenizer} makes other tokens than sentence-transformers does")
     if vectors.shape != expected.shape or not torch.allclose(vectors, expected, atol=_TOLERANCE):
         raise SettingsError(
@@ -114,6 +140,27 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         )
     # All engines compute with the same numbers: the vectors of one in half precision would be others.
     return model.float()
+
+
+def packed_passes(model: SentenceTransformer, device: torch.device, max_tokens: int, longest: int) -> PackedPasses | None:
+    """Return the packed passes of a model; None if it has none that give its vectors."""
+    ids = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
+    rows = [(ids * longest)[:length] for length in (len(ids), 1, min(longest, _LONGEST_CHECKED), len(ids) + 1)]
+    alone = [torch.tensor([row], device=device) for row in rows]
+    with torch.inference_mode():
+        expected = torch.cat([unit_vectors(model, row, torch.ones_like(row)) for row in alone]).cpu().numpy()
+        try:
+            packed = PackedModel(model, torch.float16 if device.type == "cuda" else torch.float32)
+            passes = PackedPasses(packed, device, max_tokens, longest, expected.shape[1])
+            vectors = passes.run(rows)
+        except Exception as error:
+            detail = str(error) if isinstance(error, ValueError) else type(error).__name__
+            log.info("model_not_packed", detail=detail)
+            return None
+    if not float((vectors * expected).sum(axis=1).min()) > 1 - _TOLERANCE:
+        log.warning("model_not_packed", detail="it would give other vectors")
+        return None
+    return passes
 
 
 class _UnitVectors(torch.nn.Module):

@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import Final
 
 from kp_scorer.decider import Decider, NoveltyMeter, ms_since
@@ -18,15 +19,18 @@ _GROUP: Final = 16
 """With 16 or more texts waiting, forward vectors 16 at a time: one by one they would cost the later stages 2 ms each."""
 
 
+_Key = tuple[str, str | None]  # A text, and the objective that is embedded besides, where texts are pinned.
+
+
 @dataclass(eq=False, slots=True)
 class _Text:
     """A text that waits for a pass, or is in one, and the deliveries with that text."""
 
-    key: tuple[str, str | None]  # The text, and the objective that is embedded besides, where texts are pinned.
+    key: _Key
     tokenized: TokenizedText
     asked: TokenizedText | None
-    lengths: Sequence[int]  # Of its parts, and of the objective.
-    shape: Sequence[int]  # The same, rounded up.
+    longest: int  # Tokens of its longest part, or of the objective.
+    shape: Sequence[int]  # The lengths of all of these, rounded up; nothing where any texts share a pass.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
 
@@ -34,8 +38,8 @@ class _Text:
 class EmbedStage:
     """Continuous batching: no pass waits for another to form, and no text for the others that came with it.
 
-    The oldest text goes first, and those of its rounded length that wait behind it go along, as many as fit. So neither long
-    texts nor short ones starve. A text that has its vector goes on at once, unless there is a backlog.
+    The oldest text goes first, and those behind it go along, as many as fit; where the engine pads, only those of its rounded
+    length. So neither long texts nor short ones starve. A text that has its vector goes on at once, unless there is a backlog.
     """
 
     def __init__(self, admission: Admission, decider: Decider, novelty: NoveltyMeter, metrics: Metrics, pass_on: Sink) -> None:
@@ -49,7 +53,7 @@ class EmbedStage:
         self._pass_on = pass_on
         self._changed = threading.Condition()
         self._waiting: list[_Text] = []
-        self._by_text: dict[tuple[str, str | None], _Text] = {}
+        self._by_text: dict[_Key, _Text] = {}
         metrics.texts_in_flight.set_function(lambda: len(self._by_text))
         self._embedded: list[Delivery] = []
         self._running = 0
@@ -61,11 +65,9 @@ class EmbedStage:
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Embed the traces of these, each as soon as a stream is free. One thread alone may do so."""
-        for delivery in deliveries:
-            try:
-                self._put(delivery)
-            except Exception as error:
-                self._fail([delivery], error)
+        # An engine that packs has many in a pass. Elsewhere a stream begins with the first, before the others have tokens.
+        for group in [deliveries] if self._embedder.packs else [[each] for each in deliveries]:
+            self._put(group)
 
     def stop(self) -> None:
         """End the threads, once nothing waits."""
@@ -73,21 +75,34 @@ class EmbedStage:
             self._is_stopping = True
             self._changed.notify_all()
 
-    def _put(self, delivery: Delivery) -> None:
-        assert delivery.trace, "only a submission is decided"
-        key = self._embedder.recipe.text(delivery.trace), self._novelty.asked(delivery.trace)
+    def _put(self, deliveries: Sequence[Delivery]) -> None:
+        new: dict[_Key, list[Delivery]] = {}
         with self._changed:
-            if same := self._by_text.get(key):
-                same.deliveries.append(delivery)
-                return
-        tokenized = self._checked.tokenize(key[0], alone=delivery.is_alone)
-        asked = None if key[1] is None else self._checked.tokenize(key[1], alone=delivery.is_alone, plain=True)
-        lengths = list(map(len, [*tokenized.rows, *(asked.rows if asked else ())]))
-        shape = [rounded_up(length, self._embedder.step) for length in lengths]
+            for delivery in deliveries:
+                assert delivery.trace, "only a submission is decided"
+                key = self._embedder.recipe.text(delivery.trace), self._novelty.asked(delivery.trace)
+                same = self._by_text.get(key)
+                (same.deliveries if same else new.setdefault(key, [])).append(delivery)
+        try:
+            texts = self._tokenized(new, alone=deliveries[0].is_alone)
+        except Exception as error:
+            self._fail([delivery for each in new.values() for delivery in each], error)
+            return
         with self._changed:
-            self._by_text[key] = added = _Text(key, tokenized, asked, lengths, shape, [delivery])
-            self._waiting.append(added)
-            self._changed.notify()
+            self._by_text |= {text.key: text for text in texts}
+            self._waiting += texts
+            self._changed.notify(len(texts))
+
+    def _tokenized(self, new: Mapping[_Key, list[Delivery]], *, alone: bool) -> list[_Text]:
+        tokenized = self._checked.tokenize_all([text for text, _ in new], alone=alone)
+        objectives = [asked for _, asked in new if asked is not None]
+        asked = self._checked.tokenize_all(objectives, alone=alone, plain=True) if objectives else repeat(None)
+        texts = []
+        for (key, deliveries), own, objective in zip(new.items(), tokenized, asked, strict=False):
+            lengths = list(map(len, [*own.rows, *(objective.rows if objective else ())]))
+            shape = [] if self._embedder.packs else [rounded_up(length, self._embedder.step) for length in lengths]
+            texts.append(_Text(key, own, objective, max([0, *lengths]), shape, deliveries))
+        return texts
 
     def _run(self, stall: StallTimer) -> None:
         while next_pass := self._next_pass():
@@ -102,11 +117,12 @@ class EmbedStage:
             if not self._waiting:
                 return None
             # After an abort, fail everything that still waits in one pass: releasing its leases then takes one round trip.
-            texts = self._form_pass() if not self._admission.is_aborted else self._waiting
-            self._waiting = [text for text in self._waiting if text not in texts]
+            texts, self._waiting = self._form_pass() if not self._admission.is_aborted else (self._waiting, [])
             streams = self._embedder.streams
-            # Where most streams would have no pass, all cores on one pass after the other are done sooner.
-            together = streams == 1 or (not self._running and len(self._waiting) < streams // 2)
+            # Where most streams would have no pass, all cores on one pass after the other are done sooner. A GPU has no streams
+            # to share: what is packed queues behind the pass that runs.
+            is_lone = not self._running and len(self._waiting) < streams // 2
+            together = streams == 1 or (is_lone and not self._embedder.packs)
             self._running += 1
             self._runs_together = together
             return texts, together
@@ -117,16 +133,21 @@ class EmbedStage:
         # A pass that waits inside the engine keeps its stream from waiting for Python, but cannot have all cores any more.
         return self._running < self._embedder.streams or len(self._waiting) >= self._embedder.most_passes
 
-    def _form_pass(self) -> list[_Text]:
+    def _form_pass(self) -> tuple[list[_Text], list[_Text]]:
+        """Return the texts of the next pass, and those that wait on."""
         first = self._waiting[0]
         texts: list[_Text] = []
-        longest = 0
+        left: list[_Text] = []
+        longest = packed = 0
         for text in self._waiting:
-            longer = max(longest, 0, *text.lengths)
-            if text is first or (text.shape == first.shape and (len(texts) + 1) * longer <= self._embedder.max_tokens):
+            longer = max(longest, text.longest)
+            tokens = packed + text.longest if self._embedder.packs else (len(texts) + 1) * longer
+            if text is first or (text.shape == first.shape and tokens <= self._embedder.max_tokens):
                 texts.append(text)
-                longest = longer
-        return texts
+                longest, packed = longer, packed + text.longest
+            else:
+                left.append(text)
+        return texts, left
 
     def _embed(self, texts: Sequence[_Text], together: bool) -> None:
         started = time.perf_counter()

@@ -153,7 +153,7 @@ def pin(name: str, file: str, settings: Settings) -> None:
         with progress("embedded") as advance:
             for start in range(0, len(texts), settings.worker.batch_size):
                 batch = texts[start : start + settings.worker.batch_size]
-                vectors.append(checked.embed([checked.tokenize(each, alone=False, plain=not is_json) for _, each in batch]))
+                vectors.append(checked.embed(checked.tokenize_all([each for _, each in batch], alone=False, plain=not is_json)))
                 advance(start + len(batch), len(texts))
         pinned = PinnedSet("traces" if is_json else "texts", [each for each, _ in texts], np.concatenate(vectors))
         # As for warming, Redis must have room for submissions.
