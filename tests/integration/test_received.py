@@ -13,7 +13,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
-from tests.support.changed_settings import SettingsWith
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import command
 from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.rabbitmq import RabbitMQ
@@ -51,6 +51,13 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     )
     (row,) = (json.loads(decision.model_dump_json()),)
     assert Decision.model_validate(row | {"received": None}).model_dump().keys() == row.keys() - {"received"}
+
+
+def test_a_worker_has_in_flight_what_fills_the_passes_of_its_engine(settings: Settings, store: Store, tmp_path: Path) -> None:
+    changed = with_changed(settings, worker__concurrency=4)
+    with at_work(changed, tmp_path, variables={"EMBED_S": "2", "PASS_TEXTS": "10"}) as (_, client):
+        client.submit_many(fresh_samples(60), timeout_s=PATIENCE_S)
+        wait_until(lambda: [report.in_flight for report in store.worker_reports()] == [30])
 
 
 def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(

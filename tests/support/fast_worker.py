@@ -1,7 +1,8 @@
 """A worker like ``kp-scorer worker`` in everything but its embedder, for tests that start and kill many of them.
 
 Words are hashed into a vector, so equal texts are equal and similar texts similar; there is no model to load. ``EMBED_S`` is
-how long a batch takes to embed. ``FAILURE`` makes the embedder unhealthy, from its call number ``FAILS_FROM`` on:
+how long a batch takes to embed, ``PASS_TEXTS`` how many texts fill a pass. ``FAILURE`` makes the embedder unhealthy, from its
+call number ``FAILS_FROM`` on:
 
     panics      an error that is no Exception, as of a native library
     fails       an error for whatever it gets
@@ -41,6 +42,7 @@ class WordHashEmbedder(Embedder):
 
     def __init__(self, settings: EmbeddingSettings, recipe: RecipeName) -> None:
         self.recipe = RECIPES[recipe]
+        self.pass_texts = int(os.environ.get("PASS_TEXTS", "0"))
         self._healthy_calls = int(os.environ.get("FAILS_FROM", "1")) - 1
 
     def embed(self, texts: Sequence[str]) -> Vectors:

@@ -66,6 +66,14 @@ def make_celery(settings: Settings) -> Celery:
     return _App(settings)
 
 
+def most_in_flight(settings: Settings, least: int = 0) -> int:
+    """Return how many messages a worker may have in flight: ``worker.concurrency``, or ``least`` if the engine needs more."""
+    most = max(settings.worker.concurrency, least)
+    # RabbitMQ counts messages alone, however large each is.
+    largest_messages = settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)
+    return most if settings.broker.is_redis else max(1, min(most, largest_messages))
+
+
 def celery_variables() -> list[str]:
     """The names of variables that would count for another Celery app, and do not here."""
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
@@ -81,9 +89,6 @@ def remove_celery_variables() -> None:
 
 def _configuration(settings: Settings) -> dict[str, Any]:
     broker, redis = settings.broker, settings.redis
-    # What Celery has in flight. RabbitMQ counts messages alone, however large each is.
-    concurrency = settings.worker.concurrency
-    largest_messages = settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)
     return {
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
@@ -112,7 +117,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "result_expires": 3600,
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
-        "worker_concurrency": concurrency if broker.is_redis else max(1, min(concurrency, largest_messages)),
+        "worker_concurrency": most_in_flight(settings),
         "worker_enable_remote_control": settings.worker.remote_control,
         # Without it, Celery warns whenever a connection is lost. It knows of no task that it could cancel: what is in flight is
         # decided all the same, and redelivered.

@@ -106,6 +106,7 @@ class Embedder:
     has_threads = False  # Whether its engine has threads, without which it cannot compute.
     streams = 1  # How many passes run at once.
     most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
+    pass_texts = 0  # As many traces must be looked up together for passes to be full; 0 if any number will do.
     max_tokens = 0  # Of a pass, padding included; a longer text gets a pass of its own.
     packs = False  # Whether any texts share a pass. Otherwise each is padded to the longest.
     step = 1  # Padded texts share a pass only if the lengths of their parts round up to the same multiples of this.

@@ -98,9 +98,18 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     raise EngineUnavailable(" and ".join(reasons))
 
 
-def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
+def may_use_gpu(settings: EmbeddingSettings) -> bool:
+    """Return whether the settings leave the choice to a GPU that is there, which torch may still not see."""
+    return settings.embedder in ("auto", "torch") and _has_gpu()
+
+
+def _has_gpu() -> bool:
     # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
-    if not (any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()):
+    return any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()
+
+
+def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
+    if not _has_gpu():
         raise EngineUnavailable("there is no GPU")
     import torch
 

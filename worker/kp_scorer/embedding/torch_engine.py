@@ -59,6 +59,7 @@ class TorchEmbedder(TextEmbedder):
             self._vectors, self.max_tokens = packed.run, packed.max_tokens
         if device == "cuda":
             self.streams = self.most_passes = 2
+            self.pass_texts = max(1, self.max_tokens // model.max_tokens)
         kind = "packed" if packed else "padded"
         self.engine = f"torch f16 on a GPU, {kind}" if device == "cuda" else f"torch f32 on {threads} threads, {kind}"
 

@@ -50,7 +50,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         # With gossip and mingle, workers believe whatever anyone on the broker sends them, such as the list of revoked tasks.
         # The thread that consumes sends the heartbeat of events, and would wait for ever on a dead connection.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
-        super().__init__(*args, worker_options=options, **{**kwargs, "task_events": False})
+        changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
+        super().__init__(*args, worker_options=options, **{**kwargs, **changed})
         self._queue = settings.queues.traces
         self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 

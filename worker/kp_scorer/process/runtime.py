@@ -18,11 +18,13 @@ from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
+from kp_scorer.broker.celery_app import most_in_flight
 from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import Publisher, send_again
 from kp_scorer.broker.queues import destination_of, submission_queues
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
+from kp_scorer.embedding.select import may_use_gpu
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
 from kp_scorer.monitoring import http_server
@@ -109,7 +111,9 @@ class Runtime:
 
     def _open_all(self, opened: ExitStack) -> None:
         settings, app = self._settings, self._app
-        limit_malloc_arenas()
+        if not may_use_gpu(settings.embedding):
+            # For a GPU all cores tokenize: in two arenas, 16 threads waited for each other 12 ms a trace.
+            limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         count_dropped_lines(metrics.log_lines_dropped.inc)
@@ -184,7 +188,7 @@ class Runtime:
             ),
             acknowledger,
             self.metrics,
-            group_size=settings.worker.batch_size,
+            group_size=max(settings.worker.batch_size, self._pass_texts),
             # Only RabbitMQ takes back a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
             resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
@@ -198,6 +202,14 @@ class Runtime:
         self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * settings.broker.timeout_s)
         return pipeline
 
+    @property
+    def _pass_texts(self) -> int:
+        return self._novelty.embedder.pass_texts if self._novelty else 0
+
+    def most_in_flight(self) -> int:
+        """Return how many messages may be in flight; on a GPU as many as fill three passes, of which two are being decided."""
+        return most_in_flight(self._settings, 3 * self._pass_texts)
+
     def _ready(self, **_: Any) -> None:
         # The objects that exist now stay for good. To look at them in each collection would stop all threads for 60 to 90 ms.
         gc.collect()
@@ -208,7 +220,7 @@ class Runtime:
         log.info(
             "worker_ready",
             queue=self._settings.queues.traces,
-            concurrency=self._settings.worker.concurrency,
+            concurrency=self.most_in_flight(),
             embedder=self._novelty.embedder.name if self._novelty else "none",
         )
         self._supervisor.notify("READY=1")
