@@ -31,13 +31,13 @@ class Speed(NamedTuple):
 
 
 @contextmanager
-def paused(process: psutil.Process) -> Iterator[None]:
-    """Stop a worker while traces are submitted, so that it does not share the processor with the client."""
-    process.send_signal(signal.SIGSTOP)
-    try:
+def paused(*processes: psutil.Process) -> Iterator[None]:
+    """Stop workers while traces are submitted, so that they do not share the processor with the client."""
+    with ExitStack() as stack:
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+            stack.callback(process.send_signal, signal.SIGCONT)
         yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 class Published:
@@ -73,21 +73,25 @@ class Published:
 
 
 class Bench(NamedTuple):
-    """A worker on a Redis of its own, a client that submits to them, and a consumer of the results queues."""
+    """Workers on a Redis of their own, a client that submits to them, and a consumer of the results queues."""
 
     process: psutil.Process
     client: Client
     published: Published
+    others: Sequence[psutil.Process] = ()
 
     def decide(self, items: Sequence[ReasoningTrace]) -> Speed:
-        """Submit traces while the worker is paused, then let it decide at full speed, until the last decision arrives."""
+        """Submit traces while the workers are paused, then let them decide at full speed, until the last decision arrives."""
         before = len(self.published.at)
-        with paused(self.process):
+        with paused(self.process, *self.others):
             self.client.submit_many(items, timeout_s=600)
-        started, cpu_s = time.time(), cpu_seconds(self.process)
+        started, cpu_s = time.time(), self._cpu_s()
         self.published.wait_for(before + len(items))
         elapsed_s = max(self.published.at[trace.id] for trace in items) - started
-        return Speed(len(items) / elapsed_s, (cpu_seconds(self.process) - cpu_s) / len(items) * 1_000)
+        return Speed(len(items) / elapsed_s, (self._cpu_s() - cpu_s) / len(items) * 1_000)
+
+    def _cpu_s(self) -> float:
+        return sum(map(cpu_seconds, (self.process, *self.others)))
 
     def ways_ms(self, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> list[float]:
         """Submit traces with these gaps in seconds; the milliseconds from each call of submit until its decision is read."""
@@ -103,17 +107,18 @@ class Bench(NamedTuple):
 
 
 @contextmanager
-def open_bench(changed: Mapping[str, object] = MappingProxyType({})) -> Iterator[Bench]:
-    """Start Redis and a worker with default settings but for some, and warm it up with texts of every length."""
+def open_bench(changed: Mapping[str, object] = MappingProxyType({}), workers: int = 1) -> Iterator[Bench]:
+    """Start Redis and workers with default settings but for some, and warm them up with texts of every length."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(own_redis())
         settings = load_settings({"broker.url": url, "redis.url": url, **changed})
-        worker = stack.enter_context(start_worker(settings, directory / "worker.log"))
-        assert not worker.events("no_embedder"), "there is no embedder to measure"
+        started = [stack.enter_context(start_worker(settings, directory / f"worker-{number}.log")) for number in range(workers)]
+        assert not any(worker.events("no_embedder") for worker in started), "there is no embedder to measure"
+        process, *others = (psutil.Process(worker.process.pid) for worker in started)
         published = Published(stack.enter_context(redis_of(url)), settings)
-        bench = Bench(psutil.Process(worker.process.pid), stack.enter_context(Client(settings)), published)
-        bench.decide(traces(96))
+        bench = Bench(process, stack.enter_context(Client(settings)), published, others)
+        bench.decide(traces(96 * workers))
         # The measurements wait for this process, which must not stop to collect garbage among the traces it keeps.
         gc.collect()
         gc.freeze()
