@@ -41,7 +41,7 @@ class Remembering(Embedder):
 
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
-    return Remembering(load_embedder(required=True))
+    return Remembering(load_embedder())
 
 
 def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:

@@ -18,7 +18,7 @@ from tests.support.builders import load_embedder, make_trace, step
 from tests.support.calls import traced_memory
 from tests.support.costly import COSTLY_TEXTS
 
-WORDS: Final = load_embedder(embedder="words", required=True)
+WORDS: Final = load_embedder(embedder="words")
 
 PLACES: Final = {
     "refund": (57, 1),
