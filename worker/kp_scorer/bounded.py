@@ -30,7 +30,7 @@ Answers = Callable[[bytes], object]  # From a question to what JSON has; its err
 
 
 class Bounds(NamedTuple):
-    """What a process may take."""
+    """The time and the memory that a process may take."""
 
     start_s: float  # To start anew; the first start may take four times as long, as it may have to compile something.
     answer_s: float

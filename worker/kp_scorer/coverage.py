@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 BATCH: Final = 2_048
-"""How many runs are compared with each other at once: their similarities take 16 MB."""
+"""The number of runs that are compared with each other at once: their similarities take 16 MB."""
 
 NOTHING: Final = 1e-4
-"""Of a whole run: an exact copy of a kept run adds this much at most, by the rounding of float32."""
+"""An exact copy of a kept run adds at most this part of a run, by the rounding of float32."""
 
 Vectors = NDArray[np.float32]
 

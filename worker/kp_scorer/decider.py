@@ -71,7 +71,7 @@ class NoveltyMeter:
         return self._pins.missing if self._pins else ""
 
     def asked(self, trace: ReasoningTrace) -> str | None:
-        """What is embedded besides the text of a trace, where texts are pinned: its objective."""
+        """Return the text that is embedded besides that of a trace, where texts are pinned: its objective."""
         return trace.task.objective if self._pins and self._pins.has_texts else None
 
     def embed(

@@ -223,5 +223,5 @@ class Decision(_Part):
 
     @property
     def mark(self) -> str:
-        """What identifies copies of this decision: a later one on the same trace, once this is forgotten, has another mark."""
+        """Return what copies of this decision share: a later one on the trace, once this is forgotten, has another mark."""
         return self.decided_at

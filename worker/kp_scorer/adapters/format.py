@@ -24,10 +24,10 @@ class Format(NamedTuple):
     ends: Callable[[Sequence[Node]], int | None] = lambda _: None
     """Returns the time from which a run with these records is complete; None if that is unknown."""
     is_general: bool = False
-    """Whether sources of other formats may fit too: such a format is tried last."""
+    """True if sources of other formats may fit too: such a format is tried last."""
     has_chats: bool = False
-    """Whether a record may repeat an earlier record and continue it."""
+    """True if a record may repeat an earlier record and continue it."""
     is_of_one_file: bool = False
-    """Whether a run is complete at the end of its file."""
+    """True if a run is complete at the end of its file."""
     has_ids_of_files: bool = False
-    """Whether two files may use one id for two runs: records are joined with those of their own file first."""
+    """True if two files may use one id for two runs: records are joined with those of their own file first."""

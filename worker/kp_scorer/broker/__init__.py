@@ -1,1 +1,1 @@
-"""What lies on the broker: the queues, how traces and decisions are put on them and taken off, on Redis and on RabbitMQ."""
+"""The broker: its queues, and how traces and decisions are put on them and taken off, on Redis and on RabbitMQ."""

@@ -28,7 +28,7 @@ _SCANNED_AT_ONCE: Final = 1_000
 
 
 class Backlog(NamedTuple):
-    """How many messages and submissions wait, at one moment."""
+    """The numbers of messages and submissions that wait at one moment."""
 
     submissions: Mapping[str, int]  # On the queue of traces and the intake queue, by name; those in flight do not count.
     decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
@@ -58,7 +58,7 @@ class Backlog(NamedTuple):
 
 
 def count_oversized(app: Celery, queue: Queue) -> int:
-    """How many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
+    """Return how many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
     return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(QueueKeys(queue.name).oversized)))
 
 

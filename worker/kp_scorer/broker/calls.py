@@ -98,7 +98,7 @@ def described(error: Exception) -> str:
 
 
 def waiting(app: Celery, queue: Queue) -> int:
-    """How many messages wait in a queue, not counting those in flight; raises NoQueue if it is another app's and missing."""
+    """Return how many messages wait in a queue, without those in flight; raises NoQueue if it is another app's and missing."""
     passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
     declared = with_producer(
         app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing
@@ -116,5 +116,5 @@ def check_publishing(app: Celery) -> None:
 
 
 def broker_condition(app: Celery) -> Condition:
-    """How the Redis of the queues is set up, and what has become of its memory."""
+    """Read how the Redis of the queues is set up, and the state of its memory."""
     return with_producer(app, "broker", lambda producer: condition_of(producer.channel.client))

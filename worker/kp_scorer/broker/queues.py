@@ -75,7 +75,7 @@ def results_streams(settings: Settings, outcomes: Sequence[Outcome]) -> list[str
 
 
 def destination_of(settings: Settings, queue: str) -> Destination:
-    """What spans call a queue on the broker."""
+    """Return the name by which spans call a queue on the broker."""
     return Destination("redis" if settings.broker.is_redis else "rabbitmq", queue)
 
 

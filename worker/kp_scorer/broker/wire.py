@@ -46,7 +46,7 @@ def task_body(argument: bytes) -> bytes:
 
 
 def largest_message_bytes(limits: Limits) -> int:
-    """How large a message may be to be parsed, in bytes.
+    """Return how large a message may be to be parsed, in bytes.
 
     A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and one that is somewhat too large
     still gets a dead letter with the exact reason.
@@ -55,7 +55,7 @@ def largest_message_bytes(limits: Limits) -> int:
 
 
 def largest_body_bytes(limits: Limits) -> int:
-    """How large the body of a task message may be to be parsed, in bytes: JSON may write two bytes of UTF-8 as six."""
+    """Return how many bytes the body of a task message may have to be parsed: JSON may write two bytes of UTF-8 as six."""
     return 4 * limits.message_bytes + _BYTES_AROUND
 
 
@@ -283,7 +283,7 @@ def headers_as_sent(headers: dict[str, Any]) -> dict[str, Any]:
 
 
 def deliveries_by(message: Any) -> int:
-    """How often a kombu message has been delivered, this time included; 1 if nobody counted."""
+    """Return how often a kombu message has been delivered, this time included; 1 if nobody counted."""
     # In a message that is delivered for the first time, RabbitMQ leaves the count that a producer may have written.
     if not message.delivery_info.get("redelivered"):
         return 1
@@ -306,7 +306,7 @@ def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
 
 
 def queued_ms(message: Any, received_s: float) -> int | None:
-    """How long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
+    """Return how long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
     if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
     waited_ms = round(received_s * 1_000) - sent_ms

@@ -1,1 +1,1 @@
-"""What operators have looked for in traces beside the score. Light: the process of the checks imports it."""
+"""Checks: operators have traces searched for things beside the score. The process of the checks imports only this."""

@@ -28,7 +28,7 @@ Ints = NDArray[np.intp]
 
 
 class DomainSummary(NamedTuple):
-    """What came of the runs of one domain."""
+    """The numbers of one domain's runs: in all, kept and left out."""
 
     domain: str
     runs: int
@@ -144,7 +144,7 @@ class Candidates:
 
 
 class Choice:
-    """What is kept of one domain's runs, and which kept run stands for each of the others.
+    """The runs of one domain that are kept, and which of them stands for each of the others.
 
     Where runs were kept before, a run is kept only if it adds more than a near copy of these would.
     """

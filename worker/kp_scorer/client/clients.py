@@ -56,7 +56,7 @@ def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decis
 
 
 class _Polling:
-    """Which traces a caller waits for, until when, and how long to pause between look-ups. It does no I/O and never sleeps."""
+    """The traces that a caller waits for, until when, and the pause between look-ups. It does no I/O and never sleeps."""
 
     def __init__(self, trace_ids: Iterable[str], timeout_s: float, answer_s: float) -> None:
         """Begin to wait for ``timeout_s``; a look-up may take ``answer_s`` of it."""
@@ -93,7 +93,7 @@ _LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"
 
 
 class _Deadline:
-    """How long a call still waits: until its timeout or, without one, so long for each answer."""
+    """Return how long a call still waits: until its timeout or, without one, so long for each answer."""
 
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
         """Begin to wait, for ``timeout_s`` in all or for ``answer_s`` each time; ``too_late`` has a place for that."""

@@ -1,4 +1,4 @@
-"""What an embedder and an engine are, how a trace becomes a text, and whether an embedder still works."""
+"""Embedders and engines: their interface, the text that a trace becomes, and the check that an embedder still works."""
 
 import os
 import re
@@ -25,7 +25,7 @@ _PROBE: Final = "An embedder that is in order embeds this text, whatever else it
 """Longer than most models read, so that it takes all that the longest trace would take."""
 
 _WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|redacted)[\]>})]{1,2}|([^\W_])")
-"""What stands in the place of a text, such as ``[REDACTED]``; or the first character of a word."""
+"""A stand-in for a text, such as ``[REDACTED]``; or the first character of a word."""
 
 _LENGTH_TOLERANCE: Final = 0.01
 _HOPELESS_TEXTS: Final = 8  # So many in a row that fail alone, and nothing that is embedded between them.
@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """Which text of a trace is embedded, how much of each part counts, and how the parts' vectors become one."""
+    """The text of a trace that is embedded, how much of each part counts, and how the parts' vectors become one."""
 
     mark: str  # The end of the space's name: change it with whatever changes a vector, so that two recipes' never meet.
     parts: tuple[Part, ...]
@@ -62,7 +62,7 @@ RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, 
 
 
 class Counts(NamedTuple):
-    """How much of a text is embedded, as the fields of a decision are named."""
+    """The numbers of a text's tokens, named as the fields of a decision are."""
 
     embedded_tokens: int | None = None
     text_tokens: int | None = None  # None also where there are more than are embedded: no more of it is read.
@@ -80,12 +80,12 @@ class TokenizedText(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """How many tokens of it are embedded."""
+        """Return how many tokens of it are embedded."""
         return sum(map(len, self.rows))
 
     @property
     def counts(self) -> Counts:
-        """How much of the text is embedded."""
+        """Return how much of the text is embedded."""
         embedded = self.tokens or None
         has_words = any(found[1] for found in _WORD.finditer(self.text))
         return Counts(embedded, embedded if self.is_whole else None, self.unknown if embedded else None, has_words)

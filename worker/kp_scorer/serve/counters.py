@@ -1,4 +1,4 @@
-"""What ``serve`` measures from its start on, in the counters, histograms and gauges of prometheus_client."""
+"""The figures that ``serve`` measures from its start on, in the counters, histograms and gauges of prometheus_client."""
 
 import time
 from functools import partial

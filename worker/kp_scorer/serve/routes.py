@@ -57,7 +57,7 @@ Result = TypeVar("Result")
 
 
 class SubmittedTrace(BaseModel):
-    """What became of one trace of a request."""
+    """The outcome of one trace of a request."""
 
     number: int  # Its place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]
@@ -289,7 +289,7 @@ def read_tokens(file: str) -> list[str]:
 
 
 def admits(tokens: Sequence[str], token: str) -> bool:
-    """Whether a request with this token, or with an empty one, is admitted; each is where there are none."""
+    """Return whether a request with this token, or with an empty one, is admitted; each is where there are none."""
     # Digests are of one length, and all are compared, so that how long it takes tells nothing.
     own = sha256(token.encode("utf-8", "surrogatepass")).digest()
     matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]

@@ -149,7 +149,7 @@ class QueueSettings(Section):
 
 
 class ResultsSettings(Section):
-    """How decisions are published, and which of them."""
+    """The way in which decisions are published, and which of them are."""
 
     via: Via = "queue"
     publish: tuple[Outcome, ...] = get_args(Outcome)

@@ -41,7 +41,7 @@ class Room(NamedTuple):
 
 
 class Published(NamedTuple):
-    """How many decisions were published, the first ones; how many are unread now; how many a ring dropped unread."""
+    """The number of decisions that were published, the first ones; of unread ones; of those that a ring dropped unread."""
 
     published: int
     unread: int

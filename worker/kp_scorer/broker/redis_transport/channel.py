@@ -36,7 +36,7 @@ log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
-    """What this channel has in flight: when a message is acknowledged, requeued or reclaimed.
+    """The messages that this channel has in flight: it acknowledges, requeues and reclaims them.
 
     A delivery tag is ``digest@number@queue``; the number tells copies of a message apart.
     """
@@ -44,7 +44,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     append = virtual.QoS.append  # Redis has noted a message as it was received.
 
     def can_consume(self) -> bool:
-        """Whether there is room for another message, by number and by bytes."""
+        """Return whether there is room for another message, by number and by bytes."""
         self._flush()
         in_flight_bytes = sum(len(message.body) for message in self._delivered.values())
         return bool(super().can_consume()) and in_flight_bytes < self.channel.in_flight_bytes
@@ -137,7 +137,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     @property
     def is_connected(self) -> bool:
-        """Whether the channel still belongs to a connection that knows its server."""
+        """Return whether the channel still belongs to a connection that knows its server."""
         return self.connection is not None and self.connection.client is not None
 
     @contextmanager
@@ -234,7 +234,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return True
 
     def _most(self) -> int:
-        """How many more messages this channel may have in flight."""
+        """Return how many more messages this channel may have in flight."""
         if not self.active_queues:
             return 1
         estimate = self.qos.can_consume_max_estimate()

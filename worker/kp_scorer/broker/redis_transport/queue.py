@@ -43,7 +43,7 @@ class QueueKeys(Prefixed):
 
 
 class Sizes(NamedTuple):
-    """Of a message over ``largest_bytes`` only the beginning is delivered, behind a mark; all of it is kept so long."""
+    """The size from which a message is too large: only its beginning is delivered, behind a mark; all of it is kept a while."""
 
     largest_bytes: int
     beginning_bytes: int = BEGINNING_BYTES

@@ -34,7 +34,7 @@ _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
 Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
-"""What a check finds and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
+"""The finding of a check and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
 
 
 @click.command(epilog="Example: kp-scorer doctor")
