@@ -18,7 +18,7 @@ from tests.support.traces import short_traces
 
 pytestmark = pytest.mark.slow
 
-FEW: Final = 15
+FEW: Final = 10
 TIMEOUT_S: Final = 8
 LOOK_EVERY_S: Final = 2
 OUTAGE_S: Final = 2.0 * TIMEOUT_S
