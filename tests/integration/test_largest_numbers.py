@@ -41,7 +41,7 @@ def test_a_worker_decides_with_every_other_number_at_its_largest(
         rabbitmq: RabbitMQ = request.getfixturevalue("rabbitmq")
         settings = rabbitmq.settings()
     numbers = dict(largest())
-    assert len(numbers) > 30
+    assert len(numbers) > 15
     numbers |= {"novelty__max_elements": 1_000, "worker__grace_s": 25.0, "scoring__threshold": 0.75}
     with at_work(with_changed(settings, **numbers), tmp_path) as (_, client):
         trace_id = client.submit(fresh_samples(1)[0])
