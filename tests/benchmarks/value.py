@@ -123,7 +123,7 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         return members
 
     def covering(places: Places, most: int) -> list[int]:
-        chosen = Coverage(runs.words.shape[1]).choose(runs.words[places], runs.succeeded[places].tolist(), most)
+        chosen = Coverage(runs.words[:0]).choose(runs.words[places], runs.succeeded[places].tolist(), most)
         return [int(places[run.place]) for run in chosen]
 
     return {

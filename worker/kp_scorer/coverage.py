@@ -40,16 +40,9 @@ class KeptRun(NamedTuple):
 class Coverage:
     """The kept runs of one domain. It grows by what is chosen of batch after batch, each given what is kept already."""
 
-    def __init__(self, dimensions: int) -> None:
-        self._vectors: Vectors = np.empty((0, dimensions), np.float32)
-
-    def __len__(self) -> int:
-        """Return how many runs are kept."""
-        return len(self._vectors)
-
-    def add(self, vectors: Vectors) -> None:
-        """Keep runs that were chosen elsewhere, given as unit vectors of shape (runs, dimensions)."""
-        self._vectors = np.concatenate([self._vectors, vectors])
+    def __init__(self, earlier: Vectors) -> None:
+        """Begin with the runs that were kept earlier, as unit vectors of shape (runs, dimensions)."""
+        self._vectors = earlier
 
     def choose(self, vectors: Vectors, eligible: Sequence[bool], most: int, least: float = NOTHING) -> list[KeptRun]:
         """Keep up to ``most`` runs of a batch, in the order of what each adds to those before it.
@@ -76,7 +69,7 @@ class Coverage:
                 heapq.heappop(heap)
                 covers = np.maximum(covers, similarities[place])
                 chosen.append(KeptRun(int(candidates[place]), adds))
-        self.add(vectors[[run.place for run in chosen]])
+        self._vectors = np.concatenate([self._vectors, vectors[[run.place for run in chosen]]])
         return chosen
 
     def stand_ins(self, vectors: Vectors) -> list[StandIn]:

@@ -79,8 +79,7 @@ class Candidates:
         self._eligible = array("b")
         self._numbers: dict[str, int] = {}
         self._ids: set[int] = set()
-        self.earlier: dict[str, list[EarlierRun]] = {}
-        """By domain the runs that were kept before."""
+        self._earlier: dict[str, list[EarlierRun]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -95,13 +94,13 @@ class Candidates:
     def add_earlier(self, trace: ReasoningTrace) -> None:
         """Add a run that was kept before, which stands for runs of its domain and is no candidate any more."""
         self._ids.add(hash(trace.id))
-        self.earlier.setdefault(trace.metadata.task_domain, []).append(EarlierRun(trace.id, self._vector(trace)))
+        self._earlier.setdefault(trace.metadata.task_domain, []).append(EarlierRun(trace.id, self._vector(trace)))
 
-    def add(self, trace: ReasoningTrace, document: Mapping[str, Any], eligible: bool) -> bool:
-        """Add a run, unless one with its id is there; return whether it was added."""
+    def add(self, trace: ReasoningTrace, document: Mapping[str, Any], eligible: bool) -> None:
+        """Add a run, unless one with its id is there."""
         hashed = hash(trace.id)
         if hashed in self._ids:
-            return False
+            return
         self._ids.add(hashed)
         # Only a run that may be kept is ever written out.
         packed = zlib.compress(json.dumps([trace.id, dict(document) if eligible else None]).encode(), _QUICK)
@@ -111,7 +110,12 @@ class Candidates:
         self._domains.append(self._numbers.setdefault(trace.metadata.task_domain, len(self._numbers)))
         self._objectives.append(hash(trace.task.objective))
         self._eligible.append(eligible)
-        return True
+
+    def earlier(self, domain: str) -> tuple[list[str], Vectors]:
+        """Return the ids of a domain's runs that were kept before, and their vectors, of shape (runs, dimensions)."""
+        runs = self._earlier.get(domain, [])
+        vectors = np.concatenate([np.empty((0, self._embedder.dimensions), np.float32), *(run.vector for run in runs)])
+        return [run.trace_id for run in runs], vectors
 
     def by_domain(self) -> dict[str, Ints]:
         """Return the places of each domain's runs, in the order of the input."""
@@ -152,12 +156,9 @@ class Choice:
     def __init__(self, candidates: Candidates, domain: str, places: Ints, most: int) -> None:
         """Choose up to ``most`` of the runs at these places, batch after batch in their order."""
         self._candidates, self._domain, self._places = candidates, domain, places
-        self._coverage = Coverage(WordsEmbedder.dimensions)
-        earlier = candidates.earlier.get(domain, [])
-        self._earlier_ids = [run.trace_id for run in earlier]
-        for run in earlier:
-            self._coverage.add(run.vector)
-        least = 1 - _NEAR_COPY if earlier else NOTHING
+        self._earlier_ids, earlier = candidates.earlier(domain)
+        self._coverage = Coverage(earlier)
+        least = 1 - _NEAR_COPY if len(earlier) else NOTHING
         self.kept_places: list[int] = []  # Their places, as they were chosen.
         self._adds: list[float] = []
         for first in range(0, len(places), BATCH):
@@ -168,24 +169,26 @@ class Choice:
             for chosen in self._coverage.choose(candidates.vectors(batch), eligible.tolist(), left, least):
                 self.kept_places.append(int(batch[chosen.place]))
                 self._adds.append(chosen.adds)
+        self._others = np.setdiff1d(places, np.array(self.kept_places, np.intp))
+        self._stand_ins = list(self._found_stand_ins())
 
     def summary(self) -> DomainSummary:
         """Count what came of the domain's runs."""
         candidates, places = self._candidates, self._places
         eligible = places[candidates.eligible(places)]
         kept_places = np.array(self.kept_places, np.intp)
-        others = np.setdiff1d(eligible, kept_places)
-        near_copies = sum(stand_in.similarity >= _NEAR_COPY for stand_in in self._stand_ins(others))
+        pairs = zip(candidates.eligible(self._others), self._stand_ins, strict=False)
+        near_copies = sum(bool(is_eligible) and stand_in.similarity >= _NEAR_COPY for is_eligible, stand_in in pairs)
         objectives, solved, covered = (len(candidates.objectives(each)) for each in (places, eligible, kept_places))
         counts = len(places), len(eligible), len(kept_places)
         return DomainSummary(self._domain, *counts, near_copies, objectives, solved, covered)
 
     def verdicts(self) -> Iterator[Verdict]:
         """Say of each run why it is kept or not: first of the kept ones as they were chosen, then of the others in order."""
-        others = np.setdiff1d(self._places, np.array(self.kept_places, np.intp))
+        others = self._others
         stands_for = Counter[int]()
         nearest: dict[int, tuple[float, int]] = {}
-        for place, stand_in in zip(others.tolist(), self._stand_ins(others), strict=False):
+        for place, stand_in in zip(others.tolist(), self._stand_ins, strict=False):
             stands_for[stand_in.number] += 1
             nearest[stand_in.number] = max(nearest.get(stand_in.number, (-1.0, 0)), (stand_in.similarity, place))
         for number, (place, adds) in enumerate(zip(self.kept_places, self._adds, strict=True), len(self._earlier_ids)):
@@ -193,16 +196,17 @@ class Choice:
             other_id = None if place_of_nearest is None else self._id(place_of_nearest)
             yield Verdict(self._id(place), self._domain, True, True, adds, stands_for[number], other_id, similarity)
         kept_ids = [*self._earlier_ids, *map(self._id, self.kept_places)]
-        stand_ins = self._stand_ins(others)
+        stand_ins = iter(self._stand_ins)
         for place, eligible in zip(others.tolist(), self._candidates.eligible(others).tolist(), strict=True):
             nearest_kept = next(stand_ins, None)
             kept_id = kept_ids[nearest_kept.number] if nearest_kept else None
             similarity = nearest_kept.similarity if nearest_kept else None
             yield Verdict(self._id(place), self._domain, eligible, False, None, None, kept_id, similarity)
 
-    def _stand_ins(self, places: Ints) -> Iterator[StandIn]:
-        for first in range(0, len(places), _COMPARED):
-            yield from self._coverage.stand_ins(self._candidates.vectors(places[first : first + _COMPARED]))
+    def _found_stand_ins(self) -> Iterator[StandIn]:
+        """Find the stand-in of each run that is not kept; of none where nothing is kept."""
+        for first in range(0, len(self._others), _COMPARED):
+            yield from self._coverage.stand_ins(self._candidates.vectors(self._others[first : first + _COMPARED]))
 
     def _id(self, place: int) -> str:
         return self._candidates.read(place)[0]
