@@ -2,11 +2,12 @@
 
 import json
 import os
+import secrets
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,6 +41,7 @@ PATIENCE_S: Final = 120.0
 """How long a test waits for what will come. It bounds a failure: no machine, whatever else it does, takes as long."""
 
 _BURST_S: Final = 0.1
+_LISTENING: Final = range(20_000, 32_768)  # Ports below those that the kernel gives connections.
 
 
 def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) -> Value:
@@ -86,9 +88,13 @@ def opened(*command: str | Path, **options: Any) -> Iterator["subprocess.Popen[b
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Find a port that nobody listens on, and that no connection of another test takes before it is used."""
+    while True:
+        # Hypothesis seeds the other generator alike in all processes.
+        port = secrets.choice(_LISTENING)
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Worker:
