@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Verifies each package that has hashes in constraints.txt; this one and torch have none.
 INSTALL := $(PIP) install --no-require-hashes --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: demo test suite quick check fix lock lowest newest matrix image install dev torch clean
+.PHONY: demo test suite quick check fix lock lowest newest matrix image install dev torch site clean
 
 install: $(VENV)/.installed
 
@@ -48,6 +48,15 @@ $(VENV)/.torch: $(VENV)/.installed
 	@echo "installing torch into $(VENV): 1.2 GB with its CPU wheel, some 5 GB without"
 	$(INSTALL) --editable '.[torch]'
 	touch $@
+
+$(VENV)/.site: $(VENV)/.installed
+	$(INSTALL) --editable '.[site]'
+	touch $@
+
+# The pages as a site, build/site/html/index.html. A link to a page or heading that does not exist ends it.
+site: $(VENV)/.site
+	$(BIN)/python deploy/site/assemble.py build/site
+	$(BIN)/zensical build --strict --config-file build/site/zensical.toml
 
 demo: install
 	@$(BIN)/kp-scorer demo

@@ -5,6 +5,7 @@ And the notebooks show what their code shows.
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -77,8 +78,9 @@ def test_files_and_headings_that_links_lead_to_exist(document: str) -> None:
     for line, link in links:
         file, _, heading = link.partition("#")
         target = ((REPOSITORY / document).parent / file if file else REPOSITORY / document).resolve()
-        is_page = target.suffix == ".md" and target.exists()
-        leads_there = line.is_code or link.startswith("mailto:") or target.exists()
+        is_page = target.suffix == ".md" and target.is_file()
+        # A folder has no page on the site.
+        leads_there = line.is_code or link.startswith("mailto:") or target.is_file()
         if not leads_there or (heading and is_page and heading not in anchors_of(str(target.relative_to(REPOSITORY)))):
             missing.append((line.place, link))
     assert missing == []
@@ -117,6 +119,13 @@ def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
 )
 def test_wrong_commands_in_a_line_are_found(text: str, is_code: bool, problems: list[str]) -> None:
     assert list(wrong_commands(Line("README.md:1", text, is_code))) == problems
+
+
+def test_the_menu_of_the_site_has_every_page() -> None:
+    menu = tomllib.loads((REPOSITORY / "deploy" / "site" / "zensical.toml").read_text("utf-8"))["project"]["nav"]
+    in_menu = [page for item in menu for pages in item.values() for page in ([pages] if isinstance(pages, str) else pages)]
+    notebooks = [str(path.relative_to(REPOSITORY).with_suffix(".md")) for path in NOTEBOOKS]
+    assert sorted(in_menu) == sorted([*DOCUMENTS, *notebooks, "CHANGELOG.md"])
 
 
 NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
