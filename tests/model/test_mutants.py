@@ -17,7 +17,7 @@ MOST_RUNS: Final = 300
 
 _HDEL_OWNER: Final = "redis.call('HDEL', record, 'owner', 'lease_ms')"
 _COUNT_LESS: Final = "add(counts, 'submitted', -1)"
-_TALLY: Final = "tally(verdict)"
+_TALLY: Final = "tally('decided ' .. name_of(verdict.domain, verdict.is_known))"
 _ALL_OF_PENDING: Final = "'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts'"
 
 _BY_SCRIPT: Final = {
@@ -30,10 +30,10 @@ _BY_SCRIPT: Final = {
     ),
     "submit": (
         ("(state == 'pending' or state == 'decided')", "(state == 'decided')", "a pending trace takes another content"),
-        ("redis.call('ZADD', pending, now, trace_id)", "", "the time of sending is not renewed"),
-        ("'submission', submission.payload, ", "", "there is nothing to send again"),
-        (", 'as_letter', digest .. submission.dead_letter_id", "", "what has ended is not known for itself"),
-        ("if state ~= 'pending' then", "if not state then", "what is dead gets no other chance"),
+        ("call_with_all('ZADD', pending, sent_again)", "", "the time of sending is not renewed"),
+        ("known_digest, 'submission', submission.payload,", "known_digest,", "there is nothing to send again"),
+        ("payload, 'as_letter', as_letter)\n        end", "payload)\n        end", "what has ended is not known for itself"),
+        ("if state == 'pending' then", "if state then", "what is dead gets no other chance"),
     ),
     "commit": (
         ("entry ~= '' and known_entry ~= entry", "false", "a decision may rest on a place given up"),
@@ -44,9 +44,8 @@ _BY_SCRIPT: Final = {
         (_TALLY, "", "what is stored is counted under no domain"),
         ("reply[i] = {'stands'", f"{_TALLY} reply[i] = {{'stands'", "what stands counts again"),
         ("is_known or ", "", "what settings name takes room among the others"),
-        ("add(tallies, 'names', 1)", "names", "any number of domains is told apart"),
+        ("names = names + 1", "", "any number of domains is told apart"),
         (">= MOST_NAMES", "> MOST_NAMES", "too many domains are told apart"),
-        ("add(counts, 'decided', 1)", "", "decisions are not counted"),
     ),
     "dead_letter": (
         ("(not state or state == 'dead' or ends_pending)", "true", "another content's record dies"),
@@ -80,8 +79,8 @@ _BY_SCRIPT: Final = {
         ("JUNK[reason] and 'junk' or 'rest'", "'rest'", "junk pushes out the rest"),
         ("kind == newest_kind and newest_bytes", "false and newest_bytes", "the newest pushes out others by its size"),
         (
-            "if known_digest and known_digest ~= digest then forget_place(record) end",
-            "",
+            "known_digest == digest and {} or {'epoch', 'entry'}",
+            "{}",
             "what is dead keeps its place for another content",
         ),
         ("state == 'dead' and died_by == dead_letter_id", "false", "a dead record stays without its bytes"),
@@ -91,10 +90,11 @@ _BY_SCRIPT: Final = {
         ("> most or", "< 0 or", "too many letters are kept"),
         ("or bytes > bound", "", "too large letters are kept"),
         ("tonumber(last_ms) <= now - ttl_ms", "false", "what has expired takes room"),
-        ("redis.call('PERSIST', record)", "", "what is pending again expires"),
+        ("decided_count = decided_count + 1 end", "end", "decisions are not counted"),
+        ("if known_digest then redis.call('PERSIST', record) end", "", "what is pending again expires"),
         ("'decision', 'reason', 'detail', 'letter', ", "", "what is pending again is still dead"),
         ("'letter', 'as_letter', ", "'letter', ", "what is pending again is taken for what it was"),
-        ("redis.call('ZREM', pending, trace_id)", "", "what has ended is pending"),
+        ("call_with_all('ZREM', pending, ended)", "", "what has ended is pending"),
         (f"redis.call('HDEL', record, {_ALL_OF_PENDING})", "", "what has ended is held"),
     ),
     "make_room": (("add(dropped, reason, 1)", "", "what makes room is not counted"),),

@@ -3,9 +3,6 @@
 -- KEYS   unacknowledged, renewed, deliveries
 -- ARGV   digests...
 
--- They go one by one, as unpack fails from some 8,000 on.
-for _, digest in ipairs(digests) do
-    redis.call('HDEL', unacknowledged, digest)
-    redis.call('ZREM', renewed, digest)
-    redis.call('HDEL', deliveries, digest)
-end
+call_with_all('HDEL', unacknowledged, digests)
+call_with_all('ZREM', renewed, digests)
+call_with_all('HDEL', deliveries, digests)

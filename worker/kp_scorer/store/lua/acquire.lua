@@ -17,7 +17,7 @@ for i, record in ipairs(records) do
     local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
         read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
     if not state or (state == 'dead' and known_digest ~= digest) then
-        to_pending(record, trace_id, digest)
+        to_pending(record, trace_id, digest, known_digest)
         state, known_digest, decision, reason, detail, attempts, owner = 'pending', digest, false, false, false, 0, false
     end
     attempts = number(attempts)
@@ -39,4 +39,5 @@ for i, record in ipairs(records) do
     end
     reply[i] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts, is_held and 1 or 0}
 end
+settle()
 return reply

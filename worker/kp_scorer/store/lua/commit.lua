@@ -19,17 +19,20 @@ local names = number(read(tallies, 'names'))
 
 use_reserve('zset', pending)
 
--- Return the name that a domain is counted under.
-local function name_of(domain, is_known)
-    if is_known or redis.call('HGET', tallies, 'decided ' .. domain) then return domain end
-    if names >= MOST_NAMES then return '' end
-    names = add(tallies, 'names', 1)
-    return domain
+-- How much each tally grows by this call.
+local growth = {}
+local function tally(field)
+    growth[field] = (growth[field] or 0) + 1
 end
 
-local function tally(stored)
-    add(tallies, 'decided ' .. name_of(stored.domain, stored.is_known), 1)
-    for guard in string.gmatch(stored.guards, '%S+') do add(tallies, 'guard ' .. guard, 1) end
+-- Return the name that a domain is counted under.
+local function name_of(domain, is_known)
+    local field = 'decided ' .. domain
+    if is_known or growth[field] or redis.call('HGET', tallies, field) then return domain end
+    if names >= MOST_NAMES then return '' end
+    names = names + 1
+    tally('names')
+    return domain
 end
 
 local reply = {}
@@ -48,11 +51,13 @@ for i, record in ipairs(records) do
         reply[i] = {'again'}
     else
         -- The record was forgotten, or Redis came back without it, so this submission has not been counted.
-        if state ~= 'pending' then to_pending(record, trace_id, digest) end
+        if state ~= 'pending' then to_pending(record, trace_id, digest, known_digest) end
         to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
-        add(counts, 'decided', 1)
-        tally(verdict)
+        tally('decided ' .. name_of(verdict.domain, verdict.is_known))
+        for guard in string.gmatch(verdict.guards, '%S+') do tally('guard ' .. guard) end
         reply[i] = {'stored'}
     end
 end
+for field, by in pairs(growth) do add(tallies, field, by) end
+settle()
 return reply

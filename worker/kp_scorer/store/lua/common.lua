@@ -25,6 +25,15 @@ local function number(text)
     return value and value >= 0 and value <= MOST and math.floor(value) or 0
 end
 
+-- Call a command on a key with all values, or the first `count`; return the sum of what it replies. Lua's `unpack` fails from some
+-- 8,000 on.
+local function call_with_all(command, key, values, count)
+    count = count or #values
+    local sum = 0
+    for i = 1, count, 1000 do sum = sum + redis.call(command, key, unpack(values, i, math.min(i + 999, count))) end
+    return sum
+end
+
 local function add(key, field, by)
     local sum = number(redis.call('HGET', key, field)) + by
     redis.call('HSET', key, field, string.format('%.0f', sum))

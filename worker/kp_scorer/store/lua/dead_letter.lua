@@ -63,10 +63,10 @@ if is_new or ends_pending then add(counts, 'dead', 1) end
 -- Another content's record is none of this submission's business.
 if record and (not state or state == 'dead' or ends_pending) then
     if known_digest ~= digest and (digest ~= '' or not state) then
-        forget_place(record)
-        redis.call('HDEL', record, 'digest')
+        redis.call('HDEL', record, 'digest', 'epoch', 'entry')
         if digest ~= '' then redis.call('HSET', record, 'digest', digest) end
     end
     to_end(record, trace_id, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
+settle()
 return {'', next_to_go() and 1 or 0}

@@ -6,29 +6,36 @@
 -- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; epoch and
 -- entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
 
--- Void the place of a trace whose content has changed. The entry stays in the log, for the windows of others.
-local function forget_place(record)
-    redis.call('HDEL', record, 'epoch', 'entry')
-end
+-- What the transitions of this call change in `pending` and `counts`; `settle` changes it, at the end of the script, with one command
+-- for all traces.
+local made_pending, ended, decided_count = {}, {}, 0
 
--- Make a submission pending. Until it ends, its record does not expire.
-local function to_pending(record, trace_id, digest)
-    local known_digest = redis.call('HGET', record, 'digest')
-    if known_digest and known_digest ~= digest then forget_place(record) end
-    redis.call('HDEL', record, 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends', 'owner', 'lease_ms',
-        'attempts', 'label')
-    redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now)
-    redis.call('PERSIST', record)
-    -- If it is in the index already, somebody removed the state from its record, and it has been counted.
-    add(counts, 'submitted', redis.call('ZADD', pending, now, trace_id))
+-- Make a submission pending, with these further fields and values. Until it ends, its record does not expire. `known_digest` is the
+-- one in its record, if there is one: other content has no place yet, though its entry stays in the log for the windows of others.
+local function to_pending(record, trace_id, digest, known_digest, ...)
+    local place = known_digest == digest and {} or {'epoch', 'entry'}
+    redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
+        'owner', 'lease_ms', 'attempts', 'label', unpack(place))
+    -- Without a digest there is nothing left, and no time at which it expires.
+    if known_digest then redis.call('PERSIST', record) end
+    redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now, ...)
+    made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id
 end
 
 -- End a submission, as decided or dead, with these fields and values; remove those that only a pending one needs.
 local function to_end(record, trace_id, ttl_ms, state, ...)
-    redis.call('ZREM', pending, trace_id)
+    ended[#ended + 1] = trace_id
+    if state == 'decided' then decided_count = decided_count + 1 end
     redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
     redis.call('HSET', record, 'state', state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
+end
+
+local function settle()
+    -- If a trace is in the index already, somebody removed the state from its record, and it has been counted.
+    if #made_pending > 0 then add(counts, 'submitted', call_with_all('ZADD', pending, made_pending)) end
+    call_with_all('ZREM', pending, ended)
+    if decided_count > 0 then add(counts, 'decided', decided_count) end
 end
 
 -- Delete a record that died by this dead letter.

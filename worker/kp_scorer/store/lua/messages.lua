@@ -2,15 +2,28 @@
 
 local OVERSIZED_MOST, OVERSIZED_BYTES = 100, 64 * 1024 * 1024
 
--- Note a message as unacknowledged; return its digest, and whether a copy was noted before. The digest is its SHA-1. If somebody
--- makes two messages with one SHA-1, the second gets another digest as long as the first is in flight, so that neither is lost.
-local function note(message)
-    local digest = redis.sha1hex(message)
-    local other = redis.call('HGET', unacknowledged, digest)
-    -- The digest goes before the message: a shared suffix would preserve the collision.
-    if other and other ~= message then digest = redis.sha1hex(digest .. message) end
-    redis.call('ZADD', renewed, now, digest)
-    return digest, redis.call('HSET', unacknowledged, digest, message) == 0
+-- Note at most 1,000 messages as unacknowledged; return their digests, and for each whether a copy was noted before. A digest is the
+-- SHA-1 of its message. If somebody makes two messages with one SHA-1, the second gets another digest as long as the first is in
+-- flight, so that neither is lost.
+local function note(messages)
+    if #messages == 0 then return {}, {} end
+    local digests, are_copies, noted, fields, renewals = {}, {}, {}, {}, {}
+    for i, message in ipairs(messages) do digests[i] = redis.sha1hex(message) end
+    for i, other in ipairs(redis.call('HMGET', unacknowledged, unpack(digests))) do noted[digests[i]] = other or nil end
+    for i, message in ipairs(messages) do
+        if (noted[digests[i]] or message) ~= message then
+            -- The digest goes before the message: a shared suffix would preserve the collision.
+            digests[i] = redis.sha1hex(digests[i] .. message)
+            noted[digests[i]] = noted[digests[i]] or redis.call('HGET', unacknowledged, digests[i]) or nil
+        end
+        are_copies[i] = noted[digests[i]] ~= nil
+        noted[digests[i]] = message
+        fields[2 * i - 1], fields[2 * i] = digests[i], message
+        renewals[2 * i - 1], renewals[2 * i] = now, digests[i]
+    end
+    redis.call('HSET', unacknowledged, unpack(fields))
+    redis.call('ZADD', renewed, unpack(renewals))
+    return digests, are_copies
 end
 
 -- Keep a message that is too large for a worker to read, and as many older ones as the bounds allow. The newest stays whatever its

@@ -9,8 +9,7 @@
 use_reserve('list', queue)
 local function size_of(i) return #messages[i] end
 local room = is_ring and #messages or room_for(#messages, size_of, queue, redis.call('LLEN', queue), most, most_bytes)
--- One by one: unpack fails from some 8,000 on.
-for i = 1, room do redis.call('LPUSH', queue, messages[i]) end
+call_with_all('LPUSH', queue, messages, room)
 local function drop(count) redis.call('LTRIM', queue, 0, -1 - count) end
 local function drop_one() return #redis.call('RPOP', queue) end
 local unread = redis.call('LLEN', queue)

@@ -11,25 +11,35 @@
 local DELIVERIES_TTL_S = 86400
 
 use_reserve('hash', unacknowledged)
-local reply, bytes = {}, 0
+local messages, bytes = {}, 0
 
-local function deliver(message)
+local function take(message)
     message = cut(message)
-    local digest, is_copy = note(message)
-    -- A copy of an unacknowledged message is no sign that a delivery failed.
-    local count = is_copy and redis.call('HGET', deliveries, digest) or redis.call('HINCRBY', deliveries, digest, 1)
-    reply[#reply + 1] = {message, digest, tonumber(count)}
+    messages[#messages + 1] = message
     bytes = bytes + #message
 end
 
 if moved ~= '' then
     redis.call('LREM', moving, 1, moved)
-    deliver(moved)
+    take(moved)
 end
-while #reply < most and bytes < most_bytes do
+while #messages < most and bytes < most_bytes do
     local message = redis.call('RPOP', queue)
     if not message then break end
-    deliver(message)
+    take(message)
 end
-if #reply > 0 then redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S) end
+if #messages == 0 then return {} end
+
+local digests, are_copies = note(messages)
+local reply, delivered = {}, {}
+for i, count in ipairs(redis.call('HMGET', deliveries, unpack(digests))) do
+    local known = delivered[digests[i]] or number(count)
+    -- A copy of an unacknowledged message is no sign that a delivery failed. One that a sweep has noted was never delivered.
+    delivered[digests[i]] = are_copies[i] and known > 0 and known or known + 1
+    reply[i] = {messages[i], digests[i], delivered[digests[i]]}
+end
+local fields = {}
+for digest, count in pairs(delivered) do fields[#fields + 1], fields[#fields + 2] = digest, count end
+redis.call('HSET', deliveries, unpack(fields))
+redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
 return reply

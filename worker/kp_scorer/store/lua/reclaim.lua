@@ -16,6 +16,7 @@ for _, digest in ipairs(in_flight) do
 end
 
 -- The consumer of a message in `moving` is about to note it, or is dead. Noting it here is right for both, as it is idempotent.
+local whole = {}
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
     local beginning, is_too_large = cut(message)
@@ -23,9 +24,10 @@ for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
         -- It is delivered anew as its beginning, which no consumer dies of reading.
         redis.call('RPUSH', queue, beginning)
     else
-        note(message)
+        whole[#whole + 1] = message
     end
 end
+note(whole)
 
 -- Redis' clock may have gone back since these were renewed.
 for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do

@@ -8,7 +8,7 @@
 -- This is the backpressure on clients.
 if is_nearly_full(memory()) then return {0, {}} end
 
-local states = {}
+local states, sent_again = {}, {}
 for i, record in ipairs(records) do
     local submission = submissions[i]
     local trace_id, digest = submission.trace_id, submission.digest
@@ -19,10 +19,16 @@ for i, record in ipairs(records) do
         states[i] = 'decided'
     else
         -- A dead trace that is submitted again is a new submission, also with other content.
-        if state ~= 'pending' then to_pending(record, trace_id, digest) end
-        redis.call('HSET', record, 'submission', submission.payload, 'as_letter', digest .. submission.dead_letter_id)
-        redis.call('ZADD', pending, now, trace_id)
+        local as_letter = digest .. submission.dead_letter_id
+        if state == 'pending' then
+            redis.call('HSET', record, 'submission', submission.payload, 'as_letter', as_letter)
+            sent_again[#sent_again + 1], sent_again[#sent_again + 2] = now, trace_id
+        else
+            to_pending(record, trace_id, digest, known_digest, 'submission', submission.payload, 'as_letter', as_letter)
+        end
         states[i] = 'pending'
     end
 end
+settle()
+call_with_all('ZADD', pending, sent_again)
 return {1, states}
