@@ -11,7 +11,9 @@ import pytest
 from click.testing import Result
 from kp_scorer import score_traces
 from kp_scorer.cli.main import commands
-from kp_scorer.decider import Decider
+from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
@@ -106,6 +108,47 @@ def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings
     assert "kept 1 of 4: 2 unknown, 1 accepted, 1 refused" in done.stderr
 
 
+@pytest.fixture
+def fleet(settings: Settings, store: Store) -> tuple[str, ...]:
+    """The flags for a store in which a fleet without a model has decided the runs of ``ASKED``."""
+    embedder, window = WordsEmbedder(), settings.novelty.window()
+    meter = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
+    Decider(store.ledger, Policy(), meter, max_attempts=5).decide([decode_trace(each, Limits()) for each in ASKED])
+    return "--stored", "--broker-url", settings.broker.url
+
+
+def test_a_set_is_chosen_of_what_a_fleet_has_decided(asked: Path, fleet: tuple[str, ...], tmp_path: Path) -> None:
+    done = keep("--best", "1", *fleet)
+    assert done.exit_code == 0, done.output
+    (row,) = rows(done.stdout)
+    assert (row["trace_id"], row["stands_for"], row["kept"]) == ("kp:trace:refund", 5, True)
+    # The files have the texts, which Redis has not, and the same are chosen.
+    assert rows(keep(asked, "--best", "1", *fleet).stdout) == [ASKED[4]]
+    assert rows(keep("--best", "100%", "--since", "1h", *fleet).stdout) == rows(keep("--best", "100%", *fleet).stdout)
+    assert "kept 0 of 0 traces" in keep("--best", "1", "--since", "2999-01-01", *fleet).stderr
+    none = jsonl_file(tmp_path / "none.jsonl", {"no": "trace"})
+    done = keep(none, "--best", "1", *fleet)
+    assert (done.exit_code, "1 of the kept traces are not in the files" in done.stderr) == (1, True)
+
+
+def test_labels_say_what_succeeded(fleet: tuple[str, ...], store: Store) -> None:
+    assert store.ledger.label({"kp:trace:refund": False, "kp:trace:copy": False, "kp:trace:ops-1": True}) == {}
+    chosen_ids = [row["trace_id"] for row in rows(keep("--best", "100%", *fleet).stdout)]
+    assert chosen_ids == ["kp:trace:lone", "kp:trace:ops-1"]
+
+
+def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    keep("--best", "1", "--into", folder, *fleet)
+    keep("--best", "100%", "--into", folder, *fleet)
+    done = keep("--best", "100%", "--into", folder, *fleet)
+    nights = [[row["trace_id"] for row in rows(path.read_text("utf-8"))] for path in sorted(folder.iterdir())]
+    assert nights == [["kp:trace:refund"], ["kp:trace:lone"], []], done.output
+    (folder / "kept-0004.jsonl").write_text("{}\n")
+    done = keep("--best", "1", "--into", folder, *fleet)
+    assert (done.exit_code, "kept-0004.jsonl, line 1: expected an id" in done.stderr) == (2, True)
+
+
 def run(name: str, objective: str, *, success: bool = True, domain: str = "qa") -> Payload:
     return minimal_payload(trace_id=f"kp:trace:{name}", objective=objective, success=success, domain=domain)
 
@@ -134,7 +177,8 @@ def test_best_keeps_the_success_that_covers_what_is_asked_most(asked: Path) -> N
 def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Path) -> None:
     done = keep(asked, "--best", "100%")
     assert rows(done.stdout) == [ASKED[0], ASKED[4]]
-    assert "nothing was chosen" not in done.stderr
+    assert "there was room for every success, and only copies are left out: qa\n" in done.stderr
+    assert "nothing was chosen" not in keep(asked, "--best", "1").stderr
 
 
 def test_why_says_of_every_trace_which_kept_one_stands_for_it(asked: Path, tmp_path: Path) -> None:
@@ -146,11 +190,6 @@ def test_why_says_of_every_trace_which_kept_one_stands_for_it(asked: Path, tmp_p
     assert (refund["kept"], refund["stands_for"], refund["similarity"]) == (True, 4, 1.0)
     assert (copied["kept"], copied["eligible"], copied["nearest"]) == (False, True, "kp:trace:refund")
     assert (verdicts["ops-0"]["kept"], verdicts["ops-0"]["nearest"]) == (False, None)
-
-
-def test_best_says_where_every_success_is_kept_so_that_nothing_was_chosen(tmp_path: Path) -> None:
-    two = jsonl_file(tmp_path / "two.jsonl", ASKED[0], ASKED[4])
-    assert "every success is kept, so nothing was chosen, in: qa" in keep(two, "--best", "2").stderr
 
 
 def test_best_leaves_out_what_a_check_would_keep_back(tmp_path: Path) -> None:
@@ -168,9 +207,24 @@ def test_best_refuses_what_is_no_share_and_no_number(asked: Path, best: str) -> 
     assert "expected a share of all traces, such as 10%, or a number of them" in done.stderr
 
 
-@pytest.mark.parametrize("flags", [("--stored",), ("--rejected",), ("--review",)])
-def test_best_does_not_go_with_options_that_choose_by_decisions(asked: Path, flags: Sequence[str]) -> None:
-    assert keep(asked, "--best", "1", *flags).exit_code == 2
+@pytest.mark.parametrize(
+    "flags",
+    ["--rejected", "--review", "--since=1d", "--stored --rank=score", "--into=set --rank=score", "--into=set --output=o"],
+)
+def test_best_refuses_options_that_do_not_go_together(asked: Path, flags: str) -> None:
+    assert keep(asked, "--best", "1", *flags.split()).exit_code == 2
+
+
+def test_files_are_needed_unless_a_set_is_chosen_of_what_is_stored() -> None:
+    done = keep("--stored")
+    assert (done.exit_code, "expected FILE" in done.stderr) == (2, True)
+
+
+def test_rank_score_keeps_the_highest_scores_whether_they_cover_anything_or_not(file: Path, tmp_path: Path) -> None:
+    why = tmp_path / "why.jsonl"
+    done = keep(file, "--best", "2", "--rank", "score", "--why", why, *BANDS)
+    assert [row["id"] for row in rows(done.stdout)] == ["kp:trace:good", "kp:trace:fair"], done.output
+    assert [row["nearest"] for row in rows(why.read_text("utf-8"))] == ["kp:trace:poor", None, "kp:trace:good"]
 
 
 def test_a_thousand_runs_are_chosen_in_batches_as_well_as_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,6 +123,7 @@ def test_a_domain_and_a_time_choose_among_decisions(tmp_path: Path, monkeypatch:
         (law, [0, 3]),
         ([*law, "--domain", rows[1]["domain"]], [0, 1, 2, 3, 4]),
         (["--since", "2026-11-13"], [3, 4]),
+        (["--since", "99999d"], [0, 1, 2, 3, 4]),
         (["--since", "2026-11-10T12:00:00", *law], [0, 3]),
         (["--since", "2026-11-10T12:00:01", *law], [3]),
     ):

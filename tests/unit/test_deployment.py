@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
+import yaml
 from kp_scorer.errors import SettingsError
 from kp_scorer.serve.routes import admits, read_tokens
 from kp_scorer.settings import Settings, load_settings
@@ -274,3 +275,10 @@ def test_all_instances_belong_to_the_target() -> None:
     target = "kp-scorer.target"
     assert (UNITS / target).is_file()
     assert {name for name, value in lines_of(SERVICE) if value == target} == {"PartOf", "WantedBy"}
+
+
+def test_the_nightly_set_is_the_same_command_in_both() -> None:
+    command = dict(lines_of("kp-scorer-keep.service"))["ExecStart"].replace("%%", "%").split()[1:]
+    job = yaml.safe_load((DEPLOY / "kubernetes" / "keep" / "cronjob.yaml").read_text("utf-8"))
+    (only,) = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert command[:-1] == only["args"][:-1]

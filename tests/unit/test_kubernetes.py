@@ -228,3 +228,25 @@ def test_the_server_is_monitored_scaled_and_disrupted_one_by_one() -> None:
     assert scaled["scaleTargetRef"]["name"] == each["Deployment"]["metadata"]["name"]
     assert scaled["minReplicas"] == 2
     assert "replicas" not in each["Deployment"]["spec"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_nightly_set_is_chosen_by_a_pod_without_privileges_that_may_reach_redis_alone(version: str) -> None:
+    each = objects("keep")
+    for own in each.values():
+        kubernetes_validate.validate(own, version, strict=True)
+    spec = each["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (only,) = spec["containers"]
+    assert spec["securityContext"] == pod("redis")["securityContext"]
+    assert only["securityContext"] == container("redis")["securityContext"]
+    assert only["image"] == container("redis")["image"]
+    assert only["args"][-1] in [mount["mountPath"] for mount in only["volumeMounts"]]
+    (claim,) = (volume["persistentVolumeClaim"]["claimName"] for volume in spec["volumes"] if "persistentVolumeClaim" in volume)
+    assert claim == each["PersistentVolumeClaim"]["metadata"]["name"]
+    assert list(unknown_settings({variable["name"]: "" for variable in only["env"]} | each["ConfigMap"]["data"])) == []
+    policy = each["NetworkPolicy"]["spec"]
+    assert (
+        policy["podSelector"]["matchLabels"] == each["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    )
+    assert policy["egress"] == objects("redis")["NetworkPolicy"]["spec"]["egress"]
+    assert "ingress" not in policy

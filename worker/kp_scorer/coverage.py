@@ -69,8 +69,12 @@ class Coverage:
                 heapq.heappop(heap)
                 covers = np.maximum(covers, similarities[place])
                 chosen.append(KeptRun(int(candidates[place]), adds))
-        self._vectors = np.concatenate([self._vectors, vectors[[run.place for run in chosen]]])
+        self.keep(vectors[[run.place for run in chosen]])
         return chosen
+
+    def keep(self, vectors: Vectors) -> None:
+        """Keep runs that were chosen in another way."""
+        self._vectors = np.concatenate([self._vectors, vectors])
 
     def stand_ins(self, vectors: Vectors) -> list[StandIn]:
         """Find for each run the kept run that is most like it; none are found as long as none is kept."""

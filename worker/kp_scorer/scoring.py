@@ -17,6 +17,7 @@ from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with: the cache is empty, or there is no embedder.
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
+MOST_OF_FAILURES: Final = 0.3  # The largest outcome dimension of a failure: beyond that the trace was a success.
 _STEPS_FOR_FULL_TERM: Final = 20
 
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
@@ -187,7 +188,7 @@ def recoveries(trace: ReasoningTrace) -> int:
 
 def success_factor(trace: ReasoningTrace) -> float:
     """Return the factor of the confidence: a failure leaves three tenths of it."""
-    return 1.0 if trace.metadata.success else 0.3
+    return 1.0 if trace.metadata.success else MOST_OF_FAILURES
 
 
 def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import wraps
 from itertools import islice
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import note_if_unmeasured, progress
 from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_traces, unpacked
-from kp_scorer.cli.options import Command, ledger_options
+from kp_scorer.cli.options import Command, ledger_options, since_option
 from kp_scorer.cli.output import note_damaged, print_note, refusal
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
@@ -33,7 +33,6 @@ from kp_scorer.trace import ReasoningTrace, namespace_of
 _MOST_BYTES: Final = 2**20  # The longest line with a decision, which takes some two kilobytes, or with a label.
 _MOST_LABELS_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
 
-_TIME: Final = click.DateTime(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"])
 
 Result = Decision | InvalidTrace | TraceConflict | TraceDead
 """The decision on the trace of a line, or the reason why there is none."""
@@ -64,8 +63,8 @@ class Gathered:
     ) -> None:
         """Leave out the decisions that the given options do not choose."""
         if since:
-            first_s = since.replace(tzinfo=UTC).timestamp()
-            self._only("--since", [str(since)], lambda decision: _decided_s(decision) >= first_s)
+            first_s = since.timestamp()
+            self._only("--since", [f"{since:%F %T}"], lambda decision: _decided_s(decision) >= first_s)
         if domains:
             self._only("--domain", domains, lambda decision: decision.domain in domains)
             self.are_of_domains = True
@@ -96,12 +95,7 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         show_default=True,
         help="With --stored, read this many records, chosen at random.",
     )
-    @click.option(
-        "--since",
-        metavar="TIME",
-        type=_TIME,
-        help="Only decisions since this time, in UTC: 2026-11-30, or 2026-11-30T12:00:00.",
-    )
+    @since_option
     @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain.")
     @click.option(
         "--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; '' for none."

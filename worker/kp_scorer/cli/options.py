@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,25 @@ Command = Callable[..., None]
 
 file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+
+
+class _Since(click.DateTime):
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """Parse a time in UTC, or a number of hours or days that lie between it and now."""
+        if age := re.fullmatch(r"([0-9]{1,5})([hd])", value):
+            return datetime.now(UTC) - timedelta(hours=int(age[1]) * (24 if age[2] == "d" else 1))
+        time: datetime = super().convert(value, param, ctx)
+        return time.replace(tzinfo=UTC)
+
+
+since_option = click.option(
+    "--since",
+    metavar="TIME",
+    type=_Since(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
+    help="Only decisions since this time: 2026-11-30, or 2026-11-30T12:00:00, in UTC, or 24h or 7d ago.",
+)
 
 
 def settings_options(command: Command) -> Command:

@@ -102,10 +102,10 @@ class RedisLog:
                 return
             start = f"({chunk[-1][0].decode()}"
 
-    def newest(self, count: int) -> list[str]:
-        """Return the trace ids of the newest entries, at most ``count``, newest first."""
+    def newest(self, count: int) -> list[Entry]:
+        """Return the newest entries, at most ``count``, newest first."""
         entries: Any = self._client.xrevrange(self._own.log, count=count)
-        return [_entry(entry_id, list(chain(*fields.items()))).trace_id for entry_id, fields in entries]
+        return [_entry(entry_id, list(chain(*fields.items()))) for entry_id, fields in entries]
 
     def erase(self, *trace_ids: str) -> Counter[str]:
         """Remove traces' vectors from the log, and from all mirrors as soon as they read on; return how many each had."""

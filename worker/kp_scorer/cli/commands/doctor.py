@@ -198,7 +198,7 @@ def _embedder(settings: Settings, store: Store) -> Findings:
 
 def _window(store: Store) -> Findings:
     for log in store.novelty_logs():
-        newest = log.newest(_ENTRIES_LOOKED_AT)
+        newest = [entry.trace_id for entry in log.newest(_ENTRIES_LOOKED_AT)]
         decided = [each.decision.novelty for each in store.ledger.decided(newest[:_FEWEST_ENTRIES]) if each]
         if unreadable := sum(novelty.is_unreadable for novelty in decided):
             yield "advice", f"{unreadable} of the newest {len(decided)} traces of the log {log.space}: {UNREADABLE}"

@@ -1,0 +1,245 @@
+"""The runs that ``kp-scorer keep --best`` chooses among, from files or from what a fleet has decided.
+
+Their documents and their vectors wait on disk until all of them are known.
+"""
+
+import json
+import tempfile
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Self
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.checks.checks import Checks
+from kp_scorer.cli.converting import Line
+from kp_scorer.cli.display import progress
+from kp_scorer.cli.gathering import score_lines
+from kp_scorer.cli.input import lines_in, open_input, read_files
+from kp_scorer.cli.output import note_damaged, print_note, refusal
+from kp_scorer.coverage import Vectors
+from kp_scorer.decision import Decision
+from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.endpoints import with_endpoints
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.scoring import MOST_OF_FAILURES
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.trace import ReasoningTrace
+
+_QUICK: Final = 1  # Of zlib's levels. What is read waits for seconds.
+_LOOKED_UP_AT_ONCE: Final = 500
+_LONGEST_ROW: Final = 2**20  # Of a line about a kept trace.
+
+Ints = NDArray[np.intp]
+
+
+class Candidates:
+    """All runs to choose from, with their vectors. Both are in temporary files; some 300 bytes a run are in memory."""
+
+    def __init__(self) -> None:
+        with ExitStack() as files:
+            self._documents = files.enter_context(tempfile.TemporaryFile())
+            self._vectors = files.enter_context(tempfile.TemporaryFile())
+            self._files = files.pop_all()
+        self.ids: list[str] = []  # By place.
+        self._seen: set[str] = set()
+        self._offsets = array("q", [0])
+        self._domains = array("l")
+        self._objectives = array("q")
+        self._eligible = array("b")
+        self._scores = array("d")
+        self._numbers: dict[str, int] = {}
+        self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
+        self._dimensions = 0  # Of all vectors, by the first one.
+        self.has_objectives = False  # Redis has none.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._files.close()
+
+    def __len__(self) -> int:
+        """Return how many runs there are."""
+        return len(self.ids)
+
+    def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
+        """Add a run that was kept before, which stands for runs of its domain and is no candidate any more."""
+        if trace_id not in self._seen:
+            self._seen.add(trace_id)
+            self._earlier.setdefault(domain, []).append((trace_id, vector))
+
+    def add(
+        self,
+        trace_id: str,
+        domain: str,
+        vector: Vectors,
+        *,
+        eligible: bool,
+        objective: str = "",
+        document: Mapping[str, Any] | None = None,
+        score: float = 0.0,
+    ) -> None:
+        """Add a run, unless one with its id is there. Of the ``document`` only that of a run that may be kept is stored."""
+        if trace_id in self._seen:
+            return
+        self._seen.add(trace_id)
+        self.ids.append(trace_id)
+        packed = zlib.compress(json.dumps(dict(document)).encode(), _QUICK) if document and eligible else b""
+        self._documents.write(packed)
+        self._offsets.append(self._offsets[-1] + len(packed))
+        self._vectors.write(vector.tobytes())
+        self._dimensions = vector.size
+        self._domains.append(self._numbers.setdefault(domain, len(self._numbers)))
+        self._objectives.append(hash(objective))
+        self.has_objectives = self.has_objectives or bool(objective)
+        self._eligible.append(eligible)
+        self._scores.append(score)
+
+    def earlier(self, domain: str) -> tuple[list[str], Vectors]:
+        """Return the ids of a domain's runs that were kept before, and their vectors, of shape (runs, dimensions)."""
+        runs = self._earlier.get(domain, [])
+        vectors = [vector.reshape(1, -1) for _, vector in runs]
+        return [trace_id for trace_id, _ in runs], np.concatenate([np.empty((0, self._dimensions), np.float32), *vectors])
+
+    def by_domain(self) -> dict[str, Ints]:
+        """Return the places of each domain's runs, in the order of the input."""
+        numbers = np.asarray(self._domains)
+        return {name: np.flatnonzero(numbers == number) for name, number in self._numbers.items()}
+
+    def eligible(self, places: Ints) -> NDArray[np.bool_]:
+        """Return for each of these runs whether it may be kept."""
+        return np.asarray(self._eligible, np.bool_)[places]
+
+    def by_score(self, places: Ints) -> Ints:
+        """Return these runs in the order of their scores, the highest first; of equal ones the earlier first."""
+        return places[np.argsort(-np.asarray(self._scores)[places], kind="stable")]
+
+    def objectives(self, places: Ints) -> set[int]:
+        """Return the different objectives of these runs, as a hash of each."""
+        return set(np.asarray(self._objectives)[places].tolist())
+
+    def vectors(self, places: Ints) -> Vectors:
+        """Read the vectors of these runs, of shape (runs, dimensions)."""
+        self._vectors.flush()
+        rows = np.memmap(self._vectors, np.float32, "r").reshape(-1, self._dimensions)
+        return np.array(rows[places])
+
+    def document(self, place: int) -> dict[str, Any]:
+        """Read the document of a run that may be kept."""
+        self._documents.seek(self._offsets[place])
+        packed = self._documents.read(self._offsets[place + 1] - self._offsets[place])
+        document: dict[str, Any] = json.loads(zlib.decompress(packed))
+        return document
+
+
+def gather_earlier(candidates: Candidates, files: Iterable[Path], settings: Settings) -> None:
+    """Add the traces in the files of what was kept before; raises BadParameter for a line that is no trace."""
+    embedder = WordsEmbedder()
+    for file in files:
+        for line in read_files([str(file)], settings.limits):
+            if isinstance(line.trace, InvalidTrace):
+                raise click.BadParameter(f"{file.name}, line {line.number}: {line.trace}", param_hint="--into")
+            candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, _vector(embedder, line.trace))
+
+
+def gather(candidates: Candidates, batches: Iterator[Sequence[Line]], settings: Settings, *, with_scores: bool) -> int:
+    """Add the traces on the lines of an input; return how many lines hold none.
+
+    Candidates are the successes that no check keeps back, or ``with_scores`` all traces that no guard or check does.
+    """
+    embedder = WordsEmbedder()
+    checks = Checks(settings.checks) if settings.checks.names and not with_scores else None
+    refused = 0
+    for line, decision in score_lines(batches, settings) if with_scores else _unscored(batches):
+        if isinstance(line.trace, InvalidTrace):
+            refused += 1
+            refusal(line.number, line.trace, line.file)
+            continue
+        trace, document, score = line.trace, line.document, 0.0
+        eligible = trace.metadata.success
+        if isinstance(decision, Decision):
+            eligible, score = not decision.is_guarded, decision.score
+        elif checks and eligible:
+            eligible = all(result.outcome is None for result in checks.run(trace))
+        if settings.checks.names:
+            document = without_unchecked(trace)
+        vector = _vector(embedder, trace)
+        candidates.add(
+            trace.id,
+            trace.metadata.task_domain,
+            vector,
+            eligible=eligible,
+            objective=trace.task.objective,
+            document=document,
+            score=score,
+        )
+    return refused
+
+
+def without_unchecked(trace: ReasoningTrace) -> dict[str, Any]:
+    """Return a trace without the fields that are ignored: no check has seen these."""
+    return trace.model_dump(mode="json", exclude_unset=True)
+
+
+def _unscored(batches: Iterator[Sequence[Line]]) -> Iterator[tuple[Line, None]]:
+    done = 0
+    with progress("read") as advance:
+        for batch in batches:
+            yield from ((line, None) for line in batch)
+            done += len(batch)
+            advance(done, None)
+
+
+def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
+    return embedder.embed([embedder.recipe.text(trace)])
+
+
+def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
+    """Add the decided traces whose vectors the newest novelty log holds.
+
+    A label says better than the trace whether it was good. A decision has no success, but an outcome dimension that no failure
+    has. What was kept before counts as far as the log still holds it.
+    """
+    earlier_ids = set(_ids_in(earlier))
+    first_ms = since.timestamp() * 1_000 if since else 0.0
+    with Store.open(with_endpoints(settings)) as store:
+        logs = sorted(store.novelty_logs(), key=lambda log: log.newest(1)[0].place)
+        undecided = 0
+        log = logs[-1].entries() if logs else iter(())
+        while entries := list(islice(log, _LOOKED_UP_AT_ONCE)):
+            decided = store.ledger.decided([entry.trace_id for entry in entries])
+            for entry, each in zip(entries, decided, strict=True):
+                if each is None or each.decision.novelty.entry != str(entry.place):
+                    undecided += 1
+                elif entry.trace_id in earlier_ids:
+                    candidates.add_earlier(entry.trace_id, each.decision.domain, entry.vector)
+                elif entry.place.time_ms >= first_ms:
+                    succeeded = each.decision.dimensions.outcome_confidence > MOST_OF_FAILURES
+                    eligible = (succeeded if each.good is None else each.good) and not each.decision.is_guarded
+                    candidates.add(entry.trace_id, each.decision.domain, entry.vector, eligible=eligible)
+        note_damaged(store.ledger.damaged)
+    if len(logs) > 1:
+        print_note(f"{len(logs) - 1} older novelty logs, of other embedders, are not read")
+    if undecided:
+        print_note(f"{undecided} entries of the novelty log have no decision at their place, and are left out")
+
+
+def _ids_in(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the ids in files of what was kept before, which hold traces or lines about them."""
+    for file in files:
+        with open_input(str(file)) as stream:
+            for number, line in lines_in(stream, _LONGEST_ROW):
+                try:
+                    row = json.loads(line)
+                    yield row.get("trace_id") or row["id"]
+                except (ValueError, AttributeError, KeyError):
+                    raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="--into") from None
