@@ -31,6 +31,7 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import redis
+from kp_scorer.local.embedded_redis import redis_executable
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.store import Store
@@ -67,16 +68,16 @@ def rows_of(sizes: Sequence[int], letters: int) -> Iterator[Row]:
 
 def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
     """What each command costs; a copy of the data goes into a directory before."""
-    with own_redis() as url, redis_of(url) as client:
+    with _server(Path(copy)) as server, redis_of(server.url) as client:
         client.config_set("appendonly", "no")
         _fill_records(client, records)
         _fill_log(client, records)
         _fill_letters(client, letters)
-        client.config_set("dir", copy)
         client.save()
         ids = "".join(f"{_trace_id(number)}\n" for number in range(records - _FORGOTTEN, records))
-        for command, stdin in {**dict.fromkeys(_commands(records), ""), "forget -": ids, "dead-letter drop --yes": ""}.items():
-            yield _measured(url, command, stdin)
+        with_stdin = {"re-decide --stored --thresholds /dev/stdin": "[scoring]\nthreshold = 0.5\n", "forget -": ids}
+        for command, stdin in {**dict.fromkeys(_commands(records), ""), **with_stdin, "dead-letter drop --yes": ""}.items():
+            yield _measured(server.url, command, stdin)
 
 
 def _waiting_measured(count: int) -> Row:
@@ -101,7 +102,7 @@ def _waiting_measured(count: int) -> Row:
 
 def _start_measured(directory: Path) -> Iterator[Row]:
     """How long Redis takes to load the copy in a directory, and a worker that starts meanwhile to be ready."""
-    server = RedisServer(directory)
+    server = _server(directory)
     settings = load_settings({"broker.url": server.url, "redis.url": server.url, "embedding.embedder": "words"})
     server.launch("appendonly no")
     started = time.perf_counter()
@@ -118,6 +119,10 @@ def _start_measured(directory: Path) -> Iterator[Row]:
         server.kill()
 
 
+def _server(directory: Path) -> RedisServer:
+    return RedisServer(directory, redis_executable())
+
+
 def _commands(records: int) -> list[str]:
     beginning = _trace_id(records // 2).removeprefix(TRACE_ID_PREFIX)[:8]
     letter = f"{1:032x}"
@@ -131,6 +136,8 @@ def _commands(records: int) -> list[str]:
         "dead-letter list",
         f"dead-letter show {letter}",
         "calibrate --stored --accept 20%",
+        "calibrate --stored --precision 90%",
+        "quality --stored",
         "report --stored --text",
         f"forget {_trace_id(0)}",
     ]

@@ -123,7 +123,7 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
     assert of_ledger.exit_code == 0
     assert "of these good" in of_ledger.stdout
     quality = run("quality", "--stored")
-    assert "120 of 120 sampled traces have a label, of 120 decisions" in quality.stderr
+    assert "120 of 120 decisions with a label are sampled" in quality.stderr
     assert rows_in(quality.stdout)[0]["precision"]["value"] == 1
     # Those of a file win; and what `status` prints is a file with labels.
     all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))

@@ -16,7 +16,7 @@ from kp_scorer.store.keys import Keys
 from tests.support.builders import candidate, decision
 from tests.support.calls import traced_memory
 from tests.support.commands import command
-from tests.support.traces import rows_in
+from tests.support.traces import jsonl, rows_in
 
 KEYS: Final = Keys("kp")
 RECORDS: Final = 2_000
@@ -52,11 +52,11 @@ class Filled:
     def run(self, *arguments: str, stdin: str = "") -> Result:
         return command(self.settings, *arguments, stdin=stdin)
 
-    def calls(self, *arguments: str, stdin: str = "") -> dict[str, int]:
+    def calls(self, *arguments: str, stdin: str = "", code: int = 0) -> dict[str, int]:
         """How often a command called each command of Redis, those within scripts too."""
         self.client.config_resetstat()
         done = self.run(*arguments, stdin=stdin)
-        assert done.exit_code == 0, done.output
+        assert done.exit_code == code, done.output
         stats: Any = self.client.info("commandstats")
         return {name.removeprefix("cmdstat_"): each["calls"] for name, each in stats.items()}
 
@@ -139,6 +139,20 @@ def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
     drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
     assert "a sample of 500 of 2,000 records in the ledger" in drawn.stderr
     assert "# All domains together, 500 traces: threshold" in drawn.stdout
+
+
+def test_only_decisions_with_a_label_are_read_where_a_label_is_needed(filled: Filled) -> None:
+    quality, calibrate = ["quality", "--stored"], ["calibrate", "--stored", "--precision", "50%"]
+    labels = jsonl(*({"trace_id": trace_id(number), "good": True} for number in (3, 5, RECORDS)))
+    unknown = labels.splitlines()[-1]
+    for called, code in ((quality, 1), (calibrate, 2)):
+        assert "hmget" not in filled.calls(*called, code=code)
+        assert filled.calls(*called, "--labels", "-", stdin=unknown, code=code)["hmget"] == 1
+    assert "hmget" not in filled.calls("label")
+    assert filled.calls(*quality, "--labels", "-", stdin=labels, code=1)["hmget"] == 3
+    filled.run("label", "--file", "-", stdin=labels)
+    assert (filled.calls("label")["hmget"], filled.calls(*quality, code=1)["hmget"]) == (2, 2)
+    assert filled.calls(*quality, "--sample", "100", "--labels", "-", stdin=labels, code=1).get("hmget", 0) <= 2
 
 
 def test_an_audit_says_by_its_exit_code_whether_it_checked_anything_and_all_agree(filled: Filled) -> None:

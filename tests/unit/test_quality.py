@@ -144,7 +144,7 @@ def test_the_command_prints_a_line_for_the_gate_and_for_each_threshold(tmp_path:
     decisions = [*sampled(100), *sampled(60, "finance"), *sampled(10, "law"), *sampled(30, probability=None, first=200)]
     result = run(tmp_path, decisions, labels_of(decisions))
     assert result.exit_code == 0
-    assert "170 of 170 sampled traces have a label, of 200 decisions" in result.stderr
+    assert "170 of 200 decisions with a label are sampled (review.sample)" in result.stderr
     rows = rows_in(result.stdout)
     gates = [row for row in rows if row["threshold"] is None]
     assert [(row["domain"], row["domains"], row["labels"]) for row in gates] == [
@@ -162,8 +162,8 @@ def test_without_a_labelled_sample_it_says_what_is_missing(tmp_path: Path, proba
     decisions = sampled(20, probability=probability)
     result = run(tmp_path, decisions, {} if probability else labels_of(decisions))
     assert isinstance(result.exception, ScorerError)
-    counted = "20 of 20" if probability else "0 of 20"
-    assert str(result.exception) == f"{counted} decisions are sampled (review.sample), none has a label"
+    missing = "there are no decisions with a label in " if probability else "none of 20 decisions with a label is sampled"
+    assert str(result.exception).startswith(missing)
 
 
 def test_few_labels_are_named_as_few(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import codecs
 import io
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
@@ -42,7 +42,7 @@ class GatheredTrace(NamedTuple):
     """A decision with the label of its trace, and the trace itself if traces were read, which takes more memory."""
 
     decision: Decision
-    label: bool | None = None  # As the ledger holds it, or as `status` printed it; None if it has none.
+    label: bool | None = None  # By --labels if that is given, else as the ledger holds it, or as `status` printed it.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
 
 
@@ -56,6 +56,9 @@ class Gathered:
     refused: int = 0
     """The number of lines with neither a trace nor a decision, or of damaged records in the ledger, once all are read."""
     are_of_domains: bool = False  # True if --domain has chosen some domains.
+    kind: str = "decisions"  # As errors call them.
+    labels: Mapping[str, bool] | None = None  # Those of --labels, by trace id.
+    is_stored: bool = False  # True if the ledger is read.
     dead_letters: int = 0  # Their number, of all producers; 0 unless the ledger was read.
 
     def choose(
@@ -75,15 +78,16 @@ class Gathered:
 
     def _only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
         chosen = (each for each in self.traces if is_chosen(each.decision))
-        problem = f"there are no decisions in {self.source} with {option} {' or '.join(map(repr, values))}"
+        problem = f"there are no {self.kind} in {self.source} with {option} {' or '.join(map(repr, values))}"
         self.traces, self.dead_letters = _some(chosen, escaped(problem)), 0
 
 
-def gathering_options(command: Command, sample: int | None = None) -> Command:
+def gathering_options(command: Command, sample: int | None = None, *, only_labelled: bool = False) -> Command:
     """Add the options that choose the decisions, and pass a command the ``settings`` and what is ``gathered``.
 
-    ``sample`` is the default of --sample. Reading the decisions raises ScorerError if there is none. After the command it exits
-    with 1 if a line held neither a trace nor a decision.
+    ``sample`` is the default of --sample. If the command has --labels, these replace the labels of the ledger. With
+    ``only_labelled`` decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
+    ScorerError if there is none. After the command it exits with 1 if a line held neither a trace nor a decision.
     """
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
@@ -117,8 +121,18 @@ def gathering_options(command: Command, sample: int | None = None) -> Command:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
         settings = with_endpoints(settings) if file is None else settings
-        gathered = _gather_stored(settings, sample) if file is None else gather_file(file, settings)
-        gathered.traces = _some(gathered.traces, f"there are no decisions in {gathered.source}")
+        labels: Mapping[str, bool] | None = kwargs.pop("labels", None)
+        if file is None:
+            gathered = _gather_stored(settings, sample, labels, only_labelled=only_labelled)
+        else:
+            gathered = gather_file(file, settings)
+        gathered.labels = labels
+        if labels is not None:
+            gathered.traces = (each._replace(label=labels.get(each.decision.trace_id)) for each in gathered.traces)
+        if only_labelled:
+            gathered.kind = "decisions with a label"
+            gathered.traces = (each for each in gathered.traces if each.label is not None)
+        gathered.traces = _some(gathered.traces, f"there are no {gathered.kind} in {gathered.source}")
         gathered.choose(since, domain, namespace, agent)
         command(gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
@@ -198,13 +212,16 @@ def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) ->
             yield GatheredTrace(result, trace=line.trace)
 
 
-def _gather_stored(settings: Settings, most: int | None) -> Gathered:
+def _gather_stored(settings: Settings, most: int | None, labels: Mapping[str, bool] | None, *, only_labelled: bool) -> Gathered:
     """Gather the decisions in the ledger as they are read, or those of ``most`` random records at once, in the log's order."""
-    gathered = Gathered("the ledger")
+    gathered = Gathered("the ledger", is_stored=True)
     with Store.open(settings) as store:
         gathered.dead_letters = store.dead_letters.count()
         sample, records = store.ledger.sample(most) if most else (None, 0)
-    gathered.traces = _stored(settings, sample, gathered)
+        chosen: Collection[str] | None = sample
+        if only_labelled:
+            chosen = list(store.ledger.labelled(sample)) if labels is None else labels.keys() & (sample or labels)
+    gathered.traces = _stored(settings, chosen, gathered)
     if sample is not None:
         gathered.traces = sorted(gathered.traces, key=lambda each: _place(each.decision))
         if len(sample) < records:
@@ -213,10 +230,17 @@ def _gather_stored(settings: Settings, most: int | None) -> Gathered:
     return gathered
 
 
-def _stored(settings: Settings, sample: Sequence[str] | None, gathered: Gathered) -> Iterator[GatheredTrace]:
+def has_stored_labels(settings: Settings, labels: Mapping[str, bool] | None) -> bool:
+    """Return whether any trace in the ledger has a label, by ``labels`` or, if there are none, by the ledger."""
+    with Store.open(settings) as store:
+        labelled = store.ledger.labelled() if labels is None else store.ledger.all_decided(labels)
+        return next(labelled, None) is not None
+
+
+def _stored(settings: Settings, chosen: Collection[str] | None, gathered: Gathered) -> Iterator[GatheredTrace]:
     with Store.open(settings) as store, progress("read") as advance:
-        total = store.ledger.counts().decided if sample is None else len(sample)
-        for count, stored in enumerate(store.ledger.all_decided(sample), 1):
+        total = store.ledger.counts().decided if chosen is None else len(chosen)
+        for count, stored in enumerate(store.ledger.all_decided(chosen), 1):
             advance(count, max(total, count))
             yield GatheredTrace(stored.decision, stored.good)
         gathered.refused = note_damaged(store.ledger.damaged)

@@ -200,6 +200,16 @@ class RedisLedger:
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
 
+    def labelled(self, among: Iterable[str] | None = None) -> Iterator[str]:
+        """Yield the ids of all traces with a label, in no order, or of those among these; no decision is read."""
+        trace_ids = iter(self._scan() if among is None else among)
+        while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
+            pipeline = self._client.pipeline(transaction=False)
+            for trace_id in chunk:
+                pipeline.hget(self._keys.record(trace_id), "label")
+            replies = pipeline.execute(raise_on_error=False)
+            yield from (trace_id for trace_id, label in zip(chunk, replies, strict=True) if isinstance(label, bytes))
+
     def sample(self, most: int) -> tuple[list[str], int]:
         """Return the ids of ``most`` records chosen at random, or of all if there are fewer, and the number of records."""
         count = 0

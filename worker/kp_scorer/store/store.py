@@ -138,4 +138,5 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
 def stored_labels(settings: Settings | None = None) -> dict[str, bool]:
     """Return the labels in the ledger by trace id: True is good. Arguments and errors are as for :func:`stored_decisions`."""
     with Store.open(with_endpoints(settings or load_settings())) as store:
-        return {each.decision.trace_id: each.good for each in store.ledger.all_decided() if each.good is not None}
+        labelled = store.ledger.all_decided(store.ledger.labelled())
+        return {each.decision.trace_id: each.good for each in labelled if each.good is not None}

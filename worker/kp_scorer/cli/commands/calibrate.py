@@ -5,13 +5,13 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
+from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels, labels_option
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.report.calibration import Calibration, Cohort, Target, calibrate_samples, samples_of, with_thresholds
@@ -19,6 +19,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
+_NO_LABEL: Final = "no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`"
 _OTHER_DOMAINS: Final = "(all others)"  # Domains without a threshold of their own; no domain has such brackets.
 _NEAR: Final = 0.02
 _NAMED: Final = 5  # The number of producers named, those with most traces.
@@ -50,7 +51,6 @@ def _share(text: str) -> float:
 def calibrate(
     accept: float | None,
     precision: float | None,
-    labels: Mapping[str, bool] | None,
     output: str,
     gathered: Gathered,
     settings: Settings,
@@ -73,11 +73,15 @@ def calibrate(
     if output != "-" and os.path.lexists(output):
         # It may be the settings that all workers run by.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
+    needs_labels = gathered.labels is not None or target.of == "precision"
+    if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
+        # Otherwise all decisions would be read before.
+        raise click.UsageError(_NO_LABEL)
     namespaces, agents = Counter[str](), Counter[str]()
-    samples = samples_of(_labelled(gathered, labels, namespaces, agents), settings.scoring.aliases)
+    samples = samples_of(_labelled(gathered, namespaces, agents), settings.scoring.aliases)
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
-    if not labelled and (labels is not None or target.of == "precision"):
-        raise click.UsageError("no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`")
+    if not labelled and needs_labels:
+        raise click.UsageError(_NO_LABEL)
     _note_producers("--namespace", namespaces)
     _note_producers("--agent", agents)
     if 0 < labelled < total:
@@ -97,18 +101,16 @@ def calibrate(
         write(as_toml(scoring, calibration, target, clashes))
 
 
-def _labelled(
-    gathered: Gathered, labels: Mapping[str, bool] | None, namespaces: Counter[str], agents: Counter[str]
-) -> Iterator[tuple[Decision, bool | None]]:
+def _labelled(gathered: Gathered, namespaces: Counter[str], agents: Counter[str]) -> Iterator[tuple[Decision, bool | None]]:
     """Yield each decision with its label, None without one; count whose traces they are."""
     for decision, label, trace in gathered.traces:
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
-        if labels is None and trace:
+        if gathered.labels is None and trace:
             # Every trace has this label, not only those of the sample.
             yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
-            yield decision, label if labels is None else labels.get(decision.trace_id)
+            yield decision, label
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:

@@ -183,7 +183,7 @@ def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] |
         raise click.UsageError("expected ID and good or bad, or --file")
     with Store.open(settings) as store:
         if trace_id is None and labels is None:
-            for stored in store.ledger.all_decided():
+            for stored in store.ledger.all_decided(store.ledger.labelled()):
                 if stored.good is not None:
                     print_row({"trace_id": stored.decision.trace_id, "good": stored.good})
             sys.exit(1 if note_damaged(store.ledger.damaged) else 0)

@@ -1,7 +1,8 @@
 """``kp-scorer profiles``, ``quality`` and ``re-decide``: the thresholds in force, how good they are, and others."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +13,6 @@ from kp_scorer.cli.display import cell, print_table
 from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import print_note, print_row
-from kp_scorer.decision import Decision
 from kp_scorer.errors import ScorerError
 from kp_scorer.report.explanation import bound_of
 from kp_scorer.report.quality import LEAST_LABELS, Quality, qualities
@@ -41,8 +41,8 @@ def profiles(settings: Settings) -> None:
 
 @click.command(epilog="Example: kp-scorer quality --stored")
 @labels_option
-@gathering_options
-def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Settings) -> None:
+@partial(gathering_options, only_labelled=True)
+def quality(gathered: Gathered, settings: Settings) -> None:
     """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
 
     The setting review.sample of the workers makes the sample. Labels come from --labels, JSON Lines such as
@@ -53,16 +53,12 @@ def quality(labels: Mapping[str, bool] | None, gathered: Gathered, settings: Set
     are all of the sample, or chosen by nobody who knew them. Prints a JSON line for the gate and for each threshold, of all
     domains and of each with 50 labels or more, the others being together (domain null); to a terminal a table.
     """
-    total, sampled = 0, list[tuple[Decision, bool | None]]()
-    for decision, label, _ in gathered.traces:
-        total += 1
-        if decision.sampled:
-            sampled.append((decision, label if labels is None else labels.get(decision.trace_id)))
-    estimates = qualities(sampled, settings.scoring.aliases)
+    labelled = [(decision, label) for decision, label, _ in gathered.traces]
+    estimates = qualities(labelled, settings.scoring.aliases)
     if not estimates:
-        raise ScorerError(f"{len(sampled)} of {total} decisions are sampled (review.sample), none has a label")
+        raise ScorerError(f"none of {len(labelled)} decisions with a label is sampled (review.sample)")
     judged = estimates[0].labels
-    print_note(f"{judged} of {len(sampled)} sampled traces have a label, of {total} decisions")
+    print_note(f"{judged} of {len(labelled)} decisions with a label are sampled (review.sample)")
     if judged < LEAST_LABELS:
         print_note(f"intervals are checked from {LEAST_LABELS} labels on")
     print_table(("domain", "labels", "threshold", *_SHARES), chain.from_iterable(map(_estimates, estimates)))
