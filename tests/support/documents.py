@@ -15,6 +15,7 @@ DOCUMENTS: Final = (
     "deploy/README.md",
     "deploy/SECURITY.md",
     "tests/benchmarks/README.md",
+    "worker/API.md",
     "worker/ARCHITECTURE.md",
     "worker/CONVERT.md",
     "worker/SCORING.md",

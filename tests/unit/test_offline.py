@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kp_scorer import offline
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Vectors
-from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, NotConverted, TraceConflict, TraceDead
+from kp_scorer.errors import EmbedderUnhealthy, InvalidTrace, NotConverted, SettingsError, TraceConflict, TraceDead
 from kp_scorer.offline import Scorer, convert, decide_offline, offline_decider, score_traces
 from kp_scorer.settings import Settings, load_settings
 
@@ -185,3 +185,8 @@ def test_what_others_record_is_converted_and_scored_in_process() -> None:
     assert not isinstance(trace, NotConverted)
     decision = Scorer(batches_of(8)).score(trace)
     assert (decision.domain, decision.visibility, decision.dimensions.outcome_confidence) == ("code", "private", 0.9)
+
+
+def test_an_unknown_format_raises_an_error_that_names_those_there_are() -> None:
+    with pytest.raises(SettingsError, match=r"^format_name: expected one of atif, .*, got 'chats'$"):
+        next(convert([{}], format_name="chats"))

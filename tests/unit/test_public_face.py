@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from typing import Any, Final, get_args, get_type_hints
 import kp_scorer
 import pytest
 from kp_scorer import Decision, ReasoningTrace, Settings
+
+from tests.support.paths import REPOSITORY
 
 ALIASES: Final = {"Reason", "Submitted", "Trace"}
 HEAVY: Final = {"celery", "kombu", "redis", "openvino", "torch", "transformers", "numpy"}
@@ -53,6 +56,11 @@ def test_signatures_use_only_types_of_the_face() -> None:
     assert {each for each in used if each.__module__.startswith("kp_scorer")} <= {
         each for each in face if inspect.isclass(each)
     }
+
+
+def test_the_api_page_shows_every_name_once() -> None:
+    documented = re.findall(r"^::: kp_scorer\.(\w+)$", (REPOSITORY / "worker" / "API.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(documented) == sorted(kp_scorer.__all__)
 
 
 def test_other_names_raise_attribute_error() -> None:

@@ -27,7 +27,8 @@ No message holds trace content: only field paths, ids, names of settings, and wh
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, get_args
 
-Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]  # Of a dead letter.
+Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
+"""The reason of a dead letter."""
 
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 
@@ -51,8 +52,10 @@ class WindowDiffers(SettingsError):
 class Problem(NamedTuple):
     """One thing wrong with a submission."""
 
-    field: str  # Path of the field, dotted, list positions counted from 0: ``steps.3.tool.name``; ``$`` is the whole message.
-    expected: str  # What was expected there, without the offending value.
+    field: str
+    """The dotted path of the field, with list positions from 0: ``steps.3.tool.name``; ``$`` is the whole message."""
+    expected: str
+    """The expectation that the field does not meet, without the offending value."""
 
 
 class InvalidTrace(ScorerError):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from kp_scorer.adapters import Converter, SuppliedFields
+from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
@@ -34,12 +34,29 @@ def convert(
     format_name: str = "",
     settings: Settings | None = None,
 ) -> Iterator[dict[str, Any] | NotConverted]:
-    """Convert logs of other tools to traces that may be scored and submitted, or to the reasons why they cannot be.
+    """Convert logs of other tools; yield for each run a trace that may be scored and submitted, or why it cannot be one.
 
-    The documents are parsed JSON, such as chats or spans; one may hold several runs, and a run several of them. Their format is
-    what the shape of each says, or has a name, such as ``otel``. ``paths`` are dotted paths to where a record has its ``id``,
-    ``success``, ``confidence``, ``task_domain`` or ``created_at``; the arguments are for runs whose source does not say it.
+    A document may hold several runs, and a run may extend over several documents. The arguments from ``domain`` to
+    ``privacy_level`` apply to runs whose source does not state them.
+
+    Args:
+        documents: parsed JSON, such as chats or spans.
+        domain: the ``task_domain``.
+        confidence: the confidence in the outcome, 0..1.
+        success: whether the task was solved.
+        created_at: the time of the run, in ISO 8601.
+        visibility: with whom the trace may be shared.
+        privacy_level: how it may be shared.
+        paths: dotted paths to the fields of a record that hold its ``id``, ``success``, ``confidence``, ``task_domain`` or
+            ``created_at``.
+        format_name: a format, such as ``otel``; by default the shape of each document determines it.
+        settings: their limits apply; by default those of the environment and the configuration file.
+
+    Raises:
+        SettingsError: a setting is wrong, or there is no format of this name.
     """
+    if format_name not in ("", *FORMATS):
+        raise SettingsError(f"format_name: expected one of {', '.join(FORMATS)}, got {format_name!r}")
     supplied = SuppliedFields(confidence, domain, visibility, privacy_level, success, created_at, paths)
     converter = Converter(supplied, (settings or load_settings()).limits, format_name)
     for number, document in enumerate(documents, 1):
@@ -48,26 +65,29 @@ def convert(
 
 
 class Scorer:
-    """Scores traces as they come, each compared with those that it scored before. One thread at a time may use it.
+    """Scores traces one by one, each compared with those that it scored before. One thread at a time may use it.
 
-    It keeps the window, and the decisions on as many traces as the log of a worker; older ones are as if they had never been.
-    One with a model serves the process that made it, and none that is forked from that later, which gets EmbedderUnhealthy.
+    It keeps the window, and the decisions on as many traces as a worker's log has places; it forgets older ones. With a model,
+    it serves the process that created it. A process that is forked later gets ``EmbedderUnhealthy``.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         """Load the embedder; the settings are by default those of the environment and the configuration file.
 
-        SettingsError if one is wrong, or an embedder is required and cannot be loaded.
+        Raises:
+            SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
         """
         settings = settings or load_settings()
         self._limits = settings.limits
         self._decider = offline_decider(settings)
 
     def score(self, trace: Mapping[str, Any] | ReasoningTrace) -> Decision:
-        """Score a trace and add it to the window; one that was scored before keeps its decision.
+        """Score a trace and add it to the window. A trace that was scored before keeps its decision.
 
-        InvalidTrace if it is no ReasoningTrace or over a limit; TraceConflict if an earlier one has its id and other content;
-        TraceDead if the embedder has no vector for its text.
+        Raises:
+            InvalidTrace: it is no ``ReasoningTrace``, or exceeds a limit.
+            TraceConflict: an earlier trace has its id and other content.
+            TraceDead: the embedder has no vector for its text.
         """
         checked = trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, self._limits)
         resolved = _decide_alone(self._decider, checked)
@@ -76,9 +96,9 @@ class Scorer:
         return resolved
 
     def how_new(self, text: str) -> float:
-        """The novelty, 0..1, that a trace would have whose objective is this text and that has no other; nothing is added.
+        """Return the novelty, 0..1, of a successful trace whose only text is this objective. Nothing is added to the window.
 
-        It is compared as a success. It is 0.5 with nothing to compare with: no earlier trace in the window, or no embedder.
+        It is 0.5 if there is nothing to compare with: no earlier trace in the window, or no embedder.
         """
         novelty = self._decider.novelty
         if novelty is None:
@@ -89,10 +109,20 @@ class Scorer:
 
 
 def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings | None = None) -> Iterator[Decision]:
-    """Score traces one after the other, each compared with those before it, and yield their decisions.
+    """Score traces in order, each compared with those before it, and yield their decisions.
 
-    They are read in batches of a third of ``worker.concurrency``, because embedding them together is faster; a decision that
-    must not wait for later traces comes from a :class:`Scorer`, which keeps as much and raises the same errors.
+    Traces are read in batches of a third of ``worker.concurrency``, because embedding them together is faster. If a decision
+    must not wait for later traces, use a ``Scorer``.
+
+    Args:
+        traces: each a ``ReasoningTrace``, or its parsed JSON.
+        settings: by default those of the environment and the configuration file.
+
+    Raises:
+        InvalidTrace: one is no ``ReasoningTrace``, or exceeds a limit; decisions on the traces before it come first.
+        TraceConflict: an earlier trace has its id and other content.
+        TraceDead: the embedder has no vector for its text.
+        SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
     """
     settings = settings or load_settings()
     decider = offline_decider(settings)

@@ -32,13 +32,17 @@ LEAST_S: Final = 1.0  # A look-up gets so much, however little is left of a wait
 
 
 class Status(NamedTuple):
-    """The status of a submitted trace: its state, its decision if decided, reason and detail if dead."""
+    """The status of a submitted trace."""
 
     trace_id: str
     state: TraceState
+    """``pending``, ``decided`` or ``dead``."""
     decision: Decision | None = None
+    """None until the trace is decided."""
     reason: Reason | None = None
+    """None unless the trace is dead."""
     detail: str = ""
+    """Names the fields or the cause if the trace is dead."""
 
 
 def status_of(trace_id: str, record: Record) -> Status:
@@ -81,8 +85,10 @@ class _Polling:
         return not self.pending or time.monotonic() >= self._deadline
 
 
-Trace = Mapping[str, Any] | ReasoningTrace  # A trace as its producer has it: a ReasoningTrace, or its parsed JSON.
-Submitted = str | InvalidTrace | TraceConflict  # The result for one trace of many: its id, or why it was not submitted.
+Trace = Mapping[str, Any] | ReasoningTrace
+"""A trace as its producer has it: a ``ReasoningTrace``, or its parsed JSON."""
+Submitted = str | InvalidTrace | TraceConflict
+"""The result for one trace of many: its id, or the error that says why it was not submitted."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _BATCH_SIZE: Final = 100  # How many traces go to the ledger, and to the broker, in one round trip.
@@ -109,10 +115,10 @@ class _Client:
     """Where a client submits. Only its I/O thread uses the connections; the rest never changes."""
 
     def __init__(self, settings: Settings, namespace: str = "") -> None:
-        """Use the broker and the Redis of ``settings``, whose URLs must be filled in. Connects on first use.
+        """Use the broker and the Redis of ``settings``, whose URLs must be set. It connects on first use.
 
         Args:
-            settings: where to submit.
+            settings: the servers, queues and limits.
             namespace: goes into the id of every submitted trace, after ``kp:trace:``, so that producers who share a queue use
                 different ids. It is no access control.
 
@@ -131,10 +137,15 @@ class _Client:
 
     @classmethod
     def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "") -> Self:
-        """Make a client from URLs, the environment and the configuration file, or for the running embedded Redis.
+        """Make a client. What is not given comes from the environment, the configuration file, or a running ``kp-scorer up``.
+
+        Args:
+            broker_url: the queues, such as ``redis://queue:6379/0`` or ``amqp://user:secret@rabbit/``.
+            redis_url: the ledger; by default the broker, if that is Redis.
+            namespace: goes into the id of every submitted trace, as in the constructor.
 
         Raises:
-            SettingsError: a setting or the namespace is wrong, or nothing says where the broker is.
+            SettingsError: a setting or the namespace is wrong, or no setting names a broker.
         """
         urls = {"broker.url": broker_url, "redis.url": redis_url}
         return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace)
@@ -202,48 +213,52 @@ class _Client:
 
 
 class Client(_Client, AbstractContextManager["Client"]):
-    """Submits traces and reads what became of them. Any thread may use it, and any number of threads at once.
+    """Submits traces and reads their decisions. Any number of threads may share it.
 
-    Their calls take turns on one connection. No call waits longer than its timeout. After one that timed out the next
-    ones do too, until the servers answer again.
+    Calls take turns on one connection, and none waits longer than its timeout. After a call has timed out, later calls time out
+    too until the servers answer again.
+
+        with Client.connect("redis://queue:6379/0") as client:
+            trace_id = client.submit(trace)
+            decision = client.wait(trace_id, timeout_s=30)
     """
 
     def submit(self, trace: Trace, timeout_s: float | None = None) -> str:
-        """Put a trace on the queue and return its id, with the namespace if there is one, at once.
+        """Put a trace on the queue and return its id at once, with the namespace if there is one.
 
-        A trace submitted before keeps its place and decision.
+        A trace that was submitted before keeps its place and its decision.
 
         Args:
-            trace: the ReasoningTrace, or what its JSON says.
+            trace: the ``ReasoningTrace``, or its parsed JSON.
             timeout_s: how long to wait for Redis and the broker together; by default ``broker.timeout_s``.
 
         Raises:
-            InvalidTrace: it is not a ReasoningTrace, or over a limit; nothing was sent.
+            InvalidTrace: it is no ``ReasoningTrace``, or exceeds a limit; nothing was sent.
             TraceConflict: its id was submitted before with other content; nothing was sent.
-            SettingsError: the queues have to be declared, and RabbitMQ has one of this name with other arguments.
+            SettingsError: RabbitMQ has a queue of this name with other arguments.
             ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
-                queue yet, and this user may not make it. Submit it again, which is always safe.
+                queue yet, and this user may not declare it. Submit the trace again, which is always safe.
         """
         return _id_or_raise(self.submit_many([trace], timeout_s))
 
     def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
-        """Put traces on the queue, a hundred in one step; an invalid one does not stop the others.
+        """Put traces on the queue, a hundred in one round trip. An invalid one does not stop the others.
 
-        As if each were submitted by itself, one after the other, only faster. No more than 200 traces are held at once, so they
-        may come from a generator; it is read while those before are sent.
+        The result is the same as if each were submitted by itself, in order. At most 200 traces are in memory at once, so they
+        may come from a generator, which is read while earlier ones are sent.
 
         Args:
-            traces: ReasoningTraces, or what their JSON says.
-            timeout_s: how long to wait for Redis and the broker in all, and for the traces, if they take their time; by default
-                as long as it takes, if every hundred is answered within ``broker.timeout_s``.
+            traces: each a ``ReasoningTrace``, or its parsed JSON.
+            timeout_s: how long to wait in all, for the servers and for the iterable. By default each hundred may take
+                ``broker.timeout_s``, and all of them as long as they need.
 
         Returns:
-            For each trace, in order, its id or, if it was not submitted, the InvalidTrace or the TraceConflict that
-            :meth:`submit` would have raised.
+            For each trace, in order, its id or, if it was not submitted, the ``InvalidTrace`` or ``TraceConflict`` that
+            ``submit`` would have raised.
 
         Raises:
-            SettingsError: as :meth:`submit`.
-            ServiceUnavailable: as :meth:`submit`. Some may be submitted; submit all of them again, which is always safe.
+            SettingsError: as for ``submit``.
+            ServiceUnavailable: as for ``submit``. Some may be submitted; submit all of them again, which is always safe.
         """
         deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
         calls = (partial(self._send, self._checked_each(batch)) for batch in _batched(traces))
@@ -253,7 +268,9 @@ class Client(_Client, AbstractContextManager["Client"]):
     def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
         """Return the status of each trace, in order, in one round trip; None if it is unknown or its record has expired.
 
-        ``timeout_s`` is how long to wait for Redis; by default ``broker.timeout_s``.
+        Args:
+            trace_ids: ids as ``submit`` returns them.
+            timeout_s: how long to wait for Redis; by default ``broker.timeout_s``.
 
         Raises:
             ServiceUnavailable: Redis cannot be reached, or did not answer in time.
@@ -264,8 +281,8 @@ class Client(_Client, AbstractContextManager["Client"]):
         """Wait for a trace's decision.
 
         Raises:
-            DecisionTimeout: none came in time; it says whether the trace is known at all.
-            TraceDead: none will come.
+            DecisionTimeout: no decision came in time; ``is_known`` tells a pending trace from an unknown one.
+            TraceDead: the trace became a dead letter, so no decision will come.
             ServiceUnavailable: Redis cannot be reached.
         """
         # It may have completed after the last look-up, or have never been submitted.
@@ -299,23 +316,23 @@ class Client(_Client, AbstractContextManager["Client"]):
 
 
 class AsyncClient(_Client, AbstractAsyncContextManager["AsyncClient"]):
-    """Submits traces and reads what became of them, as :class:`~kp_scorer.client.Client` does, for coroutines.
+    """Does what ``Client`` does, for coroutines. Its methods raise the same errors.
 
-    Any number of tasks may use it at once, in any event loop: one thread talks to the servers for all of them. Their
-    calls take turns, so use :meth:`submit_many` for a thousand traces, not a thousand tasks. Do not change a trace until its
-    submission is awaited. A call that is cancelled may have submitted all the same. Every method raises what that of
-    :class:`~kp_scorer.client.Client` does.
+    Any number of tasks may share it, in any event loop: one thread talks to the servers for all of them. Their calls take
+    turns, so submit a thousand traces by one ``submit_many``, not by a thousand tasks. Do not change a trace before its
+    submission has been awaited. A cancelled call may have submitted the trace all the same.
+
+        async with AsyncClient.connect("redis://queue:6379/0") as client:
+            trace_id = await client.submit(trace)
+            decision = await client.wait(trace_id, timeout_s=30)
     """
 
     async def submit(self, trace: Trace, timeout_s: float | None = None) -> str:
-        """Put a trace on the queue and return its id; see :meth:`Client.submit <kp_scorer.client.Client.submit>`."""
+        """Put a trace on the queue and return its id, as ``Client.submit`` does."""
         return _id_or_raise(await self.submit_many([trace], timeout_s))
 
     async def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
-        """Put traces on the queue, a hundred in one step; see :meth:`Client.submit_many <kp_scorer.client.Client.submit_many>`.
-
-        The traces are iterated in the event loop.
-        """
+        """Put traces on the queue, as ``Client.submit_many`` does. The traces are iterated in the event loop."""
         deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
         # Checked by the I/O thread too: the largest one would block the loop for some 40 ms.
         calls = (partial(self._check_and_send, batch) for batch in _batched(traces))

@@ -1,4 +1,4 @@
-"""Where decisions are read from, and reading them as they come: at-least-once, through outages, each once for whoever reads."""
+"""Reads decisions from queues and streams as they come: at-least-once, through outages, without copies within one run."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -127,21 +127,22 @@ def read_decisions(
 ) -> Iterator[Decision]:
     """Yield decisions from the queues and streams that workers publish to; each is acknowledged after the body of the loop.
 
-    Where the body raises an error, leaves the loop, or takes longer than ``broker.visibility_timeout_s``, its decision is
-    delivered again, to this reader or another. Copies of what was acknowledged here are dropped; a later run must recognise
-    those itself, by ``trace_id`` and ``decided_at``. After an outage it connects anew. What is no decision is dead-lettered.
+    If the body raises an error, leaves the loop, or takes longer than ``broker.visibility_timeout_s``, its decision is
+    delivered again, to this reader or another. Copies of decisions that this run has acknowledged are dropped; a later run must
+    recognise copies itself, by ``trace_id`` and ``decided_at``. After an outage it reconnects. Messages that are no decisions
+    become dead letters.
 
     Args:
-        outcome: only decisions with this one.
-        group: the consumer group as which it reads where decisions go to streams. A group that is missing is made, and keeps
-            decisions unread until it has acknowledged them.
-        follow: wait for more; otherwise end when all are read that are there.
-        stopping: ends the loop, after the body and its acknowledgement, once it is set.
+        outcome: yield only decisions with this outcome.
+        group: the consumer group to read streams as, if decisions go to streams. A missing group is created. The stream keeps
+            decisions until the group has acknowledged them.
+        follow: wait for more decisions; otherwise end when all that are there have been read.
+        stopping: once it is set, the loop ends, after the body and its acknowledgement.
         settings: by default those of the environment and the configuration file.
 
     Raises:
         SettingsError: a setting is wrong, decisions go elsewhere, or RabbitMQ has a queue with other arguments.
-        ServiceUnavailable: the broker or Redis cannot be reached; with ``follow`` only before it has been reached once.
+        ServiceUnavailable: the broker or Redis cannot be reached. With ``follow``, only the first connection raises it.
     """
     settings = with_endpoints(settings or load_settings())
     stopping = stopping or Event()

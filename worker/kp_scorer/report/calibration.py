@@ -126,13 +126,19 @@ def calibrate(
     good: Mapping[str, bool] = MappingProxyType({}),
     settings: Settings | None = None,
 ) -> Settings:
-    """Suggest thresholds by domain, as `kp-scorer calibrate` does, and return the settings with them.
+    """Return the settings with thresholds by domain that reach a target, as ``kp-scorer calibrate`` suggests them.
 
-    The target, 0..1, is either the share of a domain's traces to ``accept``, or a ``precision``: the share of the accepted
-    traces that are ``good``, which maps trace ids to labels. Domains with too few decisions keep the threshold that they have.
+    A domain with too few decisions keeps its threshold.
+
+    Args:
+        decisions: the decisions to learn from.
+        accept: the target as the share of a domain's traces to accept, 0..1.
+        precision: the target as the share of accepted traces that are good, 0..1.
+        good: labels by trace id for a ``precision``: True is good.
+        settings: by default those of the environment and the configuration file.
 
     Raises:
-        ValueError: there is no target or more than one, or it is no share between 0 and 1.
+        ValueError: there is not exactly one target, or it is no share between 0 and 1.
         SettingsError: a setting is wrong, or a review is above its new threshold.
     """
     settings = settings or load_settings()
@@ -147,9 +153,16 @@ def calibrate(
 
 
 def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -> list[Decision]:
-    """Decide again by other settings: their thresholds, weights, guards on novelty and aliases. Nothing is embedded or stored.
+    """Decide again by the thresholds, weights, guards on novelty and aliases of other settings. Nothing is embedded or stored.
 
-    Dimensions stay as they were decided, so ``scoring.cap_step_term`` and ``scoring.max_confidence`` have no effect.
+    Dimensions stay as they are, so ``scoring.cap_step_term`` and ``scoring.max_confidence`` have no effect.
+
+    Args:
+        decisions: they stay unchanged.
+        settings: by default those of the environment and the configuration file.
+
+    Raises:
+        SettingsError: a setting is wrong.
     """
     policy = (settings or load_settings()).scoring
     return [decide_again(decision, policy) for decision in decisions]

@@ -21,11 +21,11 @@ _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Settings:
-    """Read the settings.
+    """Read the settings from flags, the environment and a TOML file.
 
     Args:
-        flags: values given on the command line, by dotted name: ``{"broker.url": ...}``. They win over everything.
-        config: the TOML file; without it the one that ``KP_CONFIG`` names, if any.
+        flags: values by dotted name, such as ``{"broker.url": ...}``. They win over variables, and these over the file.
+        config: the TOML file; by default the one that ``KP_CONFIG`` names, if any.
 
     Raises:
         SettingsError: a value that cannot be used, a name that is not a setting, or a file that cannot be read.

@@ -121,10 +121,16 @@ class Store(AbstractContextManager["Store"]):
 
 
 def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
-    """Yield every decision in the ledger, in no order. One that is made meanwhile may be missing; none comes twice.
+    """Yield every decision in the ledger once, in no order. A decision that is made meanwhile may be missing.
 
-    Damaged records are left out. The settings are by default those of the environment and the configuration file.
-    SettingsError if one is wrong, or nothing says where Redis is; ServiceUnavailable if Redis cannot be reached.
+    Damaged records are left out.
+
+    Args:
+        settings: by default those of the environment and the configuration file.
+
+    Raises:
+        SettingsError: a setting is wrong, or none names a Redis.
+        ServiceUnavailable: Redis cannot be reached.
     """
     # Redis returns some keys twice while it shrinks their table.
     read = set[str]()
@@ -136,7 +142,7 @@ def stored_decisions(settings: Settings | None = None) -> Iterator[Decision]:
 
 
 def stored_labels(settings: Settings | None = None) -> dict[str, bool]:
-    """Return the labels in the ledger by trace id: True is good. Arguments and errors are as for :func:`stored_decisions`."""
+    """Return the labels in the ledger by trace id: True is good. Argument and errors are those of ``stored_decisions``."""
     with Store.open(with_endpoints(settings or load_settings())) as store:
         labelled = store.ledger.all_decided(store.ledger.labelled())
         return {each.decision.trace_id: each.good for each in labelled if each.good is not None}
