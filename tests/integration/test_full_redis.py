@@ -1,5 +1,6 @@
 """A Redis that submissions have filled accepts no more of them, and a worker empties it; or a Redis that is set up badly."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -24,8 +25,11 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import shortcomings
 from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Identity
 from kp_scorer.store.store import WorkerReport
 
+from tests.support.builders import decision, store_decisions
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
 from tests.support.outcomes import published
@@ -181,6 +185,24 @@ def test_a_worker_names_each_unsuitable_setting_of_its_redis_and_the_remedy(
         with at_work(with_changed(settings, broker__url=server.url), tmp_path) as (worker, _):
             shortages = [(line["service"], line["detail"].partition(": set ")[2]) for line in worker.events("redis_unsuitable")]
     assert shortages == [("broker", "maxmemory-policy noeviction"), ("broker", "maxmemory"), ("broker", "appendonly yes")]
+
+
+def test_stats_says_that_an_evicting_redis_has_lost_records(server: RedisServer, endpoints: Settings) -> None:
+    stored = {f"kp:trace:{number}": decision(f"kp:trace:{number}").model_dump_json().encode() for number in range(500)}
+    with Store.open(endpoints) as store, server.connect() as client:
+        store.ledger.acquire([Identity(trace_id, bytes(16)) for trace_id in stored])
+        assert "lost records" not in command(endpoints, "stats").stderr
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        server.limit_memory(server.used_bytes() + 100_000)
+        while client.exists(Keys(endpoints.redis.prefix).counts):
+            client.set(f"filler:{client.incr('fillers')}", "x" * 10_000)
+        server.limit_memory(LIMIT_BYTES)
+        store_decisions(store, stored)
+    asked = command(endpoints, "stats")
+    counts = json.loads(asked.stdout)
+    assert (asked.exit_code, counts["submitted"] < counts["decided"]) == (0, True)
+    lost = f"the ledger has lost records: submitted {counts['submitted']} is not pending + decided + dead, "
+    assert lost in asked.stderr
 
 
 def test_memory_is_unknown_to_a_user_who_may_not_ask_for_it(tmp_path: Path) -> None:
