@@ -9,10 +9,14 @@ from typing import Final
 
 import psutil
 import pytest
+import redis
+from kp_scorer.settings import load_settings
 
 from tests.support.commands import run_in_shell, up
 from tests.support.documents import blocks
 from tests.support.paths import REFERENCE_TRACES, REPOSITORY
+from tests.support.processes import free_port, opened, start_worker, wait_until
+from tests.support.servers import answers, default_server
 from tests.support.traces import new_id, rows_in
 
 pytestmark = pytest.mark.slow
@@ -93,3 +97,25 @@ def test_thresholds_are_chosen_as_readme_shows_and_all_real_traces_get_the_refer
     states = rows_in((tmp_path / "states.jsonl").read_text("utf-8"))
     scores = {state["trace_id"]: state["decision"]["score"] for state in states}
     assert scores == pytest.approx(expected_scores, abs=0.001)
+
+
+def test_a_service_as_readme_sets_it_up_for_production_leaves_doctor_nothing_wrong(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("README.md") if "kp-scorer reference redis.conf" in block)
+    *files, server, worker = block.splitlines()
+    run_in_shell("\n".join(files), tmp_path).check_returncode()
+    users = tmp_path / "users.acl"
+    users.write_text(re.sub(r"PASSWORD-OF-(\w+)", r">secret-of-\1", users.read_text("utf-8")), "utf-8")
+    port = free_port()
+    url, command = worker.removeprefix("KP_BROKER_URL=").split(" ", 1)
+    assert (server, command) == ("redis-server redis.conf", "kp-scorer worker")
+    url = url.replace("queue:6379", f"127.0.0.1:{port}").replace("PASSWORD", "secret-of-worker")
+    with (
+        (tmp_path / "redis.log").open("wb") as log,
+        opened(default_server(), "redis.conf", "--port", str(port), cwd=tmp_path, stdout=log),
+        redis.Redis.from_url(url) as client,
+    ):
+        wait_until(lambda: answers(client))
+        with start_worker(load_settings({"broker.url": url}), tmp_path / "worker.log"):
+            done = run_in_shell("kp-scorer doctor", KP_BROKER_URL=url.replace("worker", "operator"))
+    findings = [(row["check"], row["detail"]) for row in rows_in(done.stdout) if row["state"] != "ok"]
+    assert (done.returncode, findings) == (0, []), done.stderr
