@@ -46,6 +46,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 _MOST_PROBLEMS: Final = 10  # The problems that an error lists. Every single value may be over a limit.
 _MOST_DIGITS: Final = 1_000  # The digits of one number. Its conversion from and to text takes quadratic time.
 _HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
+_DIGITS: Final = b"0123456789"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
@@ -122,10 +123,17 @@ def _without_texts(raw: bytes, most_values: int) -> bytes:
 
 
 def _too_many(json_bytes: bytes, most: int) -> str | None:
-    # Each comma precedes a value, each bracket stands for its first item, and there is the outermost value.
-    if 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
+    # Each comma precedes a value, each bracket stands for its first item, and there is the outermost value, of a byte at least.
+    if len(json_bytes) > most and 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
         return f"expected at most {most} values"
-    return _HUGE_NUMBER if _TOO_MANY_DIGITS in json_bytes.translate(_DIGITS_ALIKE) else None
+    return _HUGE_NUMBER if _has_too_many_digits(json_bytes) else None
+
+
+def _has_too_many_digits(json_bytes: bytes) -> bool:
+    # Of so many digits in a row one stands at a multiple of _MOST_DIGITS, and most texts have few digits there.
+    places = (place for place in range(0, len(json_bytes), _MOST_DIGITS) if json_bytes[place] in _DIGITS)
+    around = (json_bytes[max(0, place - _MOST_DIGITS) : place + _MOST_DIGITS + 1] for place in places)
+    return any(_TOO_MANY_DIGITS in digits.translate(_DIGITS_ALIKE) for digits in around)
 
 
 def _nesting(json_bytes: bytes) -> int:
