@@ -39,5 +39,5 @@ for i, record in ipairs(records) do
     end
     reply[i] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts, is_held and 1 or 0}
 end
-settle()
+apply_changes()
 return reply

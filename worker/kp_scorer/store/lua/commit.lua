@@ -59,5 +59,5 @@ for i, record in ipairs(records) do
     end
 end
 for field, by in pairs(growth) do add(tallies, field, by) end
-settle()
+apply_changes()
 return reply

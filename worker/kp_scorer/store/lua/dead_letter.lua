@@ -68,5 +68,5 @@ if record and (not state or state == 'dead' or ends_pending) then
     end
     to_end(record, trace_id, record_ttl_ms, 'dead', 'reason', reason, 'detail', detail, 'letter', dead_letter_id)
 end
-settle()
+apply_changes()
 return {'', next_to_go() and 1 or 0}

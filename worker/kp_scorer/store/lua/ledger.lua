@@ -6,8 +6,8 @@
 -- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; epoch and
 -- entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
 
--- What the transitions of this call change in `pending` and `counts`; `settle` changes it, at the end of the script, with one command
--- for all traces.
+-- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
+-- script, with one command for all traces.
 local made_pending, ended, decided_count = {}, {}, 0
 
 -- Make a submission pending, with these further fields and values. Until it ends, its record does not expire. `known_digest` is the
@@ -31,7 +31,7 @@ local function to_end(record, trace_id, ttl_ms, state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
-local function settle()
+local function apply_changes()
     -- If a trace is in the index already, somebody removed the state from its record, and it has been counted.
     if #made_pending > 0 then add(counts, 'submitted', call_with_all('ZADD', pending, made_pending)) end
     call_with_all('ZREM', pending, ended)

@@ -29,6 +29,6 @@ for i, record in ipairs(records) do
         states[i] = 'pending'
     end
 end
-settle()
+apply_changes()
 call_with_all('ZADD', pending, sent_again)
 return {1, states}
