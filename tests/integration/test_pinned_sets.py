@@ -1,6 +1,7 @@
 """Pinned sets in Redis: commands make and remove them, and workers and offline scoring compare traces with them."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -8,8 +9,10 @@ import numpy as np
 import pytest
 import redis
 from kp_scorer import SettingsError, score_traces
+from kp_scorer.cli.commands import cache
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
+from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -21,7 +24,8 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.fast_worker import WordHashEmbedder
 from tests.support.processes import PATIENCE_S, at_work, wait_until
-from tests.support.traces import new_id, rows_in
+from tests.support.traces import jsonl, new_id, rows_in
+from tests.support.word_embedder import WordEmbedder
 
 REJECT: Final = {"tasks": {"similarity": 0.9, "beyond": "reject"}}
 
@@ -114,6 +118,43 @@ def test_what_cannot_be_pinned_is_refused(words: Settings, store: Store, name: s
     assert refused.exit_code == 2
     assert message in refused.stderr
     assert store.all_pinned_sets() == []
+
+
+class NanEmbedder(WordEmbedder):
+    """Gives a text with the word nan, and every text that is embedded beside it, no vector that is one."""
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        vectors = super().embed(texts)
+        return vectors * np.nan if any("nan" in text.split() for text in texts) else vectors
+
+
+@pytest.fixture
+def with_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "select_embedder", lambda *_: NanEmbedder())
+
+
+@pytest.mark.usefixtures("with_nan")
+@pytest.mark.parametrize("as_traces", [False, True])
+def test_a_text_without_a_vector_is_refused_and_the_others_are_pinned(settings: Settings, *, as_traces: bool) -> None:
+    texts = ["count the open invoices", "nan", "book a flight"]
+    traces = [minimal_payload(trace_id=f"kp:trace:{number}", objective=text) for number, text in enumerate(texts)]
+    pinned = command(settings, "cache", "pin", "tasks", "-", stdin=jsonl(*traces) if as_traces else "\n".join(texts))
+    assert pinned.exit_code == 1, pinned.output
+    refused, described = rows_in(pinned.stdout)
+    assert (refused["line"], refused["state"], described["entries"]) == (2, "invalid", 2)
+    assert "line 2: $: expected a text that the embedder has a vector for" in pinned.stderr
+    nothing = command(settings, "cache", "pin", "nothing", "-", stdin="nan")
+    assert (nothing.exit_code, "nothing is pinned" in nothing.stderr) == (2, True)
+
+
+@pytest.mark.usefixtures("with_nan")
+def test_a_trace_without_a_vector_is_refused_and_the_others_warm_the_log(settings: Settings, store: Store) -> None:
+    traces = [minimal_payload(trace_id=f"kp:trace:{text}", objective=text) for text in ("one", "nan", "two", "three")]
+    warmed = command(settings, "cache", "warm", "-", stdin=jsonl(*traces, traces[0] | {"steps": traces[0]["steps"] * 2}))
+    refused, conflict, result = rows_in(warmed.stdout)
+    assert (warmed.exit_code, refused["line"], conflict["line"], result["warmed"]) == (1, 2, 5, 3), warmed.output
+    entries = list(store.novelty_log(NanEmbedder.space).entries())
+    assert [entry.trace_id for entry in entries] == [f"kp:trace:{text}" for text in ("one", "two", "three")]
 
 
 def test_offline_scoring_reads_the_sets_in_redis(words: Settings) -> None:

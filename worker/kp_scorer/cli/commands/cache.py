@@ -18,9 +18,9 @@ from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import Limits
-from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vectors
+from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
+from kp_scorer.errors import InvalidTrace, Problem, ServiceUnavailable, SettingsError, TraceConflict
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME
@@ -29,6 +29,7 @@ from kp_scorer.store.pinned_sets import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
 
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
+_NO_VECTOR: Final = Problem("$", "expected a text that the embedder has a vector for")
 
 
 @click.group()
@@ -74,8 +75,8 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     compared with its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
-    line for each trace that is invalid or whose id has another content, and one with the space, the number of traces added, and
-    its number of entries.
+    line for each trace that is invalid, that has no vector, or whose id has another content, and one with the space, the number
+    of traces added, and its number of entries.
     """
     with Store.open(settings) as store:
         embedder = _embedder(settings)
@@ -91,11 +92,11 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
             else:
                 newest.append(line)
         meter = NoveltyMeter(embedder, log, settings.novelty.window())
-        conflicts = warm_up(store, meter, lines := list(newest), settings.worker.batch_size)
-        print_row({"space": log.space, "warmed": len(lines) - conflicts, "entries": log.info().entries})
+        refused = warm_up(store, meter, lines := list(newest), settings.worker.batch_size)
+        print_row({"space": log.space, "warmed": len(lines) - refused, "entries": log.info().entries})
     if not lines:
         print_note(f"no traces in {file}")
-    if invalid or conflicts:
+    if invalid or refused:
         sys.exit(1)
 
 
@@ -106,26 +107,51 @@ def _embedder(settings: Settings) -> Embedder:
 
 
 def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
-    """Embed the traces of lines and append them in order; print each conflict, and return the number of conflicts.
+    """Embed the traces of lines and append them in order; print those that are refused, and return how many they are.
 
     Raises ServiceUnavailable if Redis is nearly full; what is appended stays.
     """
-    conflicts = 0
+    refused = 0
     with progress("warmed") as advance:
         for start in range(0, len(lines), batch_size):
             batch = lines[start : start + batch_size]
-            traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
+            traces = [(line.number, line.trace) for line in batch if isinstance(line.trace, ReasoningTrace)]
             # Appending may use the memory that Redis reserves for workers, and frees none: go on only while Redis accepts
             # submissions.
             store.ledger.submit(())
-            embedded = zip(traces, meter.embed(traces), strict=True)
-            candidates = [meter.candidate(trace, trace.digests(), vector) for trace, (_, vector, _) in embedded]
-            for line, candidate, place in zip(batch, candidates, meter.place(candidates), strict=True):
+            texts = [(number, meter.embedder.recipe.text(trace)) for number, trace in traces]
+            embedded = zip(traces, _embedded(meter.checked, texts, plain=False), strict=True)
+            candidates = [
+                (number, meter.candidate(trace, trace.digests(), vector))
+                for (number, trace), vector in embedded
+                if vector is not None
+            ]
+            refused += len(batch) - len(candidates)
+            places = meter.place([candidate for _, candidate in candidates])
+            for (number, candidate), place in zip(candidates, places, strict=True):
                 if place is None:
-                    conflicts += 1
-                    print_row(refusal(line.number, TraceConflict(candidate.trace_id)), "")
+                    refused += 1
+                    print_row(refusal(number, TraceConflict(candidate.trace_id)), "")
             advance(start + len(batch), len(lines))
-    return conflicts
+    return refused
+
+
+def _embedded(
+    checked: CheckedEmbedder, texts: Sequence[tuple[int, str]], *, plain: bool, alone: bool = False
+) -> Iterator[Vector | None]:
+    """Embed the texts of numbered lines together or, if that fails, each alone; refuse a line without a vector."""
+    try:
+        yield from checked.embed(checked.tokenize_all([text for _, text in texts], alone=alone, plain=plain), alone=alone)
+    except ServiceUnavailable:
+        raise
+    except Exception:
+        if not alone:
+            for text in texts:
+                yield from _embedded(checked, [text], plain=plain, alone=True)
+            return
+        ((number, _),) = texts
+        print_row(refusal(number, InvalidTrace([_NO_VECTOR])), "")
+        yield None
 
 
 @cache.command(epilog="Example: kp-scorer cache pin benchmarks tasks.txt")
@@ -139,7 +165,8 @@ def pin(name: str, file: str, settings: Settings) -> None:
     trace is compared with all of a trace, a pinned text with the objective.
 
     The set NAME belongs to the space of the settings, which should be those of the workers. It replaces an earlier set of this
-    name for all workers at once, holds at most 100,000 entries, and never expires. Prints a JSON line that describes it.
+    name for all workers at once, holds at most 100,000 entries, and never expires. A line whose text has no vector is
+    left out. Prints a JSON line for each of these, and one that describes the set.
     """
     if not re.fullmatch(PIN_NAME, name):
         raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
@@ -149,33 +176,39 @@ def pin(name: str, file: str, settings: Settings) -> None:
         texts = list((_traces_in if is_json else _texts_in)(stream, embedder, settings.limits))
         if not 0 < len(texts) <= MOST_ENTRIES:
             raise click.BadParameter(f"expected 1 to {MOST_ENTRIES} traces or texts, got {len(texts)}", param_hint="FILE")
-        checked, vectors = CheckedEmbedder(embedder), list[Vectors]()
+        checked, vectors = CheckedEmbedder(embedder), list[Vector | None]()
         with progress("embedded") as advance:
             for start in range(0, len(texts), settings.worker.batch_size):
                 batch = texts[start : start + settings.worker.batch_size]
-                vectors.append(checked.embed(checked.tokenize_all([each for _, each in batch], alone=False, plain=not is_json)))
+                vectors += _embedded(checked, [(number, text) for number, _, text in batch], plain=not is_json)
                 advance(start + len(batch), len(texts))
-        pinned = PinnedSet("traces" if is_json else "texts", [each for each, _ in texts], np.concatenate(vectors))
+        embedded = [vector for vector in vectors if vector is not None]
+        if not embedded:
+            raise click.BadParameter("no text in it has a vector; nothing is pinned", param_hint="FILE")
+        ids = [entry_id for (_, entry_id, _), vector in zip(texts, vectors, strict=True) if vector is not None]
+        pinned = PinnedSet("traces" if is_json else "texts", ids, np.stack(embedded))
         # As for warming, Redis must have room for submissions.
         store.pinned_sets(embedder.space).replace(name, pinned, check_room=lambda: store.ledger.submit(()))
         (described,) = (row for row in store.all_pinned_sets() if (row["space"], row["name"]) == (embedder.space, name))
         print_row(described)
+    if len(embedded) < len(texts):
+        sys.exit(1)
 
 
-def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) -> Iterator[tuple[str, str]]:
+def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) -> Iterator[tuple[int, str, str]]:
     for line in read_traces(stream, limits):
         if isinstance(line.trace, InvalidTrace):
             raise click.BadParameter(f"line {line.number}: {line.trace}; nothing is pinned", param_hint="FILE")
-        yield line.trace.id, embedder.recipe.text(line.trace)
+        yield line.number, line.trace.id, embedder.recipe.text(line.trace)
 
 
-def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterator[tuple[str, str]]:
+def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterator[tuple[int, str, str]]:
     for number, line in lines_in(stream, 4 * limits.field_chars + 4):
         text = line.decode("utf-8-sig", "replace").strip()
         if len(text) > limits.field_chars:
             raise click.BadParameter(f"line {number}: expected at most {limits.field_chars} characters", param_hint="FILE")
         if text:
-            yield str(number), text
+            yield number, str(number), text
 
 
 @cache.command(epilog="Example: kp-scorer cache unpin benchmarks")
