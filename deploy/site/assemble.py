@@ -32,13 +32,12 @@ def assemble(folder: Path) -> None:
     for name in filter(None, tracked.split("\0")):
         copy = folder / "pages" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        match copy.suffix:
-            case ".ipynb":
-                copy.with_suffix(".md").write_text("\n\n".join(page_of(json.loads(Path(name).read_text("utf-8")))), "utf-8")
-            case ".md":
-                copy.write_text(Path(name).read_text("utf-8").replace(".ipynb)", ".md)"), "utf-8")
-            case _:
-                shutil.copy(name, copy)
+        text = Path(name).read_text("utf-8") if copy.suffix in (".ipynb", ".md") else None
+        if text is None:
+            shutil.copy(name, copy)
+            continue
+        page = "\n\n".join(page_of(json.loads(text))) if copy.suffix == ".ipynb" else text
+        copy.with_suffix(".md").write_text(page.replace(".ipynb)", ".md)"), "utf-8")
     shutil.copy(SITE / "zensical.toml", folder)
 
 

@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from tests.support.paths import REPOSITORY
+
 Cell = dict[str, Any]
+
+NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
 
 _RUN: Final = """
 import ast, contextlib, io, json, sys

@@ -1,14 +1,10 @@
-"""The documents name only what there is: commands, options, settings, variables, files, targets and benchmarks.
+"""The documents name only what there is: commands, options, settings, variables, files, targets and benchmarks."""
 
-And the notebooks show what their code shows.
-"""
-
-import json
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import pytest
@@ -19,7 +15,7 @@ from kp_scorer.settings.loading import as_environment
 from tests.support.commands import every_command
 from tests.support.documents import DOCUMENTS, Line, anchors_of, blocks, lines_of
 from tests.support.node import examples
-from tests.support.notebook import code_cells, shown_by
+from tests.support.notebook import NOTEBOOKS
 from tests.support.paths import REPOSITORY
 
 PACKAGE: Final = REPOSITORY / "worker" / "kp_scorer"
@@ -126,32 +122,6 @@ def test_the_menu_of_the_site_has_every_page() -> None:
     in_menu = [page for item in menu for pages in item.values() for page in ([pages] if isinstance(pages, str) else pages)]
     notebooks = [str(path.relative_to(REPOSITORY).with_suffix(".md")) for path in NOTEBOOKS]
     assert sorted(in_menu) == sorted([*DOCUMENTS, *notebooks, "CHANGELOG.md"])
-
-
-NOTEBOOKS: Final = sorted((REPOSITORY / "deploy" / "notebooks").glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_stored_outputs_of_a_notebook_are_those_of_its_code(path: Path, tmp_path: Path) -> None:
-    notebook: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    cells = code_cells(notebook)
-    assert len(cells) >= 5
-    assert shown_by(cells, tmp_path) == [each["outputs"] for each in cells]
-    assert list(tmp_path.iterdir()) == [], "it leaves files behind"
-
-
-def test_thresholds_are_chosen_whatever_domains_there_are(tmp_path: Path) -> None:
-    """A third of the traces is of each domain, so that none is left for the others."""
-    cells = code_cells(json.loads((NOTEBOOKS[0].parent / "choose-thresholds.ipynb").read_text("utf-8")))
-    domains = ["code", "customer service v1.2", "data"]
-    renamed = (
-        f"domains = {domains} * len(decisions)\n"
-        "decisions = [each.model_copy(update={'domain': name}) for each, name in zip(decisions, domains)]\n"
-        "table = pd.DataFrame(rows(decisions))"
-    )
-    (scored,) = (number for number, each in enumerate(cells, 1) if "decisions = " in "".join(each["source"]))
-    checked = f"assert list(thresholds.index) == {domains} and 0 < default < 1, default"
-    shown_by([*cells[:scored], {"source": renamed}, *cells[scored:], {"source": checked}], tmp_path)
 
 
 def joined(document: str) -> Iterator[Line]:

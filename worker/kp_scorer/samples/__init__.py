@@ -1,1 +1,1 @@
-"""Hand-written sample traces: ``traces.jsonl``, for the demo and for tests."""
+"""Hand-written samples: ``traces.jsonl``, for the demo and for tests, and ``chats.jsonl``, the log of a notebook."""
