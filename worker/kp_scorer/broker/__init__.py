@@ -1,1 +1,1 @@
-"""The broker: its queues, and how traces and decisions are put on them and taken off, on Redis and on RabbitMQ."""
+"""The broker: its queues, and how traces and decisions are published and consumed, on Redis and on RabbitMQ."""

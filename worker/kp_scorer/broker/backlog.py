@@ -1,6 +1,6 @@
 """The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
 
-What looks at it raises the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
+The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
 """
 
 import math
@@ -30,25 +30,27 @@ _SCANNED_AT_ONCE: Final = 1_000
 class Backlog(NamedTuple):
     """The numbers of messages and submissions that wait at one moment."""
 
-    submissions: Mapping[str, int]  # On the queue of traces and the intake queue, by name; those in flight do not count.
+    submissions: Mapping[str, int]  # By queue: the queue of traces and the intake queue. Messages in flight do not count.
     decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
-    full: tuple[str, ...]  # Those that accept no more decisions, so that workers wait.
-    pending: int  # Submissions in the ledger that have not ended.
+    full: tuple[str, ...]  # The queues and streams that accept no more decisions, so that workers wait.
+    pending: int  # Submissions in the ledger that are neither decided nor dead.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
     blocked: str = ""  # Why RabbitMQ accepts no messages; empty if it does.
-    limit: int = 100_000  # Unread decisions that each queue or stream takes.
-    used_bytes: Mapping[str, float] = MappingProxyType({})  # Used shares of the bytes that each takes in Redis, if limited.
-    dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # How often since the ledger began, by reason.
-    rings: tuple[str, ...] = ()  # Those that drop their oldest decisions when they are full, and that no worker waits for.
-    at_s: float = 0.0  # When, by the monotonic clock.
+    limit: int = 100_000  # The most unread decisions that each queue or stream accepts.
+    # By queue or stream: the used share of its bytes in Redis, if these are limited.
+    used_bytes: Mapping[str, float] = MappingProxyType({})
+    dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # By reason: the number of dead letters since the ledger began.
+    # The queues and streams that drop their oldest decisions when they are full, so that no worker waits.
+    rings: tuple[str, ...] = ()
+    at_s: float = 0.0  # The time of the measurement, by the monotonic clock.
 
     def used(self, name: str) -> float:
-        """Return how full a queue or stream of decisions is, as a share, by their number or, in Redis, their bytes."""
+        """Return the used share of a queue or stream of decisions: of its places or, if that is more, of its bytes in Redis."""
         return max(self.decisions[name] / self.limit, self.used_bytes.get(name, 0.0))
 
     def full_in_s(self, name: str, earlier: "Backlog") -> float:
-        """Return the seconds until a queue or stream is full if it goes on as since ``earlier``; infinite if never."""
+        """Return the seconds until a queue or stream is full at its growth since ``earlier``; infinite if it does not grow."""
         shares = [
             (self.used_bytes.get(name, 0.0), earlier.used_bytes.get(name, 0.0)),
             (self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit),
@@ -58,22 +60,22 @@ class Backlog(NamedTuple):
 
 
 def count_oversized(app: Celery, queue: Queue) -> int:
-    """Return how many messages of a queue on Redis, too large for a worker, are kept in the list beside it."""
+    """Return the number of messages that were too large for a worker and are kept in the list beside a queue on Redis."""
     return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(QueueKeys(queue.name).oversized)))
 
 
 def lists_beside(app: Celery, queue: Queue) -> dict[str, int]:
-    """Count the messages of lists on Redis that no worker consumes, though options of Celery put calls for this queue there.
+    """Count the messages in lists on Redis that no worker consumes, although options of Celery put calls for this queue there.
 
-    Those are ``priority_steps``, or ``sep``, of other priorities than a worker joins to the queue, and ``global_keyprefix``.
-    It reads the names of all keys; a user that may not do so sees none.
+    These options are ``priority_steps`` and ``sep``, where they lead to lists that no worker joins to the queue, and
+    ``global_keyprefix``. The function reads the names of all keys; for a user without the permission it returns nothing.
     """
 
     def count(producer: Producer) -> dict[str, int]:
         client, channel = producer.channel.client, producer.channel
         joined = {channel._q_for_pri(queue.name, priority) for priority in channel.priority_steps}  # noqa: SLF001 - kombu's own
         is_beside = re.compile(rf"(.*:)?{re.escape(queue.name)}(\W+\d{{1,3}})?").fullmatch
-        # Redis looks at the types of those alone that match, which took it most of the time.
+        # A pattern spares Redis the types of all other keys, which took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])
         names: set[str] = set()
         with suppress(NoPermissionError):
@@ -85,7 +87,7 @@ def lists_beside(app: Celery, queue: Queue) -> dict[str, int]:
 
 
 def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
-    """Count the unread decisions on each queue, and each stream in ``store``, that they are published to, and that exists."""
+    """Count the unread decisions on each existing queue and stream that decisions are published to."""
     counts = {}
     for queue in results_queues(settings, settings.outcomes).values():
         with suppress(NoQueue):
@@ -94,7 +96,7 @@ def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
 
 
 def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, float]:
-    """Return the used shares of the limit in bytes; none without that limit, and of queues on RabbitMQ, which does not tell."""
+    """Return the used shares of the limit in bytes, if there is one; without queues on RabbitMQ, which reports no bytes."""
     if not (most := settings.results_bytes):
         return {}
     used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.outcomes)}
@@ -108,7 +110,7 @@ def _bytes_on(app: Celery, queue: Queue) -> int:
 
 
 def conditions(app: Celery, settings: Settings, store: Store) -> dict[str, Condition]:
-    """Ask the Redis of the store for its condition, and that of the queues if it is another."""
+    """Read the condition of the store's Redis, and that of the queues' Redis if it is another."""
     servers = {"redis": store.condition()}
     if settings.broker.is_redis and settings.broker.url != settings.redis.url:
         servers["broker"] = broker_condition(app)
@@ -116,7 +118,7 @@ def conditions(app: Celery, settings: Settings, store: Store) -> dict[str, Condi
 
 
 def blocked(app: Celery, settings: Settings) -> str:
-    """Return why RabbitMQ accepts no messages; empty if it does, or the queues are in Redis."""
+    """Return why RabbitMQ accepts no messages; empty if it accepts them, or the queues are in Redis."""
     if not settings.broker.is_redis:
         try:
             check_publishing(app)
@@ -126,22 +128,23 @@ def blocked(app: Celery, settings: Settings) -> str:
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
-    """Measure the backlog, in a round trip or two for each queue.
+    """Measure the backlog, in one or two round trips for each queue.
 
-    ``refusing`` are the queues and streams that have no room for a worker's decisions; by default those that workers report.
+    ``refusing`` names the queues and streams that have no room for a worker's decisions; by default these are read from the
+    workers' reports.
     """
     traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     limit = settings.queues.results_limit
     used_bytes = _used_bytes(app, settings, store)
-    # Which are full by their bytes, on RabbitMQ only whoever publishes to them notices. A worker knows itself: if each of many
-    # read the reports of all, that would be most of what Redis does.
+    # On RabbitMQ, only a publisher notices that a queue's bytes are used up. A worker passes what it knows itself: if each of
+    # many workers read the reports of all, Redis would do little else.
     if refusing is None:
         refusing = {name for report in store.worker_reports() for name in report.full}
     full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}.union(refusing)
     submissions = {traces.name: waiting(app, traces)}
     if intake:
-        # As it is: its producers declare it, perhaps otherwise.
+        # Passively: producers declare this queue, perhaps with other arguments.
         with suppress(NoQueue):
             submissions[intake.name] = waiting(app, Queue(intake.name, exchange=Exchange(""), no_declare=True))
     return Backlog(

@@ -1,7 +1,7 @@
-"""Calls to the broker, each within ``broker.timeout_s``, and tried again on a new connection.
+"""Calls to the broker, each within ``broker.timeout_s``, and retried on a new connection.
 
-What talks to the broker raises ServiceUnavailable if the broker cannot be reached, has no such queue, refuses, or does not
-confirm in time; and SettingsError if RabbitMQ has a queue of this name with other arguments.
+They raise ServiceUnavailable if the broker cannot be reached, has no such queue, refuses, or does not confirm in time; and
+SettingsError if RabbitMQ has a queue of this name with other arguments.
 """
 
 import time
@@ -21,7 +21,8 @@ from kp_scorer.store.condition import Condition, condition_of
 from kp_scorer.store.connection import REFUSALS, refusal
 
 _NO_ROUTE: Final = 312
-_RETRY_PAUSES_S: Final = (0.1, 0.5)  # Before the second and the third attempt; then a worker's pipeline retries each second.
+# The pauses before the second and third attempts. After these, a worker's pipeline retries every second.
+_RETRY_PAUSES_S: Final = (0.1, 0.5)
 _NO_QUEUE: Final = "RabbitMQ has no queue {!r}, or no exchange that leads to it, and this user may not make it: start a worker"
 _NOT_OURS: Final = "RabbitMQ has no queue {!r}: start a worker of the app that consumes it, which declares it"
 
@@ -57,8 +58,8 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                 set_aside(connection)
                 raise
             except (OperationalError, *connection.connection_errors, *connection.channel_errors) as error:
-                # Dropped, not closed: a late confirm would count as that of the next message on this channel, and
-                # closing would wait for a peer that may be gone.
+                # Drop the connection without closing it: on this channel a late confirm would count as that of the next
+                # message, and closing would wait for a peer that may be gone.
                 connection.collect()
                 cause = error.__cause__ or error
                 if isinstance(cause, PreconditionFailed):
@@ -87,7 +88,7 @@ def unavailable_if_broker_fails(purpose: str) -> Iterator[None]:
 
 
 def described(error: Exception) -> str:
-    """An error of the broker in words, without trace content."""
+    """Describe an error of the broker, without trace content."""
     # Kombu wraps errors that occur while it publishes.
     cause = error.__cause__ or error
     if isinstance(cause, REFUSALS):
@@ -98,7 +99,7 @@ def described(error: Exception) -> str:
 
 
 def waiting(app: Celery, queue: Queue) -> int:
-    """Return how many messages wait in a queue, without those in flight; raises NoQueue if it is another app's and missing."""
+    """Return the number of messages in a queue, without those in flight; NoQueue if it is another app's and missing."""
     passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
     declared = with_producer(
         app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing
@@ -107,7 +108,7 @@ def waiting(app: Celery, queue: Queue) -> int:
 
 
 def check_publishing(app: Celery) -> None:
-    """Return if RabbitMQ accepts messages; raises BrokerBlocked if it has an alarm."""
+    """Return if RabbitMQ accepts messages; raise BrokerBlocked if it has an alarm."""
 
     def probe(producer: Producer) -> None:
         confirming_channel(producer.channel.connection).probe("", producer.connection.connect_timeout)
@@ -116,5 +117,5 @@ def check_publishing(app: Celery) -> None:
 
 
 def broker_condition(app: Celery) -> Condition:
-    """Read how the Redis of the queues is set up, and the state of its memory."""
+    """Read the configuration and the memory of the Redis that holds the queues."""
     return with_producer(app, "broker", lambda producer: condition_of(producer.channel.client))

@@ -1,4 +1,4 @@
-"""The Celery side of the settings: one way to make an app, for workers and clients."""
+"""Turns the settings into a Celery app, for workers and clients alike."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ log = structlog.get_logger("kp_scorer.broker.celery_app")
 
 
 class _App(Celery):  # type: ignore[misc]  # celery ships no types
-    """Celery, but that it connects where our settings say. Of Celery's own, those in the environment would come first."""
+    """A Celery app that connects as our settings say. Celery itself would prefer variables of its own in the environment."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -40,7 +40,8 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
 
     def _get_backend(self) -> Any:
         backend = super()._get_backend()
-        # After a failover its connections would stay with what is a replica now; Sentinel's own leave it by themselves.
+        # After a failover, plain connections would stay with the former primary; those made by Sentinel reconnect by
+        # themselves.
         if not self.backend_cls.startswith("sentinel"):
             leave_replicas(backend.client.connection_pool)
         renew_credentials(backend.client.connection_pool, self._settings.redis)
@@ -48,14 +49,14 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
 
 
 class _FunctionOption(partial[Any]):
-    """A function among the transport's options. They are part of what ``celery inspect stats`` answers, which is JSON."""
+    """A function among the transport's options. It is written as JSON, because ``celery inspect stats`` shows the options."""
 
     def __json__(self) -> str:
         return self.func.__name__
 
 
 class _Loader(AppLoader):  # type: ignore[misc]
-    """Reads no module of settings."""
+    """A loader that reads no module of settings."""
 
     def read_configuration(self, env: str = "") -> dict[str, Any]:
         return {}
@@ -67,20 +68,20 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def most_in_flight(settings: Settings, least: int = 0) -> int:
-    """Return how many messages a worker may have in flight: ``worker.concurrency``, or ``least`` if the engine needs more."""
+    """Return the most messages that a worker may have in flight: ``worker.concurrency``, or ``least`` if that is more."""
     most = max(settings.worker.concurrency, least)
-    # RabbitMQ counts messages alone, however large each is.
+    # RabbitMQ limits only the number of messages, whatever their size.
     largest_messages = settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)
     return most if settings.broker.is_redis else max(1, min(most, largest_messages))
 
 
 def celery_variables() -> list[str]:
-    """The names of variables that would count for another Celery app, and do not here."""
+    """Return the names of variables that Celery would read as settings, and that have no effect here."""
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
 def remove_celery_variables() -> None:
-    """Log their names, and hide them from Celery's command, which takes them for its options: one has it purge the queue."""
+    """Log these names, and hide the variables from Celery's command, which takes them for options: one purges the queue."""
     if variables := celery_variables():
         log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
     for name in variables:
@@ -93,22 +94,22 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": broker.server().without_parameters(),
         "broker_use_ssl": _broker_tls(broker),
         "broker_transport": f"kp_scorer.broker.{'redis_transport.channel' if broker.is_redis else 'rabbitmq'}:Transport",
-        # Try again when Redis answers with an error, as when it is full; Celery's default is to exit.
+        # Retry when Redis answers with an error, for example because it is full; by default Celery exits.
         "broker_channel_error_retry": True,
         "broker_transport_options": _transport_options(settings),
         "broker_connection_timeout": broker.timeout_s,
-        # RabbitMQ only: a connection on which the worker merely listens counts as dead after twice this many seconds.
+        # RabbitMQ only: a connection that is silent for twice as many seconds counts as dead.
         "broker_heartbeat": max(1, int(2 * broker.timeout_s)),
-        # Long enough for a connection to come free: each publish is tried three times.
+        # Each publish has three attempts; this is long enough for a connection to come free.
         "broker_pool_acquire_timeout": 10 * broker.timeout_s,
         "broker_connection_retry_on_startup": True,
         "task_queues": [submission_queues(settings).traces],
         "task_default_queue": settings.queues.traces,
         "task_default_exchange": "",
-        # A producer that passes ignore_result=False gets its decision from here; for others nothing is stored.
+        # A producer that passes ignore_result=False reads its decision from here; for others nothing is stored.
         "redis_backend_use_ssl": tls_options(redis.server()),
         "result_backend_transport_options": {
-            # By default a message stays in flight for 20 attempts at storing its result, each two minutes long at worst.
+            # By default, a message would stay in flight for 20 attempts at storing its result, each of up to two minutes.
             "retry_policy": {"max_retries": 1},
             **sentinel_options(redis, broker.timeout_s),
         },
@@ -119,14 +120,17 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "worker_pool": "threads",
         "worker_concurrency": most_in_flight(settings),
         "worker_enable_remote_control": settings.worker.remote_control,
-        # Without it, Celery warns whenever a connection is lost. It knows of no task that it could cancel: what is in flight is
-        # decided all the same, and redelivered.
+        # Without this, Celery warns whenever a connection is lost. It has no task to cancel: traces in flight are decided all
+        # the same, and redelivered.
         "worker_cancel_long_running_tasks_on_connection_loss": True,
     }
 
 
 def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
-    """TLS for kombu, which would otherwise take ``rediss`` for a plain connection, and check no host's name with ``amqps``."""
+    """Return kombu's options for TLS.
+
+    Without them, kombu takes ``rediss`` for a plain connection, and verifies no host name for ``amqps``.
+    """
     server = broker.server()
     if broker.is_redis or not server.is_tls:
         return tls_options(server)
@@ -151,24 +155,24 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
             **retries,
             "confirm_publish": True,
             "frame_handler": _FunctionOption(frame_handler, largest_bytes=largest_body_bytes(settings.limits)),
-            # Without these, declaring a queue or opening a channel on a dead connection waits for ever.
+            # Without these timeouts, a declaration or a new channel on a dead connection waits forever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,
-            # By default amqp 5.4.2 drops a connection if data is not received within a second. Each message in flight
-            # then counts as delivered once more.
+            # By default, amqp 5.4.2 drops a connection if data is not received within a second. Each message in flight then
+            # counts as delivered once more.
             "socket_settings": {option: int(broker.timeout_s * 1_000) for option in _TCP_USER_TIMEOUT},
         }
     return {
         **retries,
         **sentinel_options(broker, broker.timeout_s),
         "visibility_timeout": broker.visibility_timeout_s,
-        # Without these a publish, or a worker whose peer has vanished, waits for ever.
+        # Without these timeouts, a publish or a worker waits forever for a peer that has vanished.
         "socket_timeout": broker.timeout_s,
         "socket_connect_timeout": broker.timeout_s,
         "socket_keepalive": True,
         # A worker drops a connection whose reply is this many seconds overdue.
         "health_check_interval": max(1, int(5 * broker.timeout_s)),
-        # Seconds between sweeps, which renew the messages in flight and requeue those of dead workers.
+        # The seconds between sweeps, which renew the messages in flight and requeue those of dead workers.
         "unacked_restore_interval": 1,
         "largest_bytes": largest_message_bytes(settings.limits),
         "in_flight_bytes": settings.worker.in_flight_bytes,

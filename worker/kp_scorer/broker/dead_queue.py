@@ -1,7 +1,8 @@
-"""Dead letters of queued messages, and the two queues beside that of traces on RabbitMQ: the intake and the dead queue.
+"""Dead letters of queued messages, and RabbitMQ's two queues beside the queue of traces: the intake and the dead queue.
 
-RabbitMQ refuses a client that declares the queue of traces without its arguments; the intake queue has none. To the dead queue
-it moves what has expired, or has no room. Workers move the messages of both to the queue of traces.
+RabbitMQ refuses a client that declares the queue of traces without its arguments, so such clients use the intake queue, which
+has none. To the dead queue RabbitMQ moves messages that have expired or found no room. Workers move the messages of both to the
+queue of traces.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ log = structlog.get_logger("kp_scorer.broker.dead_queue")
 
 
 def poison(message: Any, readers: int) -> DeadLettering:
-    """Return why a kombu message is dead-lettered that so many workers began to read, and none read to its end."""
+    """Return why a kombu message is dead-lettered that ``readers`` workers have begun to read and none has finished."""
     detail = f"{readers} workers died or failed as they read it"
     return DeadLettering("poison", detail, checked_id(message.headers.get("id")), deliveries=deliveries_by(message))
 
@@ -38,30 +39,30 @@ def poison(message: Any, readers: int) -> DeadLettering:
 def dead_letter(
     dead_letters: DeadLetters, message: Any, why: DeadLettering, limits: Limits, received: Received | None = None
 ) -> Decision | None:
-    """Dead-letter a kombu message; ``limits`` are those that it was ``received`` within, by a worker.
+    """Dead-letter a kombu message; a worker passes the ``limits`` by which it read it, and how it was ``received``.
 
-    Return the decision on this very submission, if there is one: then nothing is kept. After ServiceUnavailable, as Redis
-    cannot be reached, the message must be requeued, not acknowledged.
+    If this very submission has been decided, return the decision and store nothing. After ServiceUnavailable, which means that
+    Redis cannot be reached, the message must be requeued, not acknowledged.
     """
     if why.reason == "malformed":
         payload = raw_body(message)
     elif why.reason == "poison" and not why.digest:
-        # Nobody has read it, and to do so now could end this worker.
+        # No worker has read the message to its end, and reading it now could end this one.
         payload = argument_in(raw_body(message))
     else:
-        # Of a submission, every worker keeps the same bytes.
+        # Every worker keeps the same bytes of a submission.
         payload = submission_in(message, limits)
     return dead_letters.dead_letter(payload, why, received)
 
 
 _RECEIVED_AT_ONCE: Final = 100
-_BYTES_AT_ONCE: Final = 1_048_576  # Without the last message: a batch is in memory at once.
-_BATCHES: Final = 5  # In one call, so that a worker can stop before the queue is empty.
+_BYTES_AT_ONCE: Final = 1_048_576  # The size of a batch without its last message. All of a batch is in memory.
+_BATCHES: Final = 5  # The batches of one call, so that a worker can stop before the queue is empty.
 
 
 @dataclass
 class QueueDrainer:
-    """Empties the intake queue or the dead queue, as each worker does. One thread owns it."""
+    """Empties the intake queue or the dead queue. Every worker has one for each, which one thread owns."""
 
     app: Celery
     queue: Queue
@@ -72,27 +73,27 @@ class QueueDrainer:
         self._queues = submission_queues(self.settings)
 
     def drain(self) -> None:
-        """Move the messages on the queue to the queue of traces, 500 at most.
+        """Move up to 500 messages to the queue of traces.
 
-        A message leaves the queue when RabbitMQ has confirmed it on the queue of traces, or its dead letter is stored. A worker
-        that dies in between leaves a copy, which is the same submission and ends the same way.
+        A message leaves its queue once RabbitMQ has confirmed the copy on the queue of traces, or its dead letter is stored. A
+        worker that dies in between leaves a copy, which is the same submission and ends the same way.
 
         Raises the errors of :mod:`~kp_scorer.broker.calls`, also if Redis fails; the rest stays on the queue.
         """
-        # A queue is missing if somebody deleted it, perhaps with the others.
+        # A missing queue was deleted, perhaps together with the others.
         if_missing = [self.queue, *self._queues.in_order]
         for _ in range(_BATCHES):
             if not with_producer(self.app, self.queue.name, self._drain_batch, if_missing):
                 return
 
     def _drain_batch(self, producer: Producer) -> int:
-        """End a batch; return how many messages it had. An error ends the connection, and RabbitMQ requeues the rest."""
+        """Move or dead-letter a batch; return its number of messages. After an error RabbitMQ requeues the rest."""
         messages = self._receive(producer.channel)
         moved = self._move(producer, messages) if messages else []
         for message in compress(messages, moved):
             message.ack()
         if not all(moved):
-            # A new connection is needed too: RabbitMQ may go on refusing on one on which it has refused a message.
+            # The next attempt also needs a new connection: RabbitMQ may go on refusing on one that has had a message refused.
             raise ServiceUnavailable(f"{self.queue.name}: the queue {self._queues.traces.name} takes no more")
         return len(messages)
 
@@ -108,11 +109,11 @@ class QueueDrainer:
         return messages
 
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
-        """Publish messages to the queue of traces; return for each whether it may leave this one."""
+        """Publish messages to the queue of traces; return for each whether it may leave its present queue."""
         try:
             return publish_confirmed(producer, [anew(message) for message in messages], self._queues.traces)
         except PreconditionFailed as error:
-            # RabbitMQ refuses one message and drops the others with it, for instance one over a limit that has been lowered.
+            # RabbitMQ refuses one message, such as one over a lowered limit, and drops the others with it.
             if len(messages) == 1:
                 detail = f"message: RabbitMQ refuses it ({error.reply_text})"
                 (message,) = messages

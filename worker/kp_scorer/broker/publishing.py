@@ -1,6 +1,6 @@
-"""Publishing to queues and streams: submissions, and decisions within the limits of where they go.
+"""Publishes submissions to the queue of traces, and decisions to queues and streams within their limits.
 
-What publishes raises the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
+The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
 """
 
 import math
@@ -34,9 +34,9 @@ _TAKES_NO_MORE: Final = "RabbitMQ's queue {!r} takes no more for now, as when a 
 
 _MARK: Final = "decided_at"  # The header that holds a decision's mark.
 
-_PORTION_BYTES: Final = 2_097_152  # Bytes of traces published at once: they are in memory several times over.
+_PORTION_BYTES: Final = 2_097_152  # Bytes of traces that are published at once: they are in memory several times over.
 _REFUSED_WITHIN_S: Final = 10.0
-"""A decision that waits for room is published again every second. Without a refusal for so long, none waits in this worker."""
+"""A waiting decision is published again every second. After this long without a refusal, no decision of this worker waits."""
 
 log = structlog.get_logger("kp_scorer.broker.publishing")
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def portions(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[Sequence[T]]:
-    """Divide items into those that are sent together: as many as have ``most_bytes`` with the last one."""
+    """Divide items into portions that are sent together. A portion ends with the item that brings it to ``most_bytes``."""
     start = size_bytes = 0
     for end, item in enumerate(items, 1):
         size_bytes += size_of(item)
@@ -66,10 +66,10 @@ class Outgoing(NamedTuple):
 def publish_all(
     app: Celery, purpose: str, queue: Queue, messages: Sequence[Outgoing], if_missing: Sequence[Queue] = ()
 ) -> list[bool]:
-    """Put persistent messages on a queue, in order, and return once the broker has them, all in one round trip.
+    """Publish persistent messages to a queue, in order and in one round trip; return once the broker has them.
 
-    It returns for each whether the queue accepted it: RabbitMQ refuses messages over the limit of a queue, Redis none. For
-    ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
+    The result tells for each whether the queue accepted it: RabbitMQ refuses messages over a queue's limit, Redis refuses none.
+    For ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
     """
     if app.conf.broker_url.startswith("redis"):
         with_producer(app, purpose, lambda producer: producer.channel.publish_all(queue.name, messages))
@@ -89,15 +89,15 @@ def publish_all(
 def publish_confirmed(producer: Producer, messages: Sequence[amqp.Message], queue: Queue) -> list[bool]:
     """Publish to a queue on RabbitMQ and wait for all confirms together; return for each whether the queue accepted it.
 
-    It raises errors of py-amqp, which :func:`with_producer` handles.
+    Raises errors of py-amqp, which :func:`with_producer` handles.
     """
     channel = confirming_channel(producer.channel.connection)
-    # Its own timeout is broker.timeout_s.
+    # The channel's own timeout is broker.timeout_s.
     return channel.publish_all(messages, queue.exchange.name, queue.routing_key, producer.connection.connect_timeout)
 
 
 def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tuple[str, bytes]]) -> None:
-    """Put submissions, each an id and JSON, on the queue of traces; if RabbitMQ has none, declare the queues of submissions.
+    """Publish submissions, pairs of id and JSON, to the queue of traces; if RabbitMQ has no such queue, declare what it needs.
 
     After an error some may have been sent.
     """
@@ -108,17 +108,17 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
 
 
 def send_again(app: Celery, queue: Queue, message: Any) -> None:
-    """Put a message that came from RabbitMQ at the end of ``queue``, as one that was never delivered; to be acknowledged then.
+    """Publish a message from RabbitMQ again, at the end of ``queue`` and as if it were new; then it may be acknowledged.
 
-    After an error it stays as it is; after SettingsError, RabbitMQ refuses it as it is.
+    After an error, the message stays where it is. After SettingsError, RabbitMQ refuses it in this form.
     """
-    # Not by the default exchange, by which a message also goes to every queue that its producer named in a header CC.
+    # The default exchange would also route the message to every queue that its producer named in a CC header.
     if not all(with_producer(app, "traces", lambda producer: publish_confirmed(producer, [anew(message)], queue))):
         raise ServiceUnavailable(f"traces: {_TAKES_NO_MORE.format(queue.name)}")
 
 
 def acknowledge_all(messages: Sequence[Any]) -> None:
-    """Acknowledge kombu messages that came by one channel; on Redis in one round trip."""
+    """Acknowledge kombu messages of one channel; on Redis in one round trip."""
     if messages and isinstance(channel := messages[0].channel, virtual.Channel):
         channel.qos.ack_all([message.delivery_tag for message in messages])
     else:
@@ -127,7 +127,7 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
 
 
 class Publisher:
-    """Publishes decisions. Safe to share between threads."""
+    """Publishes decisions. Threads may share it."""
 
     def __init__(
         self,
@@ -138,15 +138,16 @@ class Publisher:
     ) -> None:
         """Publish through the app's connection pool, and to streams in ``store``.
 
-        ``count_dropped`` gets the number of decisions that a ring dropped, by the ring's name, and first 0 for each ring.
+        ``count_dropped`` is called with the name of a ring and the number of decisions that it dropped; at first with 0 for
+        each ring.
         """
         self._settings = settings
         self._count_dropped = count_dropped
-        # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. It is here also where
-        # settings send nothing to review any more, as a decision that was made before may not have been published.
+        # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. The queue of review is
+        # here even if the settings send nothing to it any more, as an earlier decision may not have been published yet.
         outcomes = sorted(settings.results.publish, key=lambda outcome: outcome != "review")
         queues, streams = results_queues(settings, outcomes), results_streams(settings, outcomes)
-        # By name, because several outcomes may go to the same one.
+        # By name, because several outcomes may share a queue.
         self._outboxes: dict[str, _Outbox] = {
             **{name: _QueueOutbox(app, queue, settings) for name, queue in queues.items()},
             **{name: _StreamOutbox(store.decision_stream(name), settings) for name in streams},
@@ -161,14 +162,14 @@ class Publisher:
         return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
-        """Return the names of the queues and streams that have just refused decisions, so that this worker waits for them."""
+        """Return the names of the queues and streams that have just refused decisions, so that this worker waits for room."""
         refused_since = time.monotonic() - _REFUSED_WITHIN_S
         return {name for name, outbox in self._outboxes.items() if outbox.refused_at >= refused_since}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
-        """Build what is published for a decision; with ``results.with_trace`` also the trace that its kombu message submitted.
+        """Build the message of a decision; with ``results.with_trace`` it includes the trace from the kombu message.
 
-        ``published_to`` are the queues and streams that have it already; :meth:`publish_all` adds to them.
+        ``published_to`` names the queues and streams that have it already; :meth:`publish_all` adds to them.
         """
         if message is None or not self._settings.results.with_trace:
             return Publication(decision, context, published_to=published_to)
@@ -183,16 +184,16 @@ class Publisher:
             raise error
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
-        """Publish decisions by their outcomes, all of a queue or a stream in one round trip; with traces in several.
+        """Publish decisions, all of a queue or stream in one round trip; with traces in several.
 
-        A sampled decision goes to review first, and once it is there, also where its outcome goes. Decisions of an outcome that
-        is not published succeed at once. On a ring that is full, each drops the oldest one.
+        A sampled decision goes to review first, and then to the queue of its outcome. Decisions of an outcome that is not
+        published succeed at once. On a full ring, each drops the oldest.
 
-        On a queue each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
-        header ``decided_at`` is the decision's mark. On a stream each is an entry with fields for both, and for its context.
+        On a queue, each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
+        header ``decided_at`` is the decision's mark. On a stream, each is an entry with fields for both, and for its context.
 
-        Return for each decision None once the broker, or Redis, has it, or the error that kept it from there, as that its queue
-        is full of unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
+        Return for each decision None once the broker, or Redis, has it; otherwise the error, for example because the queue is
+        full of unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.
         """
         errors: list[ScorerError | None] = [None] * len(publications)
         for name, outbox in self._outboxes.items():
@@ -217,20 +218,20 @@ class Publisher:
         return errors
 
     def _names(self, decision: Decision) -> list[str]:
-        """Return the queues or streams that a decision goes to, that of its outcome last."""
+        """Return the queues or streams that a decision goes to; that of its outcome is the last."""
         outcomes: list[Outcome] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
         return [self._settings.queues.name(each) for each in outcomes if each in self._settings.results.publish]
 
 
 def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
-    """Return the trace that a kombu message submitted, as JSON with the decision's score; empty if it is over the limits here.
+    """Return the trace in a kombu message as JSON, with the decision's score; empty if it exceeds the limits of this worker.
 
-    A checked trace goes without the fields that the schema does not have, as no check has seen them.
+    If checks ran on the trace, fields outside the schema are left out, as no check has seen them.
     """
     submission = submission_in(message, limits)
     document: Any = None
     if not decision.checks:
-        # Fields that no worker reads may hold what other programs do not read, such as NaN.
+        # Unread fields may hold values that other programs cannot parse, such as NaN.
         with suppress(InvalidTrace):
             document = parse_strict_json(submission, limits)
     if document is None:
@@ -243,17 +244,17 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
 
 
 class _Outbox:
-    """Puts decisions on one queue or stream. Safe to share between threads."""
+    """Publishes decisions to one queue or stream. Threads may share it."""
 
     def __init__(self, kind: str, destination: Destination, settings: Settings) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
         self.is_ring = settings.is_ring(destination.name)
-        self.refused_at = -math.inf  # When it last refused a decision, by the monotonic clock; never, if it accepts all by now.
+        self.refused_at = -math.inf  # The time of the last refusal, by the monotonic clock; -inf if it accepts all by now.
         self._room = Room(settings.queues.results_limit, settings.results_bytes, self.is_ring)
 
     def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        """Publish decisions, in order; return for each whether it is published, and how many old ones were dropped for them.
+        """Publish decisions, in order; return for each whether it is published, and the number of old ones that were dropped.
 
         After an error any of them may be published. Log when the queue or stream becomes full, and when it has room again.
         """
@@ -266,7 +267,7 @@ class _Outbox:
             if published < len(portion):
                 break
         accepted += [False] * (len(publications) - len(accepted))
-        # A queue that the last decision has just filled does not count as full, as nothing waits for room on it yet.
+        # A queue that the last decision has just filled does not count as full, as no decision waits for room yet.
         is_full, was_full = not all(accepted), self.refused_at > -math.inf
         self.refused_at = time.monotonic() if is_full else -math.inf
         if is_full and not was_full:
@@ -276,7 +277,7 @@ class _Outbox:
         return accepted, dropped
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
-        """Publish; return for each decision whether it is, without the last ones that had no room."""
+        """Publish decisions; return True for each that had room. Those without room are the last ones."""
         raise NotImplementedError
 
 
@@ -302,12 +303,12 @@ class _QueueOutbox(_Outbox):
         return accepted, Published(published, unread + published - dropped, dropped)
 
     def _message(self, publication: Publication) -> Outgoing:
-        """Build the message of a decision, which calls a task if there is one: copies of it have the same id and mark."""
+        """Build the message of a decision, which may call a task. Copies of it have the same id and mark."""
         body, trace_id = publication.body(), publication.decision.trace_id
         headers = {**publication.context, _MARK: publication.decision.mark}
         if not self._task:
             return Outgoing(body, trace_id, headers)
-        # The task itself says whether its result is kept.
+        # The task's own declaration says whether its result is stored.
         call = self._app.amqp.as_task_v2(trace_id, self._task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
         return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
 

@@ -1,4 +1,4 @@
-"""The queues, and how they differ between Redis and RabbitMQ."""
+"""Defines the queues, and their differences between Redis and RabbitMQ."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -10,8 +10,9 @@ from kp_scorer.settings import Settings
 from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
-"""Deliveries of a message, which the ledger's attempts end. By default RabbitMQ 4.0 drops it after 20, and older ones refuse -1
-(rabbitmq-server#12250).
+"""The limit on deliveries of a message; the ledger's attempts end a poison trace.
+
+By default RabbitMQ 4.0 drops a message after 20, and older versions refuse -1 (rabbitmq-server#12250).
 """
 
 
@@ -19,8 +20,8 @@ class SubmissionQueues(NamedTuple):
     """The queues that must exist before a trace is submitted or consumed."""
 
     traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
-    dead: Queue | None  # Where RabbitMQ puts messages that expire, or have no room; None on Redis.
-    intake: Queue | None  # From here workers move messages to ``traces``, for producers that declare queues; None on Redis.
+    dead: Queue | None  # RabbitMQ puts messages here that expire or have no room; None on Redis.
+    intake: Queue | None  # For producers that declare their queue; workers move its messages to ``traces``. None on Redis.
 
     @property
     def in_order(self) -> list[Queue]:
@@ -29,7 +30,7 @@ class SubmissionQueues(NamedTuple):
 
 
 def submission_queues(settings: Settings) -> SubmissionQueues:
-    """The queues that submissions need."""
+    """Return the queues that submissions need."""
     queues = settings.queues
     if settings.broker.is_redis:
         return SubmissionQueues(_queue(queues.traces), None, None)
@@ -39,17 +40,17 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
         # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.
         "x-dead-letter-strategy": "at-least-once",
     }
-    # Its own exchange: a user with permission to write to the default one can send to any queue.
+    # It has an exchange of its own, because a user who may write to the default exchange can send to any queue.
     traces = _quorum_queue(queues.traces, arguments, exchange=queues.traces)
-    # Without arguments, as clients declare a durable queue by default: RabbitMQ refuses a client that declares it otherwise.
+    # Clients declare a durable queue without arguments by default, and RabbitMQ refuses a client that declares it otherwise.
     return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
 
 
 def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     """Return the queue of decisions with this outcome.
 
-    On RabbitMQ, a queue of our own that has ``queues.results_limit`` refuses more, or is a ring and drops the oldest. A queue
-    that carries calls of another app's task is declared by that app alone, which knows its arguments.
+    On RabbitMQ, a queue of our own with ``queues.results_limit`` refuses further messages, or drops the oldest if it is a ring.
+    A queue for calls of another app's task is declared by that app, which alone knows its arguments.
     """
     name = settings.queues.name(outcome)
     if settings.broker.is_redis or settings.results.via == "task":
@@ -63,24 +64,24 @@ def results_queue(settings: Settings, outcome: Outcome) -> Queue:
 
 
 def results_queues(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Queue]:
-    """Return the queues, by name, to which decisions with these outcomes go, as messages or as calls of a task."""
+    """Return the queues, by name, that decisions with these outcomes go to, as messages or as calls of a task."""
     if settings.results.via == "stream":
         return {}
     return {settings.queues.name(outcome): results_queue(settings, outcome) for outcome in outcomes}
 
 
 def results_streams(settings: Settings, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the names of the streams to which decisions with these outcomes go."""
+    """Return the names of the streams that decisions with these outcomes go to."""
     return sorted(set(map(settings.queues.name, outcomes))) if settings.results.via == "stream" else []
 
 
 def destination_of(settings: Settings, queue: str) -> Destination:
-    """Return the name by which spans call a queue on the broker."""
+    """Return the name of a queue for spans."""
     return Destination("redis" if settings.broker.is_redis else "rabbitmq", queue)
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:
-    """A durable queue. On the default exchange it is a plain list on Redis: no binding set, whose loss would drop messages."""
+    """Return a durable queue. By the default exchange it is a plain list on Redis, without bindings that could be lost."""
     return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments, no_declare=not declare)
 
 

@@ -1,4 +1,4 @@
-"""Additions to py-amqp: publish many messages and wait once for all confirms; bound and check frames before it parses them."""
+"""Extends py-amqp: it publishes many messages and waits once for all confirms, and bounds and checks frames before parsing."""
 
 import os
 import threading
@@ -21,8 +21,11 @@ from kp_scorer.errors import BrokerBlocked
 from kp_scorer.spans.context import context_in
 
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
-"""The headers that a worker reads, beside the context. RabbitMQ would act on others, such as where to send copies."""
-_NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads values that it cannot write.
+"""The headers that a worker reads, beside the context.
+
+RabbitMQ would act on others, for example on one that requests copies.
+"""
+_NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads some values that it cannot write.
 
 _NO_QUEUE: Final = "kp-scorer.no-queue"  # No queue has this name, and none is bound by it.
 
@@ -36,7 +39,7 @@ _NO_PROPERTIES: Final = b"\0\0"
 
 
 def anew(message: Any) -> amqp.Message:
-    """A kombu message to be published again: its content and, of its producer's headers, those that a worker reads."""
+    """Return a kombu message to publish again: its content and, of its producer's headers, only those that a worker reads."""
     headers = headers_as_sent(message.headers)
     named = ((name, headers[name]) for name in _HEADERS if name in headers)
     texts: dict[str, Any] = {name: value if isinstance(value, str | bool | None) else _NO_TEXT for name, value in named}
@@ -51,7 +54,7 @@ def anew(message: Any) -> amqp.Message:
 
 
 class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu ships no types
-    """Reads user and password anew for each connection, where a file has them; for the setting ``broker_transport``."""
+    """A transport that reads user and password anew for each connection if a file has them, for ``broker_transport``."""
 
     def establish_connection(self) -> Any:
         """Connect."""
@@ -67,7 +70,7 @@ _OPENED: Final[WeakSet[Any]] = WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Give up, in a child, the connections that its parent made: what both wrote there would be mixed."""
+    """Drop, in a forked child, the connections of its parent: what both wrote to them would be mixed."""
     _BLOCKED.clear()
     for connection in list(_OPENED):
         if (transport := connection._transport) and transport.sock:  # noqa: SLF001 - py-amqp would end it for the parent, too
@@ -80,14 +83,14 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ConfirmingChannel:
-    """A channel on which nothing else publishes, so that the number of a confirm identifies its message."""
+    """A channel that nothing else publishes on, so that the number of a confirm identifies its message."""
 
     def __init__(self, connection: Any) -> None:
         channel = connection.channel()
         channel.confirm_select()
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
-        # The connection keeps it. Kept here as well, it would keep the connection for ever.
+        # The connection owns this object, and a strong reference back would keep the connection alive forever.
         self._channel = proxy(channel)
         self._published = 0
         self.is_broken = self.is_blocked = self._is_probed = False
@@ -98,22 +101,22 @@ class ConfirmingChannel:
     def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
-        ChannelError if there is no such exchange, or no queue behind it; BrokerBlocked if RabbitMQ has an alarm;
-        RecoverableConnectionError if no confirm comes within ``timeout_s`` of the one before. Then the connection cannot be
-        used: a late confirm would count for another message.
+        ChannelError if the exchange does not exist or leads to no queue; BrokerBlocked if RabbitMQ has an alarm;
+        RecoverableConnectionError if a confirm takes longer than ``timeout_s`` after the one before. Then the connection cannot
+        be used: a late confirm would count for another message.
         """
         if not self._is_probed:
-            # What is sent to a blocked RabbitMQ waits in the connection, and is published once the alarm ends: as often as it
-            # was tried.
+            # A blocked RabbitMQ leaves messages in the connection and publishes them once the alarm ends, one copy for each
+            # attempt.
             self.probe(exchange, timeout_s)
         return self._publish(messages, exchange, routing_key, timeout_s, mandatory=True)
 
     def probe(self, exchange: str, timeout_s: float) -> None:
-        """Return once RabbitMQ has accepted messages, which go to no queue. It says that it is blocked to publishers alone.
+        """Return once RabbitMQ accepts messages, by sending two that go to no queue: it reports an alarm only to publishers.
 
-        Errors as of :meth:`publish_all`.
+        Raises the errors of :meth:`publish_all`.
         """
-        # A blocked RabbitMQ accepts the first one of a connection, too.
+        # A blocked RabbitMQ still accepts the first message of a connection.
         self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, timeout_s, mandatory=False)
         self._is_probed = True
 
@@ -126,14 +129,14 @@ class ConfirmingChannel:
         self._unconfirmed = set(range(first, first + len(messages)))
         self._nacked.clear()
         for message in messages:
-            # By the class: amqp 5.4.2 replaces the method of the channel by one that waits for each confirm.
+            # Call the method of the class: amqp 5.4.2 replaces the channel's own by one that waits for each confirm.
             amqp.Channel.basic_publish(self._channel, message, exchange, routing_key, mandatory=mandatory, timeout=timeout_s)
         deadline = time.monotonic() + timeout_s
         left = len(self._unconfirmed)
         while self._unconfirmed:
             if len(self._unconfirmed) < left:
                 left, deadline = len(self._unconfirmed), time.monotonic() + timeout_s
-            # A client waits for timeout_s in all: half of that leaves it time to say why.
+            # A client waits for timeout_s in all: half of that leaves time to report the cause.
             if (left_s := deadline - timeout_s / 2 * self.is_blocked - time.monotonic()) <= 0:
                 raise BrokerBlocked if self.is_blocked else RecoverableConnectionError("no confirm in time")
             with suppress(TimeoutError):
@@ -154,14 +157,14 @@ class ConfirmingChannel:
 
 
 _CHANNELS: Final[WeakKeyDictionary[Any, ConfirmingChannel]] = WeakKeyDictionary()
-_BLOCKED: Final[dict[str, Any]] = {}  # A py-amqp connection that is blocked, by host and port.
+_BLOCKED: Final[dict[str, Any]] = {}  # The py-amqp connection that is blocked, by host and port.
 _asking = threading.Lock()
 
 
 def confirming_channel(connection: Any) -> ConfirmingChannel:
-    """The confirming channel of a py-amqp connection, opened when it is first asked for. One thread at a time may use it.
+    """Return the confirming channel of a py-amqp connection; the first call opens it. One thread at a time may use it.
 
-    BrokerBlocked as long as RabbitMQ has not said on a connection that was set aside that its alarm is over.
+    BrokerBlocked until RabbitMQ has reported the end of its alarm on the connection that was set aside.
     """
     _raise_if_blocked(connection.host)
     channel = _CHANNELS.get(connection)
@@ -171,14 +174,15 @@ def confirming_channel(connection: Any) -> ConfirmingChannel:
 
 
 def set_aside(connection: Any) -> None:
-    """Take a kombu connection that is blocked out of use, and keep one such, which says when the alarm is over.
+    """Take a blocked kombu connection out of use; keep one for each server, on which RabbitMQ reports the end of its alarm.
 
-    RabbitMQ reads nothing on it, not even that it is closed: as long as the alarm lasts, each one left would stay there.
+    RabbitMQ reads nothing from it, not even that it is closed: during an alarm, connections that were closed would pile up
+    there.
     """
     blocked = connection._connection  # noqa: SLF001 - the property would connect
     if (channel := _CHANNELS.get(blocked)) and channel.is_blocked:
         if _BLOCKED.setdefault(blocked.host, blocked) is blocked:
-            # So that kombu closes neither: RabbitMQ would not answer.
+            # Otherwise kombu would close both, and RabbitMQ would not answer.
             connection._connection = connection._default_channel = None  # noqa: SLF001
         connection.collect()
 
@@ -193,7 +197,7 @@ def _raise_if_blocked(host: str) -> None:
         except TimeoutError:
             raise BrokerBlocked from None
         except (OSError, AMQPError):
-            # It is lost, as when RabbitMQ has restarted.
+            # The connection is lost, for example because RabbitMQ has restarted.
             pass
         del _BLOCKED[host]
         blocked.collect()
@@ -202,12 +206,12 @@ def _raise_if_blocked(host: str) -> None:
 def frame_handler(
     connection: Any, callback: Callable[..., Any], *, largest_bytes: int
 ) -> Callable[[tuple[int, int, bytes]], bool]:
-    """Make py-amqp's own handler of frames, for the option ``frame_handler`` of its connections.
+    """Wrap py-amqp's handler of frames, for the option ``frame_handler`` of its connections.
 
     No body is unpacked, or converted from the encoding that its producer names. Properties that py-amqp cannot read are
-    dropped: otherwise it would raise an error in every worker that receives the message, and none could acknowledge it. Of a
-    body over ``largest_bytes`` only the beginning is delivered, without properties, so that it does not count as complete:
-    py-amqp would join as much as RabbitMQ lets producers send.
+    dropped: otherwise every worker that receives the message would raise an error, and none could acknowledge it. Of a body
+    over ``largest_bytes`` only the beginning is delivered, without properties, so that it does not pass for complete: py-amqp
+    would join as much as RabbitMQ lets producers send.
     """
 
     def deliver(channel: int, method: Any, arguments: Any, message: Any) -> Any:
@@ -220,7 +224,7 @@ def frame_handler(
         return callback(channel, method, arguments, message)
 
     handle = method_framing.frame_handler(connection, deliver)
-    # By channel, on which the frames of a message follow each other: the bytes that are still to come, and the beginning.
+    # By channel, on which the frames of a message follow each other: the number of bytes still to come, and the beginning.
     too_large: dict[int, tuple[int, bytes]] = {}
 
     def handle_harmless(frame: tuple[int, int, bytes]) -> bool:
@@ -234,7 +238,8 @@ def frame_handler(
                 try:
                     decode_properties_basic(payload, _BEFORE_PROPERTIES)
                 except Exception:
-                    # A text that is not UTF-8, a time beyond the calendar, tables nested too deeply for Python: any of many.
+                    # Many values fail here: texts that are not UTF-8, times beyond the calendar, tables nested too deeply for
+                    # Python.
                     payload = _header(payload, body_bytes)
         elif kind == _CONTENT_BODY and channel in too_large:
             missing_bytes, beginning = too_large.pop(channel)
@@ -249,7 +254,7 @@ def frame_handler(
 
 
 def _header(payload: bytes, body_bytes: int) -> bytes:
-    """The header of a content, but with this size and without properties."""
+    """Return the header of a content with this size and without properties."""
     header = bytearray(payload[:_BEFORE_PROPERTIES] + _NO_PROPERTIES)
     pack_into(">Q", header, _BODY_SIZE_AT, body_bytes)
     return bytes(header)

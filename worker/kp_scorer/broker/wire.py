@@ -1,7 +1,7 @@
-"""Reads and writes messages: the only module that decides how to read what a producer wrote.
+"""Reads and writes messages: this module alone decides how to read what a producer wrote.
 
-A message on the queue of traces calls the task as Celery's do, or it is plain: its body is the trace, and no header names a
-task. Of a call, only the arguments are used, after checks. On Redis a message is in kombu's envelope, or is plain.
+A message on the queue of traces calls the task as Celery's do, or is plain: its body is the trace, and no header names a task.
+Of a call, only the arguments are used, after checks. On Redis a message is in kombu's envelope, or is plain.
 """
 
 import base64
@@ -20,18 +20,19 @@ TASK_NAME: Final = "score_trace"
 
 # Headers.
 DELIVERY_COUNT: Final = "x-delivery-count"  # The deliveries before this one, as RabbitMQ and our Redis transport count them.
-SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock, which no score depends on.
+SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock. No score depends on it.
 _STAMPED_MS: Final = "timestamp_in_ms"  # The same by RabbitMQ, with ``message_interceptors.incoming.set_header_timestamp``.
 PACKED_BY: Final = "x-packed-by"  # The compression of a body, once a message is received.
 
-BEGINNING_BYTES: Final = 65_536  # How much is delivered of a message that is too large to be parsed.
-CUT_MARK: Final = b"\xffcut\n"  # Before the beginning of one on Redis: no JSON begins so, so that it is never parsed.
+BEGINNING_BYTES: Final = 65_536  # The size of the beginning that is delivered of a message too large to be parsed.
+CUT_MARK: Final = b"\xffcut\n"  # Precedes such a beginning on Redis. No JSON begins like this, so it is never parsed.
 
 _PACKED_BY_PRODUCER: Final = "compression"
 _PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.
 
-_VALUES_AROUND: Final = 100  # Values of a task's body besides the trace: lists of arguments, Celery's options for callbacks.
-_BYTES_AROUND: Final = 65_536  # Bytes that it may have besides the trace, and an envelope besides its body.
+# The values in a task's body besides the trace: lists of arguments, and Celery's options for callbacks.
+_VALUES_AROUND: Final = 100
+_BYTES_AROUND: Final = 65_536  # The bytes in it besides the trace, and in an envelope besides its body.
 _MOST_ENVELOPE_VALUES: Final = 1_000  # An envelope has some forty values, and its body is one of them.
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")  # Celery's names for the compression of zlib.
 _BEFORE_ARGUMENT: Final = b"[["
@@ -41,21 +42,21 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def task_body(argument: bytes) -> bytes:
-    """The body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
+    """Return the body of Celery's message that calls a task with one argument, which is UTF-8 JSON."""
     return _BEFORE_ARGUMENT + argument + _BEHIND_ARGUMENT
 
 
 def largest_message_bytes(limits: Limits) -> int:
-    """Return how large a message may be to be parsed, in bytes.
+    """Return the size in bytes up to which a message is parsed.
 
-    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and one that is somewhat too large
-    still gets a dead letter with the exact reason.
+    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and a slightly larger one still gets a
+    dead letter with the exact reason.
     """
     return 16 * limits.message_bytes + _BYTES_AROUND
 
 
 def largest_body_bytes(limits: Limits) -> int:
-    """Return how many bytes the body of a task message may have to be parsed: JSON may write two bytes of UTF-8 as six."""
+    """Return the size in bytes up to which a task's body is parsed: JSON may write two bytes of UTF-8 as six."""
     return 4 * limits.message_bytes + _BYTES_AROUND
 
 
@@ -74,56 +75,56 @@ def open_item(item: bytes) -> ListItem:
     Raises errors of many types if an item is neither.
     """
     if item.startswith(CUT_MARK):
-        # What was cut may look complete.
+        # A cut message may look complete.
         return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))
     try:
         check_values(item, _MOST_ENVELOPE_VALUES)
         message = json.loads(item.decode("utf-8"))
     except (InvalidTrace, ValueError):
-        # No envelope has so many values, or is no JSON: what is wrong with a body is named later, as of any message.
+        # Too many values for an envelope, or no JSON. The reason is reported later, as for the body of any message.
         return ListItem("application/json", {}, item)
     if not isinstance(message, dict):
         raise TypeError("neither an envelope nor a plain message")
-    # A trace may have any fields beside its own, but no envelope has a trace's type.
+    # A trace may have additional fields, but no envelope has a trace's type.
     if "@type" in message or not message.keys() >= {"body", "properties"}:
         return ListItem("application/json", {}, item, {_PARSED: message})
     body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
     if not body or encoding not in (None, "", "base64"):
         raise ValueError("an envelope without a body, or with one in an unknown encoding")
-    # What is in flight is bounded by the bytes of bodies. JSON escapes may make one longer than it is.
+    # The bytes of bodies bound what is in flight, and JSON escapes can make the item much longer than the body.
     if len(item) - len(body) > _BYTES_AROUND and len(json.dumps({**message, "body": ""}, ensure_ascii=False)) > _BYTES_AROUND:
         raise ValueError("an envelope with too much around its body")
     if encoding == "base64":
-        # By default, characters that are no base64 are skipped, and their bytes lost.
+        # By default, b64decode skips characters outside base64, and their bytes would be lost.
         body = base64.b64decode(body, validate=True)
     return ListItem(message["content-type"], {**(message.get("headers") or {})}, body)
 
 
 def leave_packed(headers: dict[str, Any]) -> None:
-    """Rename the header by which kombu 5.7.0 would unpack a message at once, however large it becomes."""
-    # A producer may have written the header under our name; it does not describe the body.
+    """Rename the header that makes kombu 5.7.0 unpack a message at once, however large it becomes."""
+    # A producer may have written our header; it does not describe the body.
     headers.pop(PACKED_BY, None)
     if _PACKED_BY_PRODUCER in headers:
         headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
 
 
 def raw_body(message: Any) -> bytes:
-    """The body of a kombu message as it came."""
+    """Return the body of a kombu message, unchanged."""
     # Py-amqp 5.4.2 returns an empty body as str.
     return message.body.encode() if isinstance(message.body, str) else bytes(message.body)
 
 
 def argument_in(body: bytes) -> bytes:
-    """The object that :func:`task_body` made a body of, without parsing it; a body of another form as it is.
+    """Return the argument in a body of :func:`task_body` without parsing it; a body of another form unchanged.
 
-    If there are several arguments in that form, all are returned, which together are no JSON.
+    If the body has several arguments, they are returned together, which is no JSON.
     """
     is_ours = body.startswith(_BEFORE_ARGUMENT + b"{") and body.endswith(b"}" + _BEHIND_ARGUMENT)
     return body[len(_BEFORE_ARGUMENT) : -len(_BEHIND_ARGUMENT)] if is_ours else body
 
 
 def _bounded_body(message: Any, limits: Limits) -> bytes:
-    """The body of a message, unpacked and not parsed."""
+    """Return the body of a message, unpacked but not parsed."""
     body, packed_by = raw_body(message), message.headers.get(PACKED_BY)
     if message.content_type != "application/json":
         raise ValueError("content type: expected application/json")
@@ -138,7 +139,7 @@ def _bounded_body(message: Any, limits: Limits) -> bytes:
 
 
 def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
-    """Unpack a body, one byte further than ``largest_bytes`` at most: it may be a thousand times its size."""
+    """Unpack a body, at most one byte beyond ``largest_bytes``: it may unpack to a thousand times its size."""
     if packed_by not in _DEFLATE:
         raise ValueError(f"compression: expected {_DEFLATE[0]}, or none")
     unpacking = zlib.decompressobj()
@@ -162,14 +163,14 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
     try:
         _, payload, is_plain = _parse(message, limits)
     except InvalidTrace:
-        # It is not parsed, so only its headers and its first byte show whether it is a submission; a packed body may be one.
+        # A packed body, or one that begins like JSON, may be a submission; nothing more shows without parsing it.
         may_be_plain = PACKED_BY in headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
         if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or may_be_plain):
             raise ValueError(f"task: expected {TASK_NAME}") from None
         raise
     if is_plain:
         return [payload], {}
-    # Protocol 1 has the fields in the body that protocol 2 has in the headers.
+    # Protocol 1 has fields in the body that protocol 2 has in the headers.
     fields = {**payload, **headers} if isinstance(payload, dict) else headers
     if fields.get("task") != TASK_NAME:
         raise ValueError(f"task: expected {TASK_NAME}")
@@ -177,10 +178,10 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
 
 
 def submission_in(message: Any, limits: Limits) -> bytes:
-    """The submission in a message, as UTF-8 JSON; the body as it came if there is none.
+    """Return the submission in a message as UTF-8 JSON; the unchanged body if there is none.
 
-    Of a plain message, and of one from our client, these are the submitted bytes, in every worker and whatever its limits: a
-    submission is recognised by its bytes.
+    A plain message and one from our client yield the submitted bytes, in every worker and whatever its limits: submissions are
+    recognised by their bytes.
     """
     try:
         body, payload, is_plain = _parse(message, limits)
@@ -201,10 +202,10 @@ def submission_in(message: Any, limits: Limits) -> bytes:
 def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
     """Return the body of a message, unpacked and parsed, and whether it is plain: a submission itself, and no call of a task.
 
-    A trace has a ``task`` too, which is an object where a call has a name, and may have any fields beside its own; but no call
-    has a trace's type.
+    A trace has a ``task`` too, but there it is an object, and in a call it is a name. A trace may have additional fields, but
+    no call has a trace's type.
     """
-    # Parsed, a body takes ten times its size: a message in flight does not hold it, whatever it is.
+    # A parsed body takes ten times its size, so a message in flight does not keep it.
     payload = message.properties.pop(_PARSED, None)
     body = _bounded_body(message, limits)
     if payload is None:
@@ -221,7 +222,7 @@ def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
 
 
 def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments of a call ``[args, kwargs, embed]``, or of an object that has them."""
+    """Return the arguments of a call ``[args, kwargs, embed]``, or of an object that has them."""
     match payload:
         case [list() as args, dict() as kwargs, _]:
             return args, kwargs
@@ -235,13 +236,13 @@ def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def parse_submission(submission: bytes, limits: Limits) -> object:
     """Parse a submission from :func:`submission_in`, which white space and escapes may make larger than a trace.
 
-    InvalidTrace if it is no JSON, or too large even so, or has too many values.
+    InvalidTrace if it is no JSON, is still too large, or has too many values.
     """
     return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
 
 
 def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The trace among the arguments of a task: the only one, by position or as ``trace``; InvalidTrace if there are others."""
+    """Return the trace among a task's arguments: the only one, by position or as ``trace``; else InvalidTrace."""
     if len(args) == 1 and not kwargs:
         return args[0]
     if not args and list(kwargs) == ["trace"]:
@@ -250,41 +251,41 @@ def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def as_bytes(payload: Any) -> bytes:
-    """A submission as the UTF-8 JSON that a dead letter keeps."""
+    """Return a submission as the UTF-8 JSON that a dead letter keeps."""
     return json.dumps(payload, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 def trace_id_of(payload: Any) -> str:
-    """The id of a submission that may be anything; empty unless it is a trace id."""
+    """Return the trace id in a submission of any type; empty if there is no valid one."""
     return checked_id(payload.get("id")) if isinstance(payload, dict) else ""
 
 
 def checked_id(value: object) -> str:
-    """The value if it is a trace id, else an empty string."""
+    """Return the value if it is a trace id, and otherwise an empty string."""
     return value if is_trace_id(value) else ""
 
 
 def result_id(message: Any) -> str:
-    """The id of the Celery task whose result the producer of a kombu message waits for; empty if it waits for none.
+    """Return the id of the Celery task whose result a message's producer waits for; empty if it waits for none.
 
-    Only for a UUID, as Celery's own ids are: with any other id, a producer could forge results of other calls.
+    Only a UUID counts, as Celery uses: with any other id, a producer could forge results of other calls.
     """
     task_id = message.headers.get("id")
-    # Where its caller does not say, Celery 5.7 sends null, and 5.1 to 5.6 false; older ones never send this header.
+    # If its caller does not choose, Celery 5.7 sends null, and 5.1 to 5.6 send false; older versions omit this header.
     ignored = message.headers.get("ignore_result", True)
     is_wanted = (ignored is False or ignored is None) and isinstance(task_id, str)
     return task_id if is_wanted and _UUID.fullmatch(task_id) else ""
 
 
 def headers_as_sent(headers: dict[str, Any]) -> dict[str, Any]:
-    """The headers of a message as its producer wrote them, without the count of deliveries."""
+    """Return the headers of a message as its producer wrote them, without the count of deliveries."""
     names = {PACKED_BY: _PACKED_BY_PRODUCER}
     return {names.get(name, name): value for name, value in headers.items() if name != DELIVERY_COUNT}
 
 
 def deliveries_by(message: Any) -> int:
-    """Return how often a kombu message has been delivered, this time included; 1 if nobody counted."""
-    # In a message that is delivered for the first time, RabbitMQ leaves the count that a producer may have written.
+    """Return the number of deliveries of a kombu message, this one included; 1 if nobody counted."""
+    # In the first delivery of a message, RabbitMQ leaves a count that its producer may have written.
     if not message.delivery_info.get("redelivered"):
         return 1
     count = message.headers.get(DELIVERY_COUNT)
@@ -292,7 +293,7 @@ def deliveries_by(message: Any) -> int:
 
 
 def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
-    """Note in the headers of a message from RabbitMQ when it was sent, if RabbitMQ or its producer has stamped it."""
+    """Note in the headers of a message from RabbitMQ when it was sent, if RabbitMQ or its producer stamped it."""
     if isinstance(timestamp_s, int):
         headers.setdefault(_STAMPED_MS, timestamp_s * 1_000)
     if _STAMPED_MS in headers:
@@ -300,15 +301,15 @@ def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
 
 
 def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
-    """When a message was sent, by its header; None if it has none, or one that makes no sense."""
+    """Return when a message was sent, by its header; None if the header is missing or makes no sense."""
     sent_ms = headers.get(SENT_MS)
     return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
 
 
 def queued_ms(message: Any, received_s: float) -> int | None:
-    """Return how long a kombu message received at this Unix time was on its queue; None if nothing says when it was sent."""
+    """Return how long a message that was received at this Unix time had waited; None if nothing says when it was sent."""
     if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
     waited_ms = round(received_s * 1_000) - sent_ms
-    # One absurd value would spoil all means. If the client's clock is ahead, the time is 0.
+    # One absurd value would spoil all means. If the producer's clock is ahead, the time is 0.
     return max(0, waited_ms) if abs(waited_ms) <= KEPT_S * 1_000 else None

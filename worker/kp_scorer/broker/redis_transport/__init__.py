@@ -1,1 +1,1 @@
-"""Kombu's Redis transport with at-least-once delivery, whose consumer no message can stop."""
+"""Kombu's Redis transport with at-least-once delivery. No message can stop its consumer."""

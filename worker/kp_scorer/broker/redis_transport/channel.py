@@ -1,7 +1,7 @@
-"""Kombu's channel and transport on queues of our own, which deliver at least once.
+"""Kombu's channel and transport, on queues of our own that deliver at least once.
 
 The channel of kombu 5.7.0 pops a message with BRPOP and notes it as unacknowledged in a second step: a consumer that ends
-between the two loses it (celery/kombu#305, celery/celery#4354). It also ends its process on an item that is no message.
+between the two loses it (celery/kombu#305, celery/celery#4354). An item that is no message ends its process.
 """
 
 import time
@@ -29,7 +29,8 @@ from kp_scorer.store.decision_stream import Published, Room
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0
 _RECEIVED_AT_ONCE: Final = 32
-_RECEIVED_BYTES: Final = 1_048_576  # Of messages before the last one: all are in memory at once, several times over.
+# The bytes of one receive without its last message. All of it is in memory several times over.
+_RECEIVED_BYTES: Final = 1_048_576
 _RECLAIMED_AT_ONCE: Final = 1_000
 
 log = structlog.get_logger("kp_scorer.broker.redis_transport")
@@ -38,10 +39,10 @@ log = structlog.get_logger("kp_scorer.broker.redis_transport")
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     """The messages that this channel has in flight: it acknowledges, requeues and reclaims them.
 
-    A delivery tag is ``digest@number@queue``; the number tells copies of a message apart.
+    A delivery tag is ``digest@number@queue``; the number distinguishes copies of a message.
     """
 
-    append = virtual.QoS.append  # Redis has noted a message as it was received.
+    append = virtual.QoS.append  # Redis noted the message when it was received.
 
     def can_consume(self) -> bool:
         """Return whether there is room for another message, by number and by bytes."""
@@ -63,7 +64,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
                 redis_queue.acknowledge(client, keys=QueueKeys(queue), digests=of_queue)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Requeue a message, to be received last, or acknowledge it."""
+        """Requeue a message at the end of its queue, or acknowledge it."""
         if requeue:
             with self._forgetting(delivery_tag) as client:
                 self.restore_by_tag(delivery_tag, client, leftmost=True)
@@ -72,7 +73,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     @contextmanager
     def _forgetting(self, *delivery_tags: str) -> Iterator[Any]:
-        """Have messages no longer in flight, whether Redis can be reached or not: else they would be renewed for ever."""
+        """Drop messages from those in flight even if Redis cannot be reached: otherwise they would be renewed forever."""
         try:
             with self.channel.conn_or_acquire() as client:
                 yield client
@@ -81,8 +82,8 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
                 virtual.QoS.ack(self, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Requeue all that is in flight, as the channel closes."""
-        # Over a connection that was lost nothing can be requeued: what is not renewed is reclaimed.
+        """Requeue everything in flight when the channel closes."""
+        # A lost connection cannot requeue. Other workers reclaim what is not renewed.
         if self.channel.is_connected:
             super().restore_unacked(client)
 
@@ -99,7 +100,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
             self.channel.reclaim(queue)
 
     def in_flight(self, queue: str) -> list[str]:
-        """Digests of what this channel has in flight of a queue."""
+        """Return the digests of this channel's messages in flight from a queue."""
         return [digest for digest, of in map(_parts, self._delivered) if of == queue]
 
 
@@ -109,12 +110,12 @@ def _parts(tag: str) -> tuple[str, str]:
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """Receives with scripts where kombu pops and notes. The attributes are set by ``transport_options``."""
+    """A channel that receives by scripts, where kombu pops and notes. ``transport_options`` sets the attributes."""
 
     QoS = QoS
 
-    largest_bytes = 2**26  # A larger message does not leave Redis; its beginning does.
-    in_flight_bytes = 2**28  # From so many bytes in flight on, no more are received.
+    largest_bytes = 2**26  # A larger message stays in Redis; only its beginning is delivered.
+    in_flight_bytes = 2**28  # With this many bytes in flight, no more messages are received.
 
     #: Who says where the primary is, if any does, and its name there. Kombu 5.7.0 takes sentinels from the URL, as alternatives
     #: of each other: a connection that tries the second of them forgets its transport, and takes kombu's instead of ours.
@@ -137,29 +138,29 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     @property
     def is_connected(self) -> bool:
-        """Return whether the channel still belongs to a connection that knows its server."""
+        """True if the channel still belongs to a connection that knows its server."""
         return self.connection is not None and self.connection.client is not None
 
     @contextmanager
     def conn_or_acquire(self, client: Any = None) -> Iterator[Any]:
-        """Give a connection to Redis."""
-        # A trace may be decided after its connection was lost. There kombu 5.7.0 raises AttributeError, which ends the worker;
-        # a ConnectionError does not.
+        """Yield a connection to Redis."""
+        # A trace may be decided after its connection was lost. In that case kombu 5.7.0 raises AttributeError, which ends the
+        # worker; a ConnectionError does not.
         if client is None and not self.is_connected:
             raise ConnectionError("the connection that the message came by is closed")
         yield client or self._shared_client
 
     @cached_property
     def _shared_client(self) -> Any:
-        # Kombu 5.7.0 makes one for each command, which takes longer than the command.
+        # Kombu 5.7.0 creates a client for each command, which takes longer than the command.
         return self._create_client()
 
     def close(self) -> None:
-        """Requeue what is in flight, and leave no connection behind."""
+        """Requeue what is in flight, and leave no connection open."""
         try:
             super().close()
         finally:
-            # Kombu 5.7.0 closes connections before it requeues, which opens one anew.
+            # Kombu 5.7.0 closes connections before it requeues, which opens a new one.
             self._disconnect_pools()
 
     def _disconnect_pools(self) -> None:
@@ -167,7 +168,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         super()._disconnect_pools()
         for manager in managers:
             manager.close()
-        # Else it would connect anew through a pool that nobody closes any more.
+        # Otherwise it would reconnect through a pool that nobody closes.
         self.__dict__.pop("_shared_client", None)
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
@@ -175,7 +176,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self.connection_class = kombu_redis.sentinel.SentinelManagedConnection
             self.connection_class_ssl = kombu_redis.SentinelManagedSSLConnection
             options = self._connparams(asynchronous=asynchronous)
-            # They are those of the first sentinel.
+            # These are the host and port of the first sentinel.
             del options["host"], options["port"]
             pool = primary_pool(self.sentinels, self.master_name, self.sentinel_kwargs, **options)
         else:
@@ -184,12 +185,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return pool
 
     def reclaim(self, queue: str) -> None:
-        """Renew what this channel has in flight of a queue, and reclaim what dead consumers had, by Redis' clock."""
+        """Renew this channel's messages in flight from a queue, and reclaim those of dead consumers, by Redis' clock."""
         with self.conn_or_acquire() as client:
             redis_queue.reclaim(
                 client,
                 keys=QueueKeys(queue),
-                # The lists where kombu puts messages of other priorities.
+                # The lists in which kombu puts messages of other priorities.
                 priorities=[self._q_for_pri(queue, priority) for priority in self.priority_steps if priority],
                 visibility_timeout_ms=int(self.visibility_timeout * 1_000),
                 most=_RECLAIMED_AT_ONCE,
@@ -205,7 +206,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         connection = self.client.connection
         self._in_poll = connection
         self._brpop_sent_at = time.monotonic()
-        # Only an empty queue is worth waiting at; a busy one delivers its next messages, noted, in this one round trip.
+        # Wait only at an empty queue. A busy queue delivers and notes its next messages in this one round trip.
         if self._blocking:
             keys = QueueKeys(self._polled)
             connection.send_command("BLMOVE", keys.queue, keys.moving, "RIGHT", "LEFT", timeout or self.brpop_timeout)
@@ -218,13 +219,14 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             messages = self._read_messages(name, **options)
         finally:
             self._in_poll = None
-            # Between two commands is the one safe moment for a pending re-authentication.
+            # A pending re-authentication is safe only between two commands.
             self._flush_brpop_reauth()
         if not messages:
             self._queue_cycle.rotate(name)
             raise Empty
         if name not in self.active_queues:
-            # This channel has ceased to consume: they are received next, as if they had never been.
+            # The channel has stopped consuming, so put the messages back to the front of the queue. The delivery does not
+            # count.
             with self.conn_or_acquire() as client:
                 for digest in [message.digest.decode() for message in reversed(messages)]:
                     redis_queue.requeue(client, keys=QueueKeys(name), digest=digest, receive_next=True, counts_delivery=False)
@@ -241,7 +243,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return _RECEIVED_AT_ONCE if estimate is None else max(1, min(estimate, _RECEIVED_AT_ONCE))
 
     def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
-        """The command that receives the next messages, ``most`` of them at most; the first is one ``moved`` already, if any."""
+        """Build the command that receives up to ``most`` messages, the first of which may be one that was ``moved`` already."""
         keys, sizes = QueueKeys(queue), Sizes(self.largest_bytes)
         return redis_queue.receive.command(keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, sizes=sizes)
 
@@ -250,18 +252,18 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         try:
             reply = self.client.parse_response(connection, "BLMOVE" if self._blocking else "EVALSHA", **options)
         except self.connection_errors:
-            # Disconnected, the next tick connects anew.
+            # The next tick reconnects.
             connection.disconnect()
             raise
         except redis.exceptions.NoScriptError:
-            # Redis is new, or has restarted; the next tick receives.
+            # Redis is new or has restarted. The next tick receives.
             with self.conn_or_acquire() as client:
                 redis_queue.receive.load(client)
             return []
         except redis.exceptions.ResponseError as error:
             if not is_full(error):
                 raise
-            # Redis when full lets no one wait at an empty queue, but what comes to it can be received all the same.
+            # A full Redis lets no client wait at an empty queue, but messages that arrive can be received all the same.
             log.warning("broker_full", queue=queue)
             self._paused_until = time.monotonic() + _BACKOFF_WHEN_FULL_S
             self._blocking = False
@@ -270,10 +272,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         if not self._blocking:
             messages = redis_queue.receive.parse(reply)
         elif reply and len(reply) > self.largest_bytes:
-            # Not sent once more: where it lies, it is reclaimed.
+            # Do not send the command again: the message is in the list of moved ones, from where it is reclaimed.
             self.reclaim(queue)
         elif reply:
-            # BLMOVE has moved it, and not noted it; what has come behind it is received, too.
+            # BLMOVE has moved a message without noting it. Receive it together with those behind it.
             messages = self._receive(queue, self._most(), reply)
         self._blocking = not messages
         return messages
@@ -302,22 +304,22 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             # One of the many things that no message is.
             content_type, headers, body, parsed = ListItem("application/octet-stream", {}, received.message)
         leave_packed(headers)
-        # As RabbitMQ counts: deliveries before this one.
+        # RabbitMQ counts in the same way: deliveries before this one.
         headers[DELIVERY_COUNT] = received.deliveries - 1
         delivery_info = {"exchange": "", "routing_key": queue, "redelivered": received.deliveries > 1}
-        # Copies are one message to Redis, but each counts against what a consumer may have in flight.
+        # To Redis copies are one message, but each counts against what a consumer may have in flight.
         tag = f"{received.digest.decode()}@{next(self._numbers)}@{queue}"
         properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
     def publish_all(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        """Put messages on a queue, in one step: all of them or, after an error, as when Redis is full, none."""
+        """Publish messages to a queue in one step: all of them or, after an error such as a full Redis, none."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
             client.lpush(queue, *items)
 
     def publish_within(self, queue: str, messages: Sequence[Outgoing], room: Room) -> Published:
-        """Put messages on a queue in one step, even if Redis is full, as many as there is room for."""
+        """Publish as many messages as there is room for to a queue, in one step, even if Redis is full."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
             return redis_queue.publish(client, keys=QueueKeys(queue), room=room, messages=items)
@@ -329,12 +331,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return str(dumps(message))
 
     def _size(self, queue: str) -> int:
-        # Kombu 5.7.0 asks in a transaction, which Redis refuses while it is full: then no one could even connect to read.
+        # Kombu 5.7.0 asks in a transaction, which a full Redis refuses: then no client could even connect to read.
         with self.conn_or_acquire() as client:
             return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
-    """Redis transport with this module's channel; for the setting ``broker_transport``."""
+    """The Redis transport with this module's channel; for the setting ``broker_transport``."""
 
     Channel = Channel

@@ -28,11 +28,11 @@ class ReceivedMessage(NamedTuple):
 
     message: bytes
     digest: bytes
-    deliveries: int  # How often it has been delivered, this time included.
+    deliveries: int  # The number of deliveries, this one included.
 
 
 class QueueKeys(Prefixed):
-    """The keys of a queue, by the names that other workers use there."""
+    """The keys of a queue, by the names that all workers use."""
 
     queue = Key("", "list")
     moving = Key(".moving", "list")
@@ -43,7 +43,7 @@ class QueueKeys(Prefixed):
 
 
 class Sizes(NamedTuple):
-    """The size from which a message is too large: only its beginning is delivered, behind a mark; all of it is kept a while."""
+    """The sizes for messages that are too large: the beginning is delivered, behind a mark, and all of it kept for a while."""
 
     largest_bytes: int
     beginning_bytes: int = BEGINNING_BYTES
@@ -53,12 +53,12 @@ class Sizes(NamedTuple):
 
 @script(rows(ReceivedMessage))
 def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, sizes: Sizes) -> None:
-    """Receive the next messages, after ``moved`` unless that is empty."""
+    """Receive the next messages, the first of which is ``moved`` unless that is empty."""
 
 
 @script(row(Published))
 def publish(*, keys: QueueKeys, room: Room, messages: Sequence[str | bytes]) -> None:
-    """Publish messages, to be received last and in this order, even if Redis is full; as many as there is room for."""
+    """Append messages to a queue, in order, as many as there is room for, even if Redis is full."""
 
 
 @script(nothing)
@@ -68,11 +68,11 @@ def acknowledge(*, keys: QueueKeys, digests: Sequence[str]) -> None:
 
 @script(nothing)
 def requeue(*, keys: QueueKeys, digest: str, receive_next: bool, counts_delivery: bool) -> None:
-    """Requeue a message, to be received next or last; ``counts_delivery`` if this delivery was an attempt to process it."""
+    """Requeue a message at the front or the end; ``counts_delivery`` if this delivery was an attempt to process it."""
 
 
 @script(nothing)
 def reclaim(
     *, keys: QueueKeys, priorities: Sequence[str], visibility_timeout_ms: int, most: int, sizes: Sizes, in_flight: Sequence[str]
 ) -> None:
-    """Renew what is ``in_flight``, requeue what others have not renewed in time, and let other priorities join the queue."""
+    """Renew what is ``in_flight``, requeue what others have not renewed in time, and join other priorities to the queue."""
