@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from tests.support.processes import PATIENCE_S, at_work, free_port, start_worker
 from tests.support.prometheus import scraped
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ, declare_as_worker, limited_by_policy
+from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples
 
 COUNTING_WORKER: Final = ("tests.support.counting_worker",)
@@ -58,6 +60,21 @@ def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_n
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
+
+
+def test_a_server_that_takes_connections_and_serves_none_is_tried_once_a_second(tmp_path: Path, settings: Settings) -> None:
+    with (
+        RedisServer(tmp_path) as server,
+        server.connect() as client,
+        at_work(with_changed(settings, broker__url=server.url), tmp_path) as (worker, _),
+    ):
+        # A replica refuses to be written to.
+        client.replicaof("127.0.0.1", "1")
+        lost = wait_until(lambda: (events := worker.events("connection_lost"))[4:] and events)
+        client.replicaof("no", "one")
+    first, *_, last = (datetime.fromisoformat(line["timestamp"]) for line in lost)
+    assert (last - first).total_seconds() > len(lost) - 2
+    assert {line["level"] for line in map(json.loads, worker.text().splitlines())} == {"info", "warning"}
 
 
 def asked(settings: Settings, command: str, timeout_s: float = 10.0, **arguments: Any) -> list[Any]:

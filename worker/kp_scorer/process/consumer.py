@@ -52,6 +52,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
         super().__init__(*args, worker_options=options, **{**kwargs, **changed})
+        self._connected_at_s = 0.0
         self._queue = settings.queues.traces
         self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 
@@ -89,7 +90,9 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
         self._wait_for_ledger()
-        return conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+        connected = conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+        self._connected_at_s = time.monotonic()
+        return connected
 
     def _wait_for_ledger(self) -> None:
         while True:
@@ -104,9 +107,12 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         """Close a connection that failed, or on which the broker refused what consuming needs."""
         log.warning("connection_lost", server=server_of(self.connection), detail=described(exc))
         super().on_connection_error_after_connected(exc)
-        if isinstance(exc, self.channel_errors):
-            # This is a backoff: Celery 5.7.0 would reconnect at once, and be refused at once.
+        is_refused = isinstance(exc, self.channel_errors)
+        if is_refused:
             log.warning("service_unavailable", service="broker", detail=described(exc))
+        if is_refused or time.monotonic() - self._connected_at_s < RETRY_AFTER_S:
+            # This is a backoff: Celery 5.7.0 would reconnect at once, and a server that accepts connections and serves none, as
+            # a replica does, would end them at once. Every fifth time it would log a critical traceback.
             time.sleep(RETRY_AFTER_S)
 
     def stop(self) -> None:
