@@ -35,8 +35,8 @@ def converted_and_refused(
         if isinstance(result, NotConverted):
             refused.append(result)
         else:
-            decode_trace(result, LIMITS)
-            traces.append(result)
+            decode_trace(result.trace, LIMITS)
+            traces.append(result.trace)
     return traces, refused
 
 

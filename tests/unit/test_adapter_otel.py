@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.adapters import Converter, converter
+from kp_scorer.adapters import ConvertedRun, Converter, converter
 from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_files
 from kp_scorer.errors import NotConverted
@@ -406,9 +406,9 @@ def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None
     within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
     for line, early in enumerate((export(*within), export(ROOT), of_another_run(1, 9_000)), 1):
         assert list(converter.feed(line, early)) == []
-    (trace,) = converter.feed(4, of_another_run(1, 12_000))
-    assert isinstance(trace, dict)
-    assert len(trace["steps"]) == len(STEPS)
+    (result,) = converter.feed(4, of_another_run(1, 12_000))
+    assert isinstance(result, ConvertedRun)
+    assert len(result.trace["steps"]) == len(STEPS)
     # Later records are refused, with one error.
     refused = [*converter.feed(5, export(within[0])), *converter.feed(6, export(within[0]))]
     assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
@@ -420,8 +420,8 @@ def test_run_whose_clock_is_ahead_cuts_no_other_off() -> None:
     ahead = span("late", 0, 1, {}) | {"traceId": "1" * 32, "startTimeUnixNano": str(2**63 - 1)}
     for line, early in enumerate((export(ROOT), export(ahead), export(*within)), 1):
         assert list(converter.feed(line, early)) == []
-    trace = next(result for result in converter.end() if isinstance(result, dict))
-    assert len(trace["steps"]) == len(STEPS)
+    (result,) = (result for result in converter.end() if isinstance(result, ConvertedRun))
+    assert len(result.trace["steps"]) == len(STEPS)
 
 
 def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +429,7 @@ def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     reader = Converter(SUPPLIED, LIMITS, "otel")
     assert list(reader.feed(1, export(*WINDY))) == []
     (trace,) = reader.feed(2, of_another_run(1, 0))
-    assert isinstance(trace, dict)
+    assert isinstance(trace, ConvertedRun)
 
 
 def test_resource_and_attributes_of_the_root_are_fields_of_the_record() -> None:

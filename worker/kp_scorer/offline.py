@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -59,9 +60,9 @@ def convert(
         raise SettingsError(f"format_name: expected one of {', '.join(FORMATS)}, got {format_name!r}")
     supplied = SuppliedFields(confidence, domain, visibility, privacy_level, success, created_at, paths)
     converter = Converter(supplied, (settings or load_settings()).limits, format_name)
-    for number, document in enumerate(documents, 1):
-        yield from converter.feed(number, document)
-    yield from converter.end()
+    fed = (converter.feed(number, document) for number, document in enumerate(documents, 1))
+    for result in chain(chain.from_iterable(fed), converter.end()):
+        yield result if isinstance(result, NotConverted) else result.trace
 
 
 class Scorer:

@@ -4,9 +4,9 @@ A :class:`~kp_scorer.adapters.format.Format` finds the records of each run, and 
 read alike for all formats.
 """
 
-from kp_scorer.adapters.building import SuppliedFields
-from kp_scorer.adapters.converter import Converter
+from kp_scorer.adapters.building import Run, SuppliedFields
+from kp_scorer.adapters.converter import ConvertedRun, Converter
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.node import MOST_DEPTH
 
-__all__ = ["FORMATS", "MOST_DEPTH", "Converter", "SuppliedFields", "format_of"]
+__all__ = ["FORMATS", "MOST_DEPTH", "ConvertedRun", "Converter", "Run", "SuppliedFields", "format_of"]

@@ -59,6 +59,7 @@ class Run(NamedTuple):
     framework: str | None = None
     answer: Node | None = None  # The final result, where the format has a field for it.
     record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
+    records: Sequence[Node] = ()  # All that it was read from, which says more than what is scored.
 
 
 def trace_id(kind: str, own_id: str, content: object) -> str:

@@ -13,7 +13,15 @@ from kp_scorer.adapters.node import Node, source, unread_in
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
 
-Converted = dict[str, Any] | NotConverted  # A trace that may be submitted, or the reason why there is none.
+
+class ConvertedRun(NamedTuple):
+    """A run, and the trace of it as JSON, which may be submitted."""
+
+    trace: dict[str, Any]
+    run: Run
+
+
+Converted = ConvertedRun | NotConverted
 
 _MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; beyond that the oldest is converted.
 _MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
@@ -150,7 +158,7 @@ class Converter:
             if len(records) > _MOST_RECORDS:
                 raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
             reads: dict[str, Any] = {}
-            run = read.run(key.run_id, [record._replace(reads=reads) for record in records])
+            run = read.run(key.run_id, [record._replace(reads=reads) for record in records])._replace(records=records)
             yield from self._hold_back(run) if read.has_chats and run.pieces else [self._trace(run)]
         except Exception as error:
             yield _refusal(records[0], error)
@@ -178,7 +186,7 @@ class Converter:
         self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
-        return trace
+        return ConvertedRun(trace, run)
 
 
 def _refusal(node: Node, error: Exception) -> NotConverted:

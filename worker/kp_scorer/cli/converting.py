@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, get_args
 import click
 from pydantic import TypeAdapter, ValidationError
 
-from kp_scorer.adapters import FORMATS, Converter, SuppliedFields, format_of
+from kp_scorer.adapters import FORMATS, ConvertedRun, Converter, Run, SuppliedFields, format_of
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace
@@ -25,7 +25,7 @@ _FIELD_NAME_CHARS: Final = 80
 
 
 class Line(NamedTuple):
-    """One trace of the input, or its error. ``number`` counts lines, or the items of a list, from 1; 0 if it was converted."""
+    """One trace of the input, or its error. ``number`` counts lines, or the items of a list, from 1."""
 
     number: int
     trace: ReasoningTrace | InvalidTrace
@@ -33,6 +33,7 @@ class Line(NamedTuple):
     document: Mapping[str, Any] = MappingProxyType({})
     """The trace as it was read, with the fields that are ignored; empty where ``trace`` is an error."""
     file: str = ""  # The file of the trace, if the command reads several.
+    run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
 
 class Conversion:
@@ -44,6 +45,7 @@ class Conversion:
         self._limits, self._name = limits, name
         self._files = [""]
         self.runs = 0  # The number of runs that were converted, or could not be.
+        self.keeps_runs = False  # Whether lines hold their runs, which take more memory than traces.
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, as long as none was converted.
 
     def begin_file(self, name: str) -> None:
@@ -82,21 +84,22 @@ class Conversion:
             more = f" and {len(unread) - _MOST_FIELDS_NAMED} more" if len(unread) > _MOST_FIELDS_NAMED else ""
             print_note(f"fields not read, and in how many runs: {', '.join(names)}{more}")
 
-    def _counted(self, results: Iterable[dict[str, Any] | NotConverted]) -> Iterator[Line]:
+    def _counted(self, results: Iterable[ConvertedRun | NotConverted]) -> Iterator[Line]:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
                     # Later ones may lack others: they are asked for at once.
                     self._missing |= dict.fromkeys(result.options)
                     continue
-                file, number = divmod(result.line, _MOST_LINES)
-                line = Line(number, InvalidTrace(result.problems), file=self._files[file])
+                line = Line(result.line, InvalidTrace(result.problems))
             else:
                 self._require_options()
-                size_bytes = sum(len(step["content"]) for step in result["steps"])
-                line = Line(0, check_trace(result, self._limits), size_bytes, result)
+                size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
+                run = result.run if self.keeps_runs else None
+                line = Line(result.run.node.line, check_trace(result.trace, self._limits), size_bytes, result.trace, run=run)
             self.runs += 1
-            yield line
+            file, number = divmod(line.number, _MOST_LINES)
+            yield line._replace(number=number, file=self._files[file])
 
     def _require_options(self) -> None:
         if self._missing:

@@ -36,14 +36,14 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
         attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
         fields = _fields({name: attributes.get(f"kp.{name}", supplied[name]) for name in SUPPLIED})
         converter = Converter(fields, limits, "otel")
-        (trace,) = [*converter.feed(1, export), *converter.end()]
-        if isinstance(trace, NotConverted):
-            raise trace
+        (converted,) = [*converter.feed(1, export), *converter.end()]
+        if isinstance(converted, NotConverted):
+            raise converted
     except (InvalidTrace, NotConverted) as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
         return {"problems": [_LACKS.get(each.field, each) for each in error.problems]}
-    service = attributes.get(SERVICE)
+    trace, service = converted.trace, attributes.get(SERVICE)
     # OpenTelemetry calls a service so that nobody has named.
     if isinstance(service, str) and not service.startswith("unknown_service"):
         trace["metadata"]["agent_id"] = service

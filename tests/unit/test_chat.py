@@ -1,0 +1,157 @@
+"""A run as a chat: its turns as they were, the system's texts, and the tools' definitions, from whatever records it has."""
+
+import json
+from typing import Any
+
+import pytest
+from kp_scorer.adapters import ConvertedRun, Converter, SuppliedFields
+from kp_scorer.adapters.chat import Chat, chat_of, chat_of_trace
+from kp_scorer.decoding import Limits
+
+from tests.support.builders import make_trace
+
+SUPPLIED = SuppliedFields(0.9, "tides", "private", "private", success=True, created_at="2026-01-01T00:00:00Z")
+SCHEMA = {"type": "object", "properties": {"port": {"type": "string"}}}
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "tide", "description": "When", "parameters": SCHEMA}}
+
+
+def chat(*sources: Any) -> Chat:
+    converter = Converter(SUPPLIED, Limits())
+    results = [result for number, source in enumerate(sources, 1) for result in converter.feed(number, source)]
+    results += [*converter.end_file(), *converter.end()]
+    assert len(results) == 1
+    assert isinstance(results[0], ConvertedRun), results
+    return chat_of(results[0].run)
+
+
+Json = dict[str, Any]
+
+
+def call(call_id: str, port: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "tide", "arguments": json.dumps({"port": port})}}
+
+
+MESSAGES: list[Json] = [
+    {"role": "system", "content": "Never guess.\n"},
+    {"role": "user", "content": "When is high water at Ribe and Esbjerg?"},
+    {"role": "assistant", "content": "I look.", "tool_calls": [call("a", "Ribe"), call("b", "Esbjerg")]},
+    {"role": "tool", "tool_call_id": "b", "content": "07:15"},
+    {"role": "tool", "tool_call_id": "a", "content": "06:40"},
+    {"role": "assistant", "content": "06:40 and 07:15."},
+    {"role": "user", "content": "  And tomorrow?"},
+    {"role": "assistant", "content": "Later."},
+]
+
+
+def test_a_chat_comes_back_as_it_was_with_its_system_text_and_its_tools() -> None:
+    read = chat({"messages": MESSAGES, "tools": [TOOL]})
+    named = [message | {"name": "tide"} if message["role"] == "tool" else message for message in MESSAGES]
+    assert read == Chat(named, [TOOL])
+
+
+def test_arguments_are_texts_that_give_back_what_went_in() -> None:
+    odd = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call("a", "x") | {"function": {"name": "tide", "arguments": "{not"}}],
+    }
+    assert chat({"messages": [MESSAGES[1], odd, MESSAGES[-1]]}).messages[1]["tool_calls"][0]["function"]["arguments"] == "{not"
+    block = {"type": "tool_use", "id": "t", "name": "tide", "input": {"z": 1, "a": [None, "ø"]}}
+    read = chat({"messages": [MESSAGES[1], {"role": "assistant", "content": [block]}, MESSAGES[-1]]})
+    assert read.messages[1]["tool_calls"][0]["function"]["arguments"] == '{"z": 1, "a": [null, "ø"]}'
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {
+            "system": "Never guess.",
+            "tools": [{"name": "tide", "description": "When", "input_schema": SCHEMA}],
+            "messages": MESSAGES[1:],
+        },
+        {"system": [{"type": "text", "text": "Never guess."}], "tools": [TOOL], "messages": MESSAGES[1:]},
+        {"instructions": "Never guess.", "tools": [TOOL["function"]], "input": MESSAGES[1:], "output": [MESSAGES[-1]]},
+        {
+            "systemInstruction": {"parts": [{"text": "Never guess."}]},
+            "tools": [{"functionDeclarations": [TOOL["function"]]}],
+            "contents": [{"role": "user", "parts": [{"text": "When?"}]}, {"role": "model", "parts": [{"text": "Now."}]}],
+        },
+    ],
+)
+def test_every_provider_says_its_system_text_and_its_tools_in_its_own_way(request_: dict[str, Any]) -> None:
+    read = chat(request_)
+    assert read.messages[0] == {"role": "system", "content": "Never guess."}
+    assert read.tools == [TOOL]
+    assert [message["role"] for message in read.messages].count("system") == 1
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {
+            "gen_ai.system_instructions": json.dumps([{"type": "text", "content": "Never guess."}]),
+            "gen_ai.tool.definitions": json.dumps([TOOL]),
+        },
+        {"llm.input_messages.0.message.role": "system", "llm.input_messages.0.message.content": "Never guess."}
+        | {"llm.tools.0.tool.json_schema": json.dumps(TOOL)},
+        {"gen_ai.prompt.0.role": "system", "gen_ai.prompt.0.content": "Never guess."}
+        | {
+            f"llm.request.functions.0.{key}": json.dumps(each) if key == "parameters" else each
+            for key, each in TOOL["function"].items()
+        },
+    ],
+)
+def test_spans_say_them_in_attributes(attributes: dict[str, str]) -> None:
+    messages = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.input.messages": json.dumps(MESSAGES[1:2]),
+        "gen_ai.output.messages": json.dumps(MESSAGES[-1:]),
+    }
+    pairs = [{"key": key, "value": {"stringValue": each}} for key, each in (messages | attributes).items()]
+    span = {
+        "traceId": "t",
+        "spanId": "s",
+        "name": "chat",
+        "startTimeUnixNano": "1",
+        "endTimeUnixNano": "2",
+        "attributes": pairs,
+    }
+    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+    assert read.messages[0] == {"role": "system", "content": "Never guess."}
+    assert read.tools == [TOOL]
+
+
+def test_no_argument_and_no_answer_is_taken_for_an_instruction() -> None:
+    block = {"type": "tool_use", "id": "t", "name": "tide", "input": {"system": "no", "model": "no", "tools": [TOOL]}}
+    read = chat({"messages": [MESSAGES[1], {"role": "assistant", "content": [block]}, MESSAGES[-1]]})
+    assert read.tools == []
+    assert [message["role"] for message in read.messages] == ["user", "assistant"]
+
+
+def test_results_are_those_of_their_calls_and_without_one_what_the_agent_is_told() -> None:
+    event = {"role": "tool", "tool_call_id": "", "content": "The harbour opens."}
+    read = chat({"messages": [MESSAGES[1], event, MESSAGES[2], *MESSAGES[4:6]]})
+    assert [(message["role"], message.get("tool_call_id")) for message in read.messages] == [
+        ("user", None),
+        ("user", None),
+        ("assistant", None),
+        ("tool", "a"),
+        ("assistant", None),
+    ]
+
+
+def test_a_trace_is_a_chat_of_its_steps() -> None:
+    steps = [
+        {"step_id": 0, "type": "thought", "content": "I look."},
+        {"step_id": 1, "type": "tool_call", "tool": {"name": "tide"}, "input": {"port": "Ribe"}, "output_summary": "06:40"},
+        {"step_id": 2, "type": "observation", "content": "A gale warning"},
+    ]
+    read = chat_of_trace(make_trace(objective="When?", steps=steps))
+    assert [(message["role"], message["content"]) for message in read.messages] == [
+        ("user", "When?"),
+        ("assistant", "I look."),
+        ("tool", "06:40"),
+        ("user", "A gale warning"),
+        ("assistant", "done"),
+    ]
+    assert json.loads(read.messages[1]["tool_calls"][0]["function"]["arguments"]) == {"port": "Ribe"}

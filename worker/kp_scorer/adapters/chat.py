@@ -1,0 +1,188 @@
+"""A run as a chat that trainers read: what was said and called, the system's texts, and the definitions of the tools.
+
+Turns come from the pieces of the run. System texts and definitions are no part of what is scored, so they are found by their
+shapes in the records of the run: requests to models, attributes of spans, and the beginnings of sessions.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NamedTuple
+
+from kp_scorer.adapters.building import Run
+from kp_scorer.adapters.messages import Piece
+from kp_scorer.adapters.node import Node, parsed
+from kp_scorer.trace import ReasoningTrace
+
+Message = dict[str, Any]
+
+_SYSTEM_ROLES: Final = ("system", "developer")
+_SYSTEM_KEYS: Final = frozenset(
+    "system instructions base_instructions system_instruction systemInstruction system_prompt "  # noqa: SIM905
+    "gen_ai.system_instructions".split()
+)
+_OF_REQUESTS: Final = frozenset("messages contents input model cwd prompt tools gen_ai.operation.name".split())  # noqa: SIM905
+"""An object with one of these fields may have system texts. In others a field ``system`` is none."""
+_TOOLS_KEYS: Final = frozenset("tools functions tool_definitions dynamic_tools gen_ai.tool.definitions ai.prompt.tools".split())  # noqa: SIM905
+_TEXTS_OF_JSON: Final = frozenset(
+    "input messages prompt request body metadata input.value gen_ai.input.messages ai.prompt.messages ai.prompt "  # noqa: SIM905
+    "gen_ai.system_instructions gen_ai.tool.definitions traceloop.entity.input llm.invocation_parameters".split()
+)
+_RETURNED: Final = frozenset("output outputs result observation arguments toolUseResult response choices".split())  # noqa: SIM905
+_FLAT_ROLE: Final = re.compile(r"((?:llm\.input_messages|gen_ai\.prompt)\.\d+(?:\.message)?)\.role")
+_FLAT_TOOL: Final = re.compile(r"llm\.tools\.\d+\.tool\.json_schema|(llm\.request\.functions\.\d+)\.name")
+_SCHEMAS: Final = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
+
+
+class Chat(NamedTuple):
+    """The messages of a run and the definitions of its tools, as in Chat Completions; arguments are texts, mostly of JSON."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+
+
+def chat_of(run: Run) -> Chat:
+    """Return a converted run as a chat."""
+    context = _Context()
+    for record in run.records:
+        context.read(record.value)
+    system = [{"role": "system", "content": "\n\n".join(context.texts)}] if context.texts else []
+    return Chat([*system, *_messages(run.pieces)], list(context.tools.values()))
+
+
+def chat_of_trace(trace: ReasoningTrace) -> Chat:
+    """Return a trace that was not converted as a chat, whose turns are its steps, up to its result."""
+    nowhere = Node(0, "", None)
+    pieces = [Piece(nowhere, "user", trace.task.objective)]
+    for step in trace.steps:
+        if step.tool:
+            pieces.append(Piece(nowhere, "call", name=step.tool.name, arguments=step.input))
+        elif step.content:
+            pieces.append(Piece(nowhere, "result" if step.type == "observation" else "agent", step.content))
+        if step.tool and step.output_summary:
+            pieces.append(Piece(nowhere, "result", step.output_summary))
+    if pieces[-1].kind != "agent":
+        pieces.append(Piece(nowhere, "agent", trace.outcome.result_summary))
+    return Chat(list(_messages(pieces)), [])
+
+
+def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
+    """Yield the messages of a run. What an agent says and calls up to the next result is one; each result names its call."""
+    turn: Message | None = None
+    unanswered: dict[str, str] = {}  # By the id of each call without a result: the name of its tool.
+    calls = 0
+    for piece in pieces:
+        if piece.kind in ("agent", "call"):
+            turn = turn or {"role": "assistant", "content": ""}
+            if piece.kind == "agent":
+                turn["content"] = "\n\n".join(filter(None, (turn["content"], piece.text)))
+                continue
+            calls += 1
+            call_id = piece.call_id if piece.call_id and piece.call_id not in unanswered else f"call_{calls}"
+            unanswered[call_id] = piece.name
+            function = {"name": piece.name, "arguments": _arguments(piece)}
+            turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
+            continue
+        if turn:
+            yield turn
+            turn = None
+        answered = _answered(piece, unanswered) if piece.kind == "result" else None
+        if answered is None:
+            # A result of no call, as of an environment, is what the agent is told next.
+            yield {"role": "user", "content": piece.text}
+        else:
+            yield {"role": "tool", "tool_call_id": answered, "name": unanswered.pop(answered), "content": piece.text}
+    if turn:
+        yield turn
+
+
+def _answered(result: Piece, unanswered: dict[str, str]) -> str | None:
+    """Return the id of the call that a result answers: by its id, else the first of its tool, else the first."""
+    if result.call_id in unanswered:
+        return result.call_id
+    of_its_tool = (call_id for call_id, name in unanswered.items() if name == result.name)
+    return next(of_its_tool, next(iter(unanswered), None))
+
+
+def _arguments(call: Piece) -> str:
+    """Return the arguments of a call as a text: the source's own, or JSON. To a table, objects of all calls are one type."""
+    if isinstance(call.arguments, str):
+        return call.arguments
+    return json.dumps({} if call.arguments is None else call.arguments, ensure_ascii=False)
+
+
+class _Context:
+    """The system texts and the definitions of tools in records, each once, in order. It never looks into calls and answers."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, None] = {}
+        self.tools: dict[str, dict[str, Any]] = {}  # By name.
+
+    def read(self, record: object) -> None:
+        """Look through a record, in time that is linear in its size."""
+        waiting = [record]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, list):
+                value = _fields_of_pairs(value) or value
+            if isinstance(value, list):
+                waiting += reversed(value)
+            elif isinstance(value, dict):
+                waiting += reversed(list(self._read_object(value)))
+
+    def _read_object(self, value: dict[str, Any]) -> Iterator[object]:
+        """Read what an object says itself; yield the values in it to look through."""
+        if isinstance(role := value.get("role", value.get("source")), str) and not value.keys() & _TOOLS_KEYS:
+            if role in _SYSTEM_ROLES:
+                self._add(value.get("content", value.get("parts", value.get("message"))))
+            return
+        for key, inner in value.items():
+            if key in _SYSTEM_KEYS and value.keys() & _OF_REQUESTS:
+                self._add(inner)
+            elif key in _TOOLS_KEYS:
+                for definition in _definitions(parsed(inner)):
+                    self.tools.setdefault(definition["function"]["name"], definition)
+            elif match := _FLAT_ROLE.fullmatch(key):
+                if inner in _SYSTEM_ROLES:
+                    self._add(value.get(f"{match[1]}.content"))
+            elif match := _FLAT_TOOL.fullmatch(key):
+                flat = {name: value.get(f"{match[1]}.{name}") for name in ("name", "description", "parameters")}
+                for definition in _definitions([flat if match[1] else parsed(inner)]):
+                    self.tools.setdefault(definition["function"]["name"], definition)
+            elif key not in _RETURNED:
+                yield parsed(inner) if key in _TEXTS_OF_JSON else inner
+
+    def _add(self, content: object) -> None:
+        content = parsed(content)
+        if isinstance(content, dict):
+            content = content.get("parts", content.get("text", content.get("content")))
+        if isinstance(content, list):
+            content = [block.get("text", block.get("content")) if isinstance(block, dict) else block for block in content]
+            content = "\n".join(text for text in content if isinstance(text, str))
+        if isinstance(content, str) and content.strip():
+            self.texts[content] = None
+
+
+def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
+    """Return attributes as OpenTelemetry's protocol has them, pairs of a key and a value with its kind, as an object."""
+    are_pairs = (
+        isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs
+    )
+    return {pair["key"]: next(iter(pair["value"].values()), None) for pair in pairs} if all(are_pairs) else {}
+
+
+def _definitions(tools: object) -> Iterator[dict[str, Any]]:
+    """Yield the definitions in a list of tools, in the form of Chat Completions, whichever provider's form they have."""
+    for tool in tools if isinstance(tools, list) else []:
+        tool = parsed(tool)
+        if not isinstance(tool, dict):
+            continue
+        for declared in tool.get("functionDeclarations") or tool.get("function_declarations") or [tool]:
+            function = next(
+                (declared[key] for key in ("function", "toolSpec") if isinstance(declared.get(key), dict)), declared
+            )
+            if isinstance(name := function.get("name"), str) and name:
+                schema = parsed(next((function[key] for key in _SCHEMAS if function.get(key) is not None), None))
+                schema = schema.get("json", schema) if isinstance(schema, dict) else None
+                fields = {"name": name, "description": function.get("description"), "parameters": schema}
+                yield {"type": "function", "function": {key: each for key, each in fields.items() if each is not None}}
