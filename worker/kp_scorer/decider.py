@@ -70,8 +70,8 @@ class NoveltyMeter:
         """The pinned set that is gone, so that nothing is decided; empty if none is."""
         return self._pins.missing if self._pins else ""
 
-    def asked(self, trace: ReasoningTrace) -> str | None:
-        """Return the text that is embedded besides that of a trace, where texts are pinned: its objective."""
+    def objective_of(self, trace: ReasoningTrace) -> str | None:
+        """Return a trace's objective if it is to be embedded as well, because texts are pinned; otherwise None."""
         return trace.task.objective if self._pins and self._pins.has_texts else None
 
     def embed(
@@ -83,9 +83,9 @@ class NoveltyMeter:
         fails whatever it is given; any other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
-        objectives = [asked for asked in map(self.asked, traces) if asked is not None]
-        asked = self._embed(objectives, alone=alone, plain=True) if objectives else [(None, None)] * len(traces)
-        return [(*own, vector) for own, (_, vector) in zip(owns, asked, strict=True)]
+        objectives = [objective for objective in map(self.objective_of, traces) if objective is not None]
+        embedded = self._embed(objectives, alone=alone, plain=True) if objectives else [(None, None)] * len(traces)
+        return [(*own, vector) for own, (_, vector) in zip(owns, embedded, strict=True)]
 
     def _embed(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> Sequence[tuple[TokenizedText, Vector]]:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
@@ -226,8 +226,8 @@ class Decider:
         started = time.perf_counter()
         with self._releasing(claimed):
             embedded = self.novelty.embed([pending.trace for pending in claimed], alone=alone)
-        for pending, (tokenized, vector, asked) in zip(claimed, embedded, strict=True):
-            pending.tokens, pending.vector, pending.objective_vector = tokenized.counts, vector, asked
+        for pending, (tokenized, vector, objective_vector) in zip(claimed, embedded, strict=True):
+            pending.tokens, pending.vector, pending.objective_vector = tokenized.counts, vector, objective_vector
             pending.times_ms["embed_ms"] = ms_since(started)
 
     def finish(self, decisions: Sequence[PendingDecision]) -> None:

@@ -23,7 +23,7 @@ _Incoming = tuple[Delivery, Resolved | BaseException | None]
 
 
 class Acknowledger(Protocol):
-    """The consumer, for the messages that it received. Any thread may call it."""
+    """The consumer, as this stage uses it for the messages that it received. Any thread may call it."""
 
     def read(self, delivery: Delivery) -> None:
         """Set a delivery's trace, or why its message gets no decision."""
@@ -60,7 +60,7 @@ class AcknowledgeStage:
     ) -> None:
         """Start the thread.
 
-        It calls ``decide`` with a delivery that is to be decided, or decided again, and ``on_completed`` with those whose
+        It calls ``decide`` with a delivery that is to be decided, or decided again, and ``on_completed`` with deliveries whose
         messages it has acknowledged or requeued. A delivery that keeps failing stays in flight for ``hold_s`` seconds; then
         ``resend`` puts it at the end of its queue. ``on_fatal`` is called with an error that every trace would meet in this
         process.
@@ -84,18 +84,18 @@ class AcknowledgeStage:
     def put(self, incoming: Sequence[_Incoming]) -> None:
         """Complete deliveries. Any thread may do so.
 
-        With each comes the decision or error that resolves its trace, the error that kept it from being read, or None if it is
-        to be dead-lettered, or to be read here.
+        Each comes with the decision or error that resolves its trace, with the error that prevented its reading, or with None
+        if it is to be dead-lettered or to be read here.
         """
         self._incoming.put(incoming)
 
     def drain(self) -> None:
-        """Requeue the deliveries that wait for a retry, and those that would have to from now on."""
+        """Requeue the deliveries that wait for a retry, and from now on any that would have to wait."""
         self._draining = True
         self._incoming.put(None)
 
     def stop(self) -> None:
-        """End the thread once it has completed what it is working on."""
+        """End the thread after its present work."""
         self._stopped = True
         self._incoming.put(None)
 
@@ -113,15 +113,15 @@ class AcknowledgeStage:
             while True:
                 incoming.extend(self._incoming.get_nowait() or ())
         if self._draining or time.monotonic() >= self._retry_at:
-            # Deliveries that have not waited for the whole backoff are retried too: most wait for the same service.
+            # Also retry deliveries that have not waited for the whole backoff: most wait for the same service.
             incoming.extend((delivery, None) for delivery in self._waiting)
             self._waiting.clear()
         return incoming
 
     def _advance(self, incoming: Sequence[_Incoming], stall: StallTimer) -> None:
-        """Take deliveries one step on."""
-        # This is not inlined into the loop: its variables would keep the last error until the next one, and by its traceback
-        # all deliveries that it met.
+        """Take each delivery to its next step."""
+        # This must not be inlined into the loop: its variables would keep the last error, and through its traceback all
+        # deliveries that the error met, until the next one.
         stall.start()
         due = [delivery for delivery, resolved in incoming if self._is_due(delivery, resolved)]
         errors = self._publish_stage.complete(due)
@@ -154,7 +154,7 @@ class AcknowledgeStage:
         return True
 
     def _requeue_or_resend(self, delivery: Delivery) -> bool:
-        """Requeue or resend a delivery that must wait no longer; return False if it may be retried here."""
+        """Requeue or resend a delivery that has waited for too long; return False if it may be retried here."""
         if delivery.must_requeue or self._draining or self._acknowledger.has_lost(delivery):
             self._requeue(delivery)
             return True
@@ -163,7 +163,7 @@ class AcknowledgeStage:
         try:
             self._resend(delivery)
         except (ServiceUnavailable, SettingsError):
-            # It is still in flight, and due again. The others would wait for the broker as long as this one did.
+            # The message is still in flight, and due again. The others would wait for the broker as long as this one did.
             self._resend_from = time.monotonic() + RETRY_AFTER_S
             return False
         except Exception as error:
@@ -180,7 +180,7 @@ class AcknowledgeStage:
             self._requeue(delivery)
             return
         if not isinstance(error, ScorerError):
-            # It has neither a decision nor a dead letter, so its message must not be lost. The broker redelivers a requeued
+            # The message has neither a decision nor a dead letter, so it must not be lost. The broker redelivers a requeued
             # message at once: without the backoff this would spin.
             log.error("message_requeued", detail=type(error).__name__, where=raised_at(error))
             delivery.must_requeue = True

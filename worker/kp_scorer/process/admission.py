@@ -8,11 +8,11 @@ from kp_scorer.decider import Resolved
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.process.delivery import Delivery
 
-Sink = Callable[[Sequence[Delivery]], None]  # Takes deliveries on to the next stage; it does not raise.
+Sink = Callable[[Sequence[Delivery]], None]  # Passes deliveries on to the next stage; does not raise.
 
 
 class Admission:
-    """Admits deliveries to the stages that decide, which return them resolved or to be decided again.
+    """Admits deliveries to the stages that decide. These return each resolved, or to be decided again.
 
     Isolation: deliveries that fail together are decided again, each with nothing else in flight, so that a trace that causes a
     failure fails alone. An outage is no trace's fault and resolves all of them.
@@ -22,7 +22,7 @@ class Admission:
     """
 
     def __init__(self, group_size: int, on_resolved: Callable[[Sequence[tuple[Delivery, Resolved | Exception]]], None]) -> None:
-        """Call ``on_resolved``, which must neither raise nor wait, with the deliveries that leave."""
+        """Call ``on_resolved`` with deliveries whose traces are resolved; it must neither raise nor wait."""
         self._group_size = group_size
         self._on_resolved = on_resolved
         self._changed = threading.Condition()
@@ -40,7 +40,7 @@ class Admission:
             self._changed.notify()
 
     def next_group(self) -> Sequence[Delivery]:
-        """Wait for the next group and return it; return an empty one once all are resolved and no more come."""
+        """Wait for the next group and return it; return an empty one after ``stop`` once all are resolved."""
         with self._changed:
             # Even after stop(), a trace that is being decided may have to be decided again.
             self._changed.wait_for(
@@ -57,7 +57,7 @@ class Admission:
             return group
 
     def resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
-        """Pass on deliveries that leave, with the decision or the error that resolves each."""
+        """Pass deliveries on to ``on_resolved``, each with the decision or the error that resolves its trace."""
         if resolved:
             self._leave(len(resolved))
             self._on_resolved(resolved)
@@ -73,13 +73,13 @@ class Admission:
             self.decide_alone(deliveries)
 
     def decide_alone(self, deliveries: Sequence[Delivery]) -> None:
-        """Decide these again, each with nothing else in flight."""
+        """Queue deliveries to be decided again, each with nothing else in flight."""
         with self._changed:
             self._alone.extend(deliveries)
         self._leave(len(deliveries))
 
     def raise_if_aborted(self) -> None:
-        """Raise ServiceUnavailable, which requeues what a stage was about to begin, if the worker is shutting down."""
+        """If the worker is shutting down, raise ServiceUnavailable, which requeues what a stage was about to begin."""
         if self.is_aborted:
             raise ServiceUnavailable("worker: about to end")
 

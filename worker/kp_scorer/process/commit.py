@@ -25,7 +25,7 @@ class CommitStage:
         self._decider = decider
         self._metrics = metrics
         self._ready: SimpleQueue[Sequence[Delivery] | None] = SimpleQueue()
-        self.behind = StallTimer()  # Since the mirror was at the end of the log. An idle worker reads on, too.
+        self.behind = StallTimer()  # The time since the mirror was at the end of the log. An idle worker reads on, too.
         self.behind.start()
         if decider.novelty:
             metrics.mirror_lag_s.set_function(self.behind.elapsed_s)
@@ -37,7 +37,7 @@ class CommitStage:
         self._ready.put(deliveries)
 
     def stop(self) -> None:
-        """End the thread; every delivery must have left it, and none may be put from now on."""
+        """End the thread. Every delivery must have left it, and none may be put any more."""
         self._ready.put(None)
 
     def _run(self, stall: StallTimer) -> None:

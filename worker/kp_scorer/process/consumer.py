@@ -1,4 +1,4 @@
-"""The start of the road: it receives messages, reads each into a delivery, and acknowledges or requeues it in the end."""
+"""The start of the road: receives messages, reads each into a delivery, and finally acknowledges or requeues it."""
 
 import threading
 import time
@@ -39,16 +39,16 @@ def server_of(connection: Any) -> str:
 class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer, except that it dead-letters messages that Celery would log and discard.
 
-    Some would otherwise stop the worker, and the next one that receives the message, and so on. What comes back for the second
-    time may be such a message: the last stage reads it, which notes that in the ledger first.
+    Some messages would otherwise stop this worker, then the next one that receives them, and so on. A message that returns for
+    the second time may be one of those. The last stage reads it, after noting that in the ledger.
     """
 
     def __init__(self, *args: Any, runtime: Runtime, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
-        """Drop the arguments of Celery that make a worker obey, or wait for, other clients of the broker."""
+        """Drop the arguments of Celery by which a worker obeys, or waits for, other clients of the broker."""
         self._runtime = runtime
         self._limits = settings.limits
-        # With gossip and mingle, workers believe whatever anyone on the broker sends them, such as the list of revoked tasks.
-        # The thread that consumes sends the heartbeat of events, and would wait for ever on a dead connection.
+        # With gossip and mingle, workers believe whatever any client of the broker sends them, such as a list of revoked tasks.
+        # The events' heartbeat is sent by the consuming thread, which would wait forever on a dead connection.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
         super().__init__(*args, worker_options=options, **{**kwargs, **changed})
@@ -73,7 +73,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def on_close(self) -> None:
         """Close a connection."""
-        # Without a connection, Celery reconnects for as long as that takes, and the heartbeat must not count that.
+        # Without a connection, Celery reconnects for as long as that takes, which the heartbeat must not count.
         self._runtime.heartbeat.stop()
         if self.hub:
             # Kombu 5.7.0 adds a callback for each connection to Redis and never removes it (kombu#2492), which leaks 28 kB.
@@ -83,7 +83,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     def ensure_connected(self, conn: Any) -> Any:
         """Connect to the broker, however long that takes, once Redis answers.
 
-        Without Redis messages would only wait, and RabbitMQ counts a lost connection as a delivery of all messages on it.
+        Without Redis, messages would only wait; and RabbitMQ counts a lost connection as a delivery of all messages on it.
         """
 
         def log_failure(error: Exception, _interval_s: float) -> None:
@@ -150,13 +150,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(deliveries)
-        # A worker's death brings back all that it had in flight, once, and RabbitMQ so counts each lost connection.
+        # A worker's death returns all its messages once, and RabbitMQ counts each lost connection as a delivery.
         delivery.is_suspect = deliveries > _TRUSTED_DELIVERIES
         try:
             if not delivery.is_suspect:
                 self.read(delivery)
         except BaseException as error:
-            # A native library that panics raises what is no Exception, and it would end the worker.
+            # A panic in a native library raises a BaseException, which would end the worker.
             self._pipeline.put(delivery, error)
         else:
             self._pipeline.put(delivery)

@@ -21,24 +21,25 @@ class Delivery:
     """
 
     def __init__(self, message: Any, connection: int) -> None:
-        """Hold a kombu message, received on the connection with this number."""
+        """Hold a kombu message that was received on the connection of this number."""
         self.message = message
         self.connection = connection
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
         self.trace: ReasoningTrace | None = None
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
-        self.is_alone = False  # True if it is decided with nothing else in flight, as it failed, or its worker died, before.
-        self.is_suspect = False  # True until it is read, if its readers may have died of it.
+        # True if it is decided with nothing else in flight, because it failed, or its worker died, before.
+        self.is_alone = False
+        self.is_suspect = False  # True until it is read, if it may have ended earlier readers.
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
         self.published_to: set[str] = set()  # The queues and streams that have its decision: a retry leaves them out.
-        self.must_requeue = False  # True after an error of our own: the message goes back to its queue as it is.
+        self.must_requeue = False  # True after an error of our own: the message goes back to its queue unchanged.
         self.recording: SpanRecording | None = None  # Its spans, once there is something to record.
         self.received_at_s = time.time()
         self._received_at = time.monotonic()
         self.stall = StallTimer()
         self.stall.start()
-        self.waits_for = ""  # Why the last attempt failed; empty before the first.
+        self.waits_for = ""  # The error of the last attempt; empty before the first.
 
     @property
     def is_undecided(self) -> bool:

@@ -19,31 +19,31 @@ _GROUP: Final = 16
 """With 16 or more texts waiting, forward vectors 16 at a time: one by one they would cost the later stages 2 ms each."""
 
 
-_Key = tuple[str, str | None]  # A text, and the objective that is embedded besides, where texts are pinned.
+_Key = tuple[str, str | None]  # A text, and the objective that is embedded as well if texts are pinned.
 
 
 @dataclass(eq=False, slots=True)
 class _Text:
-    """A text that waits for a pass, or is in one, and the deliveries with that text."""
+    """A text that waits for a pass or is in one, and the deliveries with that text."""
 
     key: _Key
     tokenized: TokenizedText
-    asked: TokenizedText | None
-    longest: int  # Tokens of its longest part, or of the objective.
-    shape: Sequence[int]  # The lengths of all of these, rounded up; nothing where any texts share a pass.
+    objective: TokenizedText | None
+    longest: int  # The tokens of its longest part, or of the objective if that is longer.
+    rounded_lengths: Sequence[int]  # Of its parts and the objective; empty if any texts may share a pass.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
 
 
 class EmbedStage:
-    """Continuous batching: no pass waits for another to form, and no text for the others that came with it.
+    """Batches continuously: no pass waits for another to form, and no text for others that came with it.
 
-    The oldest text goes first, and those behind it go along, as many as fit; where the engine pads, only those of its rounded
-    length. So neither long texts nor short ones starve. A text that has its vector goes on at once, unless there is a backlog.
+    The oldest text goes first, and as many as fit of those behind it go along; if the engine pads, only those of its rounded
+    length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a backlog.
     """
 
     def __init__(self, admission: Admission, decider: Decider, novelty: NoveltyMeter, metrics: Metrics, pass_on: Sink) -> None:
-        """Start a thread for each pass that may be in the engine; ``pass_on`` gets deliveries whose traces have vectors."""
+        """Start a thread for each pass that may run; ``pass_on`` gets deliveries whose traces have vectors."""
         self._admission = admission
         self._decider = decider
         self._novelty = novelty
@@ -64,13 +64,14 @@ class EmbedStage:
             thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Embed the traces of these, each as soon as a stream is free. One thread alone may do so."""
-        # An engine that packs has many in a pass. Elsewhere a stream begins with the first, before the others have tokens.
+        """Embed traces, each as soon as a stream is free. Only one thread may call this."""
+        # An engine that packs takes many texts in a pass. Otherwise a stream begins with the first before the others are
+        # tokenized.
         for group in [deliveries] if self._embedder.packs else [[each] for each in deliveries]:
             self._put(group)
 
     def stop(self) -> None:
-        """End the threads, once nothing waits."""
+        """End the threads once no text waits."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -80,7 +81,7 @@ class EmbedStage:
         with self._changed:
             for delivery in deliveries:
                 assert delivery.trace, "only a submission is decided"
-                key = self._embedder.recipe.text(delivery.trace), self._novelty.asked(delivery.trace)
+                key = self._embedder.recipe.text(delivery.trace), self._novelty.objective_of(delivery.trace)
                 same = self._by_text.get(key)
                 (same.deliveries if same else new.setdefault(key, [])).append(delivery)
         try:
@@ -95,13 +96,13 @@ class EmbedStage:
 
     def _tokenized(self, new: Mapping[_Key, list[Delivery]], *, alone: bool) -> list[_Text]:
         tokenized = self._checked.tokenize_all([text for text, _ in new], alone=alone)
-        objectives = [asked for _, asked in new if asked is not None]
-        asked = self._checked.tokenize_all(objectives, alone=alone, plain=True) if objectives else repeat(None)
+        texts_of = [objective for _, objective in new if objective is not None]
+        objectives = self._checked.tokenize_all(texts_of, alone=alone, plain=True) if texts_of else repeat(None)
         texts = []
-        for (key, deliveries), own, objective in zip(new.items(), tokenized, asked, strict=False):
+        for (key, deliveries), own, objective in zip(new.items(), tokenized, objectives, strict=False):
             lengths = list(map(len, [*own.rows, *(objective.rows if objective else ())]))
-            shape = [] if self._embedder.packs else [rounded_up(length, self._embedder.step) for length in lengths]
-            texts.append(_Text(key, own, objective, max([0, *lengths]), shape, deliveries))
+            rounded = [] if self._embedder.packs else [rounded_up(length, self._embedder.step) for length in lengths]
+            texts.append(_Text(key, own, objective, max([0, *lengths]), rounded, deliveries))
         return texts
 
     def _run(self, stall: StallTimer) -> None:
@@ -111,7 +112,7 @@ class EmbedStage:
             stall.stop()
 
     def _next_pass(self) -> tuple[Sequence[_Text], bool] | None:
-        """Wait for the texts that a stream runs next, and whether it gets all cores for them; None once nothing is left."""
+        """Wait for the texts of a stream's next pass; return them, and whether it gets all cores. None once nothing is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._can_start() or (self._is_stopping and not self._waiting))
             if not self._waiting:
@@ -119,8 +120,8 @@ class EmbedStage:
             # After an abort, fail everything that still waits in one pass: releasing its leases then takes one round trip.
             texts, self._waiting = self._form_pass() if not self._admission.is_aborted else (self._waiting, [])
             streams = self._embedder.streams
-            # Where most streams would have no pass, all cores on one pass after the other are done sooner. A GPU has no streams
-            # to share: what is packed queues behind the pass that runs.
+            # If most streams would be idle, passes one after another on all cores end sooner. A GPU has no streams to share: a
+            # packed pass queues behind the one that runs.
             is_lone = not self._running and len(self._waiting) < streams // 2
             together = streams == 1 or (is_lone and not self._embedder.packs)
             self._running += 1
@@ -130,11 +131,11 @@ class EmbedStage:
     def _can_start(self) -> bool:
         if not self._waiting or self._runs_together:
             return False
-        # A pass that waits inside the engine keeps its stream from waiting for Python, but cannot have all cores any more.
+        # A pass that is queued in the engine saves its stream from waiting for Python, but can no longer have all cores.
         return self._running < self._embedder.streams or len(self._waiting) >= self._embedder.most_passes
 
     def _form_pass(self) -> tuple[list[_Text], list[_Text]]:
-        """Return the texts of the next pass, and those that wait on."""
+        """Return the texts of the next pass, and those that keep waiting."""
         first = self._waiting[0]
         texts: list[_Text] = []
         left: list[_Text] = []
@@ -142,7 +143,7 @@ class EmbedStage:
         for text in self._waiting:
             longer = max(longest, text.longest)
             tokens = packed + text.longest if self._embedder.packs else (len(texts) + 1) * longer
-            if text is first or (text.shape == first.shape and tokens <= self._embedder.max_tokens):
+            if text is first or (text.rounded_lengths == first.rounded_lengths and tokens <= self._embedder.max_tokens):
                 texts.append(text)
                 longest, packed = longer, packed + text.longest
             else:
@@ -164,10 +165,10 @@ class EmbedStage:
             self._runs_together = False
             for text in texts:
                 del self._by_text[text.key]
-            for text, (vector, asked) in zip(texts, vectors, strict=False):
+            for text, (vector, objective) in zip(texts, vectors, strict=False):
                 wait_ms = round((started - text.put_at) * 1_000, 3)
                 for pending in [delivery.pending for delivery in text.deliveries]:
-                    pending.vector, pending.objective_vector, pending.tokens = vector, asked, text.tokenized.counts
+                    pending.vector, pending.objective_vector, pending.tokens = vector, objective, text.tokenized.counts
                     pending.times_ms |= {"wait_ms": wait_ms, "embed_ms": embed_ms}
                 self._embedded += text.deliveries
             embedded: list[Delivery] = []
@@ -180,19 +181,19 @@ class EmbedStage:
             self._pass_on(embedded)
 
     def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
-        """The vector of each text, and that of its objective."""
+        """Embed texts and their objectives; return the vectors of both for each."""
         metrics, started = self._metrics, time.perf_counter()
-        tokenized, asked = [text.tokenized for text in texts], [text.asked for text in texts if text.asked]
+        tokenized, objectives = [text.tokenized for text in texts], [text.objective for text in texts if text.objective]
         run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
         vectors = run(tokenized)
-        # In a pass of their own: padded to the length of the texts, they would take as long.
-        of_objectives = iter(run(asked) if asked else ())
+        # Objectives have a pass of their own: padded to the length of the texts, they would take as long.
+        of_objectives = iter(run(objectives) if objectives else ())
         metrics.pass_s.observe(time.perf_counter() - started)
         metrics.pass_texts.observe(len(texts))
-        metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *asked)))
+        metrics.pass_tokens.observe(sum(each.tokens for each in (*tokenized, *objectives)))
         for text in texts:
             metrics.pass_wait_s.observe(started - text.put_at)
-        return [(vector, next(of_objectives) if text.asked else None) for text, vector in zip(texts, vectors, strict=True)]
+        return [(vector, next(of_objectives) if text.objective else None) for text, vector in zip(texts, vectors, strict=True)]
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
         self._decider.release([delivery.pending for delivery in deliveries])

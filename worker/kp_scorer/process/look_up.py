@@ -1,4 +1,4 @@
-"""The stage that looks traces up: it leases what this worker is to decide, and has it checked."""
+"""The stage that looks traces up: it leases those that this worker is to decide, and has them checked."""
 
 import time
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ class LookUpStage:
             self._pass_on(leased)
 
     def _check(self, delivery: Delivery) -> None:
-        """Check a trace and pass it on at once, so that the engine need not wait for the checks of the next ones."""
+        """Check a trace and pass it on at once, so that the engine does not wait for the checks of later ones."""
         self.thread.stall.start()
         started = time.monotonic()
         try:

@@ -16,7 +16,8 @@ from kp_scorer.errors import REASONS, Reason
 from kp_scorer.report.drift import BINS, bins_of
 from kp_scorer.store.store import Timing, WorkerReport
 
-UNNAMED_DOMAIN: Final = "other"  # The label of all domains that no setting and no profile names, as a producer may write any.
+# The label of all domains that neither a setting nor a profile names, as producers may write any.
+UNNAMED_DOMAIN: Final = "other"
 
 _PREFIX: Final = "kp_scorer"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0)
@@ -29,14 +30,17 @@ class Metrics:
     """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
     def __init__(self, domains: Collection[str], checks: Iterable[str] = ()) -> None:
-        """Count these domains each by its name, and all others under :data:`UNNAMED_DOMAIN`; and what these checks find."""
+        """Count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
+
+        Likewise findings of these checks.
+        """
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
         self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
         self._outcomes: Sequence[tuple[Outcome, str]] = list(product(get_args(Outcome), self._labels))
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        # Otherwise each counter has a second time series, with the time of its creation.
+        # Without this, each counter has a second time series, with the time of its creation.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._define_counters()
         self._define_histograms()
@@ -57,7 +61,7 @@ class Metrics:
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.resends = counter("resends", "Lost submissions that were sent again")
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
-        # Each series starts at 0: no query sees the first increase of one that starts at 1.
+        # Each series starts at 0: queries miss the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)
         self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
@@ -94,7 +98,7 @@ class Metrics:
         self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
-        # These are the same on all workers, as they describe what workers share.
+        # All workers show the same values here, as they describe what workers share.
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
@@ -159,7 +163,7 @@ class Metrics:
         self._decisions_dropped.labels(queue).inc(count)
 
     def count_decided(self, decision: Decision) -> None:
-        """Count a decision that was just made; one that is only published again must not be counted here."""
+        """Count a decision that was just made, but not one that is only published again."""
         domain = self.counted_as(decision.domain)
         for each in bins_of(decision):
             self._values[domain, *each].inc()
@@ -169,7 +173,7 @@ class Metrics:
                 self._failures.labels(check.name, check.failure).inc()
 
     def count_published(self, decision: Decision, queued_s: float | None, in_flight_s: float) -> None:
-        """Count a decision that is published; ``queued_s`` is None if its message does not say when it was sent."""
+        """Count a decision that is published; ``queued_s`` is None if nothing says when its message was sent."""
         self._decisions.labels(decision.outcome, self.counted_as(decision.domain)).inc()
         for override in decision.overrides:
             self._overrides.labels(override.name).inc()

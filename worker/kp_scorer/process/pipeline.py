@@ -17,10 +17,10 @@ from kp_scorer.process.publish import PublishStage
 
 
 class Pipeline:
-    """Completes each message that is put in: its decision is published, or it is dead-lettered or requeued.
+    """Completes each message: publishes its decision, or dead-letters or requeues it.
 
-    Admission, look-up, embedding and commit decide it; then it is published and acknowledged. Each stage hands a delivery to
-    the next one, and one that fails to :class:`Admission`, which alone has it decided again.
+    Admission, look-up, embedding and commit decide it; then it is published and acknowledged. Each stage passes a delivery to
+    the next. Those that fail go back to :class:`Admission`, which alone has them decided again.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class Pipeline:
         look_up_stage = LookUpStage(self._admission, decider, metrics, (self._embed_stage or self.commit_stage).put)
         streams = self._embed_stage.threads if self._embed_stage else []
         self._deciding = [look_up_stage.thread, *streams, self.commit_stage.thread]
-        # If any of these dies, messages stay in flight for good.
+        # If any of these dies, messages stay in flight forever.
         self.threads = [*self._deciding, self._acknowledge_stage.thread]
 
     def put(self, delivery: Delivery, error: BaseException | None = None) -> None:
-        """Accept a message that was received; ``error`` is one of our own that kept it from being read."""
+        """Accept a received message; ``error`` is one of our own that prevented its reading."""
         self._in_flight.add(delivery)
         if delivery.is_undecided:
             self._decide(delivery)
@@ -67,24 +67,24 @@ class Pipeline:
             self._acknowledge_stage.put([(delivery, error)])
 
     def deciding_stalled_s(self) -> float:
-        """Return the longest time in seconds that one of the deciding stages has been working on the same traces."""
+        """Return the longest time in seconds for which a deciding stage has been working on the same traces."""
         return max(thread.stall.elapsed_s() for thread in self._deciding)
 
     def delivery_stalled_s(self) -> float:
-        """Return the longest time in seconds that a message in flight has made no progress.
+        """Return the longest time in seconds for which a message in flight has made no progress.
 
         Those that are being decided do not count; see :meth:`deciding_stalled_s`.
         """
-        # It is copied, as other threads add and remove deliveries meanwhile.
+        # Copy the set, as other threads add and remove deliveries meanwhile.
         stalled_s = max((delivery.stall.elapsed_s() for delivery in tuple(self._in_flight)), default=0.0)
         return max(stalled_s, self._acknowledge_stage.thread.stall.elapsed_s())
 
     def drain(self) -> None:
-        """Requeue the messages that wait for a retry, and those that would have to from now on."""
+        """Requeue the messages that wait for a retry, and from now on any that would have to wait."""
         self._acknowledge_stage.drain()
 
     def abort(self) -> None:
-        """Also requeue the messages whose traces are not being decided yet."""
+        """Also requeue the messages whose traces no stage has begun to decide."""
         self._admission.is_aborted = True
 
     def wait_until_empty(self) -> None:
@@ -95,7 +95,7 @@ class Pipeline:
     def stop(self) -> None:
         """Stop gracefully: complete what is in flight, then end the threads."""
         self.drain()
-        # A delivery that waits may be decided once more before it ends.
+        # A waiting delivery may be decided once more before it ends.
         self.wait_until_empty()
         self._admission.stop()
         if self._embed_stage:
@@ -106,7 +106,7 @@ class Pipeline:
             thread.join()
 
     def _decide(self, delivery: Delivery) -> None:
-        # A delivery that waits to be admitted has not stalled as long as others are decided.
+        # A delivery that waits for admission has not stalled as long as others are decided.
         delivery.stall.stop()
         self._admission.submit(delivery)
 

@@ -34,16 +34,16 @@ log = structlog.get_logger("kp_scorer.process.publish")
 class PublishStage:
     """Publishes decisions and stores dead letters, whole batches at a time. One thread owns it."""
 
-    app: Celery  # Its result backend gets the results that producers ask for.
+    app: Celery  # Its result backend stores the results that producers ask for.
     publisher: Publisher
     dead_letters: DeadLetters
     limits: Limits  # The limits within which messages were received.
-    max_attempts: int  # A message is poison once this many workers have died or failed as they read it.
+    max_attempts: int  # A message is poison once this many workers have died or failed while reading it.
     metrics: Metrics
-    recorder: "Recorder | None" = None  # It records spans of messages that end here, not of requeued ones.
+    recorder: "Recorder | None" = None  # Records spans of messages that end here, not of requeued ones.
 
     def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
-        """Read a message that may end its reader, and note that in the ledger before; dead-letter it after too many readers.
+        """Read a message that may end its reader, after noting that in the ledger; dead-letter it after too many readers.
 
         Raises ServiceUnavailable if Redis cannot be reached, and what ``read`` raises.
         """
@@ -57,7 +57,7 @@ class PublishStage:
         delivery.is_suspect = False
 
     def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
-        """Set a delivery's decision or dead-lettering, by the way that its trace was resolved.
+        """Set a delivery's decision or dead-lettering by what resolved its trace.
 
         Raises ``resolved`` if it is ServiceUnavailable or SettingsError, after which the trace is to be decided again, or an
         error of our own in reading the message.
@@ -68,11 +68,11 @@ class PublishStage:
             case TraceConflict():
                 delivery.dead_lettering = _dead_lettering(delivery, "conflict", str(resolved))
             case TraceDead():
-                # If it was dead already, its dead letter has the same bytes, and only its times change.
+                # If the trace was dead already, its dead letter keeps its bytes, and only its times change.
                 delivery.dead_lettering = _dead_lettering(delivery, resolved.reason, resolved.detail)
             case Exception() if delivery.trace and not isinstance(resolved, ServiceUnavailable | SettingsError):
-                # A trace that cannot be scored must neither stop the worker nor come back for ever. The error's message may
-                # quote the trace, so it is not logged.
+                # A trace that cannot be scored must neither stop the worker nor return forever. The error's message may quote
+                # the trace, so it is not logged.
                 trace, error = delivery.trace, type(resolved).__name__
                 domain = trace.metadata.task_domain
                 log.error("scoring_failed", trace_id=trace.id, domain=domain, error=error, where=raised_at(resolved))
@@ -83,7 +83,7 @@ class PublishStage:
     def complete(self, deliveries: Sequence[Delivery]) -> dict[Delivery, BaseException]:
         """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
 
-        Returns the errors by delivery; all other deliveries are to be acknowledged.
+        Return the errors by delivery; all other deliveries are to be acknowledged.
         """
         errors: dict[Delivery, BaseException] = {}
         self._dead_letter(deliveries, errors)
@@ -95,7 +95,7 @@ class PublishStage:
         outage: ServiceUnavailable | None = None
         for delivery, why in [(each, each.dead_lettering) for each in deliveries if each.dead_lettering]:
             if outage:
-                # Each would wait for Redis as long as the first one did.
+                # Each of the others would wait for Redis as long as the first did.
                 errors[delivery] = outage
                 continue
             try:
@@ -103,7 +103,7 @@ class PublishStage:
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
-                # A native library that panics raises what is no Exception, and it would end this thread.
+                # A panic in a native library raises a BaseException, which would end this thread.
                 errors[delivery] = error
             else:
                 if delivery.decision:
@@ -118,7 +118,7 @@ class PublishStage:
         try:
             failures = self.publisher.publish_all([self._publication(*each) for each in decided])
         except BaseException as broken:
-            # For instance, there is no memory for all of them at once.
+            # For instance, all of them may not fit into memory at once.
             failures = [broken] * len(decided)
         for (delivery, decision), error in zip(decided, failures, strict=True):
             if error is not None:
@@ -157,13 +157,13 @@ class PublishStage:
             recording.end(attributes)
 
     def _recording(self, delivery: Delivery) -> "SpanRecording | None":
-        """Return the recording of a message, and begin it at the first call; None if no spans are recorded."""
+        """Return the recording of a message, which the first call begins; None if no spans are recorded."""
         if self.recorder and not delivery.recording:
             delivery.recording = self.recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
         return delivery.recording
 
     def _publication(self, delivery: Delivery, decision: Decision) -> Publication:
-        """Build the message that publishes a decision, in the context of its publishing if spans are recorded."""
+        """Build the message of a decision, in the context of its publishing span if spans are recorded."""
         context = context_in(delivery.message.headers)
         if recording := self._recording(delivery):
             context = recording.publishing(self.publisher.destination(decision))

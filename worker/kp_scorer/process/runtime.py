@@ -46,7 +46,7 @@ _DRAIN_DEAD_EVERY_S: Final = 2.0
 _DRAIN_INTAKE_EVERY_S: Final = 0.2
 _LOOK_EVERY_S: Final = 10.0
 _COLLECT_EVERY_S: Final = 5.0
-_SILENT_S: Final = 10.0  # A worker is not ready once its lease, mirror or heartbeat has not been renewed for this long.
+_SILENT_S: Final = 10.0  # A worker is not ready if its lease, mirror or heartbeat has not been renewed for this long.
 _LAST_SPANS_S: Final = 2.0  # The time to export the last spans, if the grace leaves that much.
 
 log = structlog.get_logger("kp_scorer.process.runtime")
@@ -56,13 +56,13 @@ class Runtime:
     """Everything that one process needs to decide traces: opened by Celery's signals, closed in reverse order."""
 
     def __init__(self, app: Celery, settings: Settings, load_embedder: LoadEmbedder) -> None:
-        """Hook into the worker's signals; nothing is opened before a worker starts."""
+        """Connect to the worker's signals; nothing is opened before a worker starts."""
         self._app = app
         self._settings = settings
         self._load_embedder = load_embedder
         self.node = ""  # The name of this worker in Celery.
         self._supervisor = Supervisor(os.environ)
-        # While it waits, each call gives the start another minute, or systemd would end it.
+        # While it waits, each call extends the start by a minute; otherwise systemd would end it.
         self._startup = StartupRetry(
             settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000")
         )
@@ -81,12 +81,12 @@ class Runtime:
         signals.worker_shutdown.connect(self._close, weak=False)
 
     def _name_node(self, instance: Any, **_: Any) -> None:
-        # Two nodes of one name would get each other's remote control, and look like one in Celery's tools.
+        # Celery's tools show two nodes of one name as one, and send each the other's remote control.
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
         self.node = instance.hostname
-        # Celery prints its banner and its farewell on stdout, which is for programs; neither is a line of the log.
+        # Celery prints its banner and farewell to stdout, which is for programs; neither is a line of the log.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not sys.stderr.isatty():
             instance.quiet = True
@@ -94,7 +94,7 @@ class Runtime:
 
     def _open(self, sender: Any, **_: Any) -> None:
         try:
-            # Celery names the pool by its alias, or by the class that the command line made of it.
+            # Celery names the pool by its alias, or by the class that the command line derived from it.
             pool = str(getattr(sender.pool_cls, "__module__", sender.pool_cls)).removeprefix("celery.concurrency.")
             if pool not in ("threads", "thread", "solo"):
                 raise SettingsError("pool: expected threads, so that one process loads one model and batches its tasks")
@@ -105,19 +105,19 @@ class Runtime:
             log.error("worker_cannot_start", detail=str(error))
             raise SystemExit(error.exit_code) from error
         except Exception as error:
-            # Celery would hide it, and start without a runtime.
+            # Celery would hide the error, and start without a runtime.
             log.critical("worker_cannot_start", error=type(error).__name__, where=raised_at(error))
             raise SystemExit(1) from error
 
     def _open_all(self, opened: ExitStack) -> None:
         settings, app = self._settings, self._app
         if not may_use_gpu(settings.embedding):
-            # For a GPU all cores tokenize: in two arenas, 16 threads waited for each other 12 ms a trace.
+            # With a GPU, all cores tokenize: in two arenas, 16 threads waited for each other, 12 ms a trace.
             limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
         count_dropped_lines(metrics.log_lines_dropped.inc)
-        # This comes first: a worker that loads its model is alive.
+        # This comes first, because a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         source = destination_of(settings, settings.queues.traces)
         self._recorder = open_recorder(source, self.node) if is_export_configured() else None
@@ -198,7 +198,7 @@ class Runtime:
         limit_s = settings.decision_timeout_s
         self._watchdog.watch_threads(pipeline.threads)
         self._watchdog.watch("deciding", pipeline.deciding_stalled_s, limit_s)
-        # Publishing alone is tried three times, each of which waits for a connection and for the broker's answers.
+        # Publishing has three attempts, each of which waits for a connection and for the broker's answers.
         self._watchdog.watch("message", pipeline.delivery_stalled_s, limit_s + 60 * settings.broker.timeout_s)
         return pipeline
 
@@ -207,11 +207,14 @@ class Runtime:
         return self._novelty.embedder.pass_texts if self._novelty else 0
 
     def most_in_flight(self) -> int:
-        """Return how many messages may be in flight; on a GPU as many as fill three passes, of which two are being decided."""
+        """Return the most messages that may be in flight.
+
+        On a GPU as many as fill three passes, of which two are being decided.
+        """
         return most_in_flight(self._settings, 3 * self._pass_texts)
 
     def _ready(self, **_: Any) -> None:
-        # The objects that exist now stay for good. To look at them in each collection would stop all threads for 60 to 90 ms.
+        # The objects that exist now are permanent. Scanning them in each collection would stop all threads for 60 to 90 ms.
         gc.collect()
         gc.freeze()
         self._is_ready = True
@@ -228,7 +231,7 @@ class Runtime:
     def beat(self) -> None:
         """Restart the heartbeat's timer, and end the process if another part has stalled for too long."""
         self.heartbeat.start()
-        # The watchdog thread alone is not enough: if it died, a stalled worker would renew its leases for ever.
+        # The watchdog's thread is not enough: if it died, a stalled worker would renew its leases forever.
         self._watchdog.end_if_stalled()
 
     def _renew(self) -> None:
@@ -257,7 +260,7 @@ class Runtime:
         if self._lease_renewer.failure or self._lease_renewer.stall.elapsed_s() > _SILENT_S:
             yield f"redis: {self._lease_renewer.failure or 'it does not answer'}"
         elif self._pipeline and (behind_s := self._pipeline.commit_stage.behind.elapsed_s()) > _SILENT_S:
-            # An outage of Redis implies this, and is the reason to name.
+            # An outage of Redis implies this one, so the outage is reported instead.
             yield f"novelty log: last read to its end {behind_s:.0f} s ago"
         yield from self._servers.not_ready
         if self._novelty and self._novelty.missing:
@@ -281,13 +284,13 @@ class Runtime:
         state.should_stop = error.exit_code
 
     def _start_shutdown(self, **_: Any) -> None:
-        """Begin to shut down: the consumer receives no more messages, and stops once nothing is in flight."""
+        """Begin the shutdown: the consumer receives no more messages, and stops once nothing is in flight."""
         self._shutdown.start()
         self._is_stopping = True
         self._supervisor.notify("STOPPING=1")
         if self._pipeline is not None:
             self._pipeline.drain()
-            # Messages that cannot be completed in half of the grace must still be requeued within it.
+            # Half of the grace is for completing messages. The rest is for requeueing those that could not be completed.
             abort = threading.Timer(self._settings.worker.grace_s / 2, self._pipeline.abort)
             abort.daemon = True
             abort.start()
@@ -295,12 +298,12 @@ class Runtime:
     def _close(self, sender: Any, **_: Any) -> None:
         self._opened.close()
         log.info("worker_stopped")
-        # Celery's command drops the exit code: a failed worker would seem to have ended well.
+        # Celery's command drops the exit code, so a failed worker would seem to have succeeded.
         if sender.exitcode:
             raise SystemExit(sender.exitcode)
 
     def _close_recorder(self) -> None:
         if self._recorder:
-            # A collector that hangs may take half of what is left of the grace, so that the worker still ends without an error.
+            # A hanging collector may take half of the remaining grace, so that the worker still ends without an error.
             left_s = self._settings.worker.grace_s - self._shutdown.elapsed_s()
             self._recorder.close(min(_LAST_SPANS_S, max(0.0, left_s / 2)))

@@ -32,7 +32,7 @@ class StartupRetry:
 
     patience_s: float
     on_wait: Callable[[], None]  # Called at every second of waiting.
-    waits_for: str = ""  # The service that it waits for, and the error; empty if for none. Any thread may read it.
+    waits_for: str = ""  # The service that it waits for, and the error; empty if it does not wait. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
         """Retry until a service answers; raise its ServiceUnavailable after ``patience_s``, unless ``is_endless`` holds."""
@@ -55,12 +55,12 @@ class StartupRetry:
 
 
 def _is_loading(error: BaseException | None) -> bool:
-    """Return whether an error came up because Redis, which has restarted, still loads its file."""
+    """Return whether an error means that Redis has restarted and is loading its file."""
     return error is not None and (isinstance(error, BusyLoadingError) or _is_loading(error.__context__))
 
 
 def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, startup: StartupRetry) -> None:
-    """Load the scripts, declare all queues and look at the streams: a worker that cannot publish must not begin to decide.
+    """Load the scripts, declare all queues and read the streams: a worker that cannot publish must not decide.
 
     SettingsError if a setting cannot be used; ServiceUnavailable if a service cannot be reached for ``patience_s``.
     """
@@ -72,14 +72,17 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
         try:
             startup.wait_for("broker", lambda: declare_queues(app, [intake]))
         except SettingsError as error:
-            # A producer that may declare the intake can make it another kind of queue, which must not stop the workers.
+            # A producer that may declare the intake can make it a queue of another kind. That must not stop the workers.
             log.error("intake_unusable", queue=intake.name, detail=str(error))
     for name in results_streams(settings, settings.outcomes):
         startup.wait_for("redis", store.decision_stream(name).count_unread)
 
 
 def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; return None without an embedder. Raises as :func:`wait_for_services`."""
+    """Load the embedder and read the log of its space; return None without one.
+
+    Raises the errors of :func:`wait_for_services`.
+    """
     started = time.perf_counter()
     embedder = load_embedder(settings.embedding, settings.novelty.recipe)
     pins = open_pins(settings, store, embedder)
@@ -89,11 +92,11 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
         return None
     loaded_ms = round((time.perf_counter() - started) * 1_000)
     log.info("embedder_loaded", embedder=embedder.name, engine=embedder.engine, space=embedder.space, duration_ms=loaded_ms)
-    # The other threads of numpy's matrix products spin for a while after each, on the cores that the engine embeds with: some
-    # 2 ms of processor time a trace, where one thread takes a hundredth of that for the product.
+    # After each matrix product, numpy's other threads spin for a while on the cores that the engine needs: some 2 ms of
+    # processor time a trace, while the product takes one thread a hundredth of that.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
-        # If a set is missing, an operator has to pin it, for which `up` starts the Redis.
+        # An operator has to pin a missing set. For that, `up` must have started its Redis.
         startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
     own_log, window = store.novelty_log(embedder.space), settings.novelty.window()
     novelty = NoveltyMeter(embedder, own_log, window, pins, settings.novelty.unreadable)
@@ -103,21 +106,21 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
 
 
 class ServerWatch:
-    """Logs each shortcoming of a Redis when it appears; operators may change its settings at any time."""
+    """Logs each shortcoming of a Redis when it appears, as operators may change its configuration at any time."""
 
     def __init__(self) -> None:
         self._logged: frozenset[tuple[str, str]] = frozenset()
         self._blocked = ""
         self.not_ready: tuple[
             str, ...
-        ] = ()  # The servers that lose submissions or accept none, and why. Any thread may read it.
+        ] = ()  # The reasons why servers lose submissions or accept none. Any thread may read this.
 
     def look(self, servers: Mapping[str, Condition], blocked: str = "") -> None:
-        """Log the new shortcomings of servers, by name, and why RabbitMQ is ``blocked`` if that is new."""
+        """Log the shortcomings of servers that are new, and why RabbitMQ is ``blocked`` if that is new."""
         if blocked and not self._blocked:
             log.error("broker_blocked", detail=blocked)
         self._blocked = blocked
-        # The remedy identifies a shortcoming: the rest of the text may be a figure, which changes all the time.
+        # The remedy identifies a shortcoming; the rest of the text may be a figure, which changes all the time.
         found = {(name, text.partition(": ")[2]): text for name, server in servers.items() for text in server.shortcomings}
         for key, detail in found.items():
             if key not in self._logged:

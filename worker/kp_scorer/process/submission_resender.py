@@ -18,7 +18,7 @@ log = structlog.get_logger("kp_scorer.process.submission_resender")
 def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
     """Resend or dead-letter the traces that are pending in the ledger but not on the queue. Any number of workers may do so.
 
-    Deciding is idempotent, so it does no harm to resend a trace that was only late. ServiceUnavailable if Redis or the broker
+    Deciding is idempotent, so resending a trace that was only late does no harm. ServiceUnavailable if Redis or the broker
     cannot be reached; a later call claims the traces again.
     """
     is_empty = waiting(app, queues.traces) == 0
@@ -32,7 +32,7 @@ def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: L
                 why = DeadLettering("damaged", record.detail, claim.trace_id, deliveries=0)
                 store.dead_letters.dead_letter(claim.payload, why)
         elif record is None or record.state != "pending":
-            # It ended while others that were claimed with it were sent.
+            # The trace ended while others of the same claim were sent.
             continue
         elif claim.resends >= settings.max_resends:
             # The first sending was no resend.
@@ -43,7 +43,7 @@ def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: L
             try:
                 send_traces(app, queues, [(claim.trace_id, claim.payload)])
             except Exception as error:
-                # It is due again later; the others may still be sent.
+                # It will be due again; the others may still be sent.
                 log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
                 continue
             store.ledger.count_resend(claim.trace_id)

@@ -60,7 +60,7 @@ class VitalThread(threading.Thread):
         """Run the target; note it if an error ends the thread."""
         try:
             super().run()
-        # A native library that panics raises what is no Exception, and it would end the thread all the same.
+        # A panic in a native library raises a BaseException, which would end the thread all the same.
         except BaseException as error:
             # The error's message may quote a trace, so it is not logged.
             log.critical("thread_died", thread=self.name, error=type(error).__name__, where=raised_at(error))
@@ -68,7 +68,7 @@ class VitalThread(threading.Thread):
 
 
 class PeriodicTask(VitalThread):
-    """Calls a function periodically; ``stall`` runs since the last call that succeeded, or since this was made."""
+    """Calls a function periodically; ``stall`` measures the time since the last successful call, or since the start."""
 
     def __init__(self, work: str, do: Callable[[], object], every_s: float, ended: threading.Event) -> None:
         """Prepare to call ``do`` every ``every_s`` seconds, and no sooner than 2 s after a failure, until ``ended`` is set."""
@@ -97,7 +97,7 @@ class PeriodicTask(VitalThread):
 
 
 class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
-    """All periodic tasks. A context manager, which ends them: it waits for calls in progress and starts no more."""
+    """All periodic tasks. On leaving this context manager, it waits for calls in progress and starts no more."""
 
     def __init__(self) -> None:
         self.threads: list[PeriodicTask] = []
@@ -120,7 +120,7 @@ class Watchdog:
     """Ends the process if a part of it has stalled for longer than its limit, or a vital thread has died."""
 
     def __init__(self, when_well: Callable[[], None]) -> None:
-        """Start the thread, which ends with the process; it calls ``when_well`` after each check that passes."""
+        """Start the thread, which ends with the process; it calls ``when_well`` after each successful check."""
         self._when_well = when_well
         self._watched: dict[str, tuple[Callable[[], float], float]] = {}
         self._threads: Sequence[VitalThread] = ()
@@ -135,7 +135,7 @@ class Watchdog:
         self._threads = (*self._threads, *threads)
 
     def why_not_live(self) -> list[str]:
-        """Return why the process must be restarted; empty if all parts make progress, as waiting for a server does."""
+        """Return why the process must be restarted; empty if all parts make progress. Waiting for a server is progress."""
         return [f"{part}: {problem}" for part, problem, _ in self._stalls()]
 
     def _stalls(self) -> Iterator[tuple[str, str, dict[str, float]]]:

@@ -1,4 +1,4 @@
-"""The condition of a Redis: settings that may lose queues, decisions or the log, and the memory that is used."""
+"""The condition of a Redis: settings that may lose queues, decisions or the log, and the used memory."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -25,8 +25,8 @@ class Condition(NamedTuple):
     """The memory and the shortcomings of a Redis; None for figures that this user may not ask for."""
 
     memory_used: float | None = None  # The share of its maxmemory; 0 without a limit.
-    evicted_keys: int | None = None  # Since it started.
-    evicts: str = ""  # The shortcoming by which a full Redis drops keys; empty if it refuses writes instead.
+    evicted_keys: int | None = None  # The number since the server started.
+    evicts: str = ""  # The shortcoming that makes a full Redis drop keys; empty if it refuses writes instead.
     shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
 
 
@@ -36,7 +36,7 @@ def condition_of(client: redis.Redis) -> Condition:
         info: Any = client.info()
         found = tuple(shortcomings(info, is_managed=_is_managed(client)))
     except redis.exceptions.ResponseError as error:
-        # This user may not ask, and can do everything else.
+        # This user has no permission to ask, but can do everything else.
         return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
     evicts = next((each for each in found if each.startswith(_EVICTS)), "")
     return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
@@ -48,13 +48,13 @@ def _is_managed(client: redis.Redis) -> bool:
         # Command and subcommand are one word: redis-py 8.1.0 fails to parse the reply for an unknown command.
         reply: Any = client.execute_command("COMMAND INFO", "config")  # type: ignore[no-untyped-call]  # redis-py has no types
     except redis.exceptions.ResponseError:
-        # This user may not ask.
+        # This user has no permission to ask.
         return False
     return bool(reply == [None])
 
 
 def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
-    """Yield shortcomings by the reply to ``INFO``; if Redis is managed, none that only the provider can mend."""
+    """Yield shortcomings by the reply to ``INFO``; if Redis is managed, only those that its user can mend."""
     if info.get("cluster_enabled"):
         yield IS_CLUSTER
     version = str(info.get("redis_version", ""))

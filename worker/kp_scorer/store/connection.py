@@ -18,11 +18,11 @@ from kp_scorer.settings.urls import ServerUrl
 
 T = TypeVar("T")
 
-# A command whose connection breaks is retried three times, with backoff. After a timeout it is not, since
-# redis-py 8.1.0 retries each connect of each retry as often again, which made 16 timeouts of one.
+# A command whose connection breaks is retried three times, with backoff. A timeout is not retried: redis-py 8.1.0 repeats each
+# connect within each retry, which made 16 timeouts of one.
 _RETRY: Final = Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.05), 3, (redis.exceptions.ConnectionError,))
 
-# Errors with these names tell about the server, the user or the password, and never quote the command's arguments.
+# Errors with these names concern the server, the user or the password, and never quote the command's arguments.
 _NAMED: Final = re.compile(
     r"\b(NOAUTH|WRONGPASS|NOPERM|DENIED|MISCONF|LOADING|BUSY|READONLY|NOREPLICAS|MASTERDOWN|WRONGTYPE)\b.*"
     r"|DB index is out of range",
@@ -33,7 +33,7 @@ _LONGEST_REFUSAL: Final = 300
 _OF_CLUSTERS: Final = (redis.exceptions.AskError, redis.exceptions.ClusterError, redis.exceptions.ClusterCrossSlotError)
 IS_CLUSTER: Final = "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
 REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
-"""The errors that redis-py raises when Redis answers that it refuses."""
+"""The errors of redis-py for a refusal by Redis."""
 
 
 def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
@@ -59,7 +59,7 @@ def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
 
 
 class RenewedCredentials(redis.CredentialProvider):
-    """Reads user and password from the URL's file for each connection, as operators change them while workers run."""
+    """Reads user and password from the URL's file for each connection, as operators may change them at any time."""
 
     def __init__(self, settings: RedisSettings | BrokerSettings, *, of_sentinels: bool = False) -> None:
         self._settings = settings
@@ -103,7 +103,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
         **credentials,
         "socket_timeout": each_s,
         "socket_connect_timeout": each_s,
-        # The next sentinel is asked instead.
+        # Ask the next sentinel instead.
         "retry": Retry(NoBackoff(), 0),
         "ssl": server.is_tls,
         **tls_options(server),
@@ -113,9 +113,9 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
 
 
 def leave_replicas(pool: redis.ConnectionPool) -> None:
-    """Make new connections of the pool break when their server says that it has become a replica.
+    """Make new connections of the pool break when their server reports that it has become a replica.
 
-    After a failover they would lead to the old primary for ever (celery#7946).
+    After a failover they would otherwise lead to the old primary forever (celery#7946).
     """
     pool.connection_class = type("LeavingConnection", (_LeavesReplicas, pool.connection_class), {})
 
@@ -128,7 +128,7 @@ class _LeavesReplicas:
         try:
             return connection.read_response(*args, **kwargs)
         except redis.exceptions.ResponseError as error:
-            # Redis 7 names the error; 6.2 quotes it within that of the script. UNBLOCKED ends the wait at an empty queue.
+            # Redis 7 names the error, and 6.2 quotes it within that of the script. UNBLOCKED ends the wait at an empty queue.
             text, is_named = str(error), isinstance(error, redis.exceptions.ReadOnlyError)
             if not (is_named or "READONLY " in text or text.startswith("UNBLOCKED ")):
                 raise
@@ -174,7 +174,7 @@ def _unavailable_if_down(part: str) -> Iterator[None]:
 
 
 def refusal(error: redis.exceptions.RedisError) -> str:
-    """Return why Redis refuses: in its own words if they are about the server, else only the kind of error.
+    """Return why Redis refuses: in its own words if they concern the server, else only the kind of error.
 
     Other errors quote the command, and with it the content of the trace.
     """
@@ -184,7 +184,7 @@ def refusal(error: redis.exceptions.RedisError) -> str:
         return IS_CLUSTER
     if is_full(error):
         return "it is full, its maxmemory is reached"
-    # redis-py strips the name from some errors and keeps it in an attribute; the error of a script has it within.
+    # redis-py strips the name from some errors and keeps it in an attribute; the error of a script contains it.
     named = _NAMED.search(f"{getattr(error, 'status_code', None) or ''} {error}")
     if named is None or _QUOTES.search(str(error)):
         return type(error).__name__
@@ -193,7 +193,7 @@ def refusal(error: redis.exceptions.RedisError) -> str:
 
 def is_full(error: redis.exceptions.RedisError) -> bool:
     """Return whether Redis refused a command because its memory limit is reached."""
-    # Redis 7 names the error; 6.2 quotes it within that of the script.
+    # Redis 7 names the error, and 6.2 quotes it within that of the script.
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)
 
 

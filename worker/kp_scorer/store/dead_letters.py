@@ -15,8 +15,8 @@ from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.store.scripts import script
 
-_READ_AT_ONCE: Final = 1_000  # So many take Redis some milliseconds.
-_DROPPED_AT_ONCE: Final = 100  # So many take Redis some 10 ms.
+_READ_AT_ONCE: Final = 1_000  # Reading this many takes Redis some milliseconds.
+_DROPPED_AT_ONCE: Final = 100  # Dropping this many takes Redis some 10 ms.
 
 log = structlog.get_logger("kp_scorer.store.dead_letters")
 
@@ -25,36 +25,36 @@ class DeadLetterCounter(Protocol):
     """Counts dead letters by their reasons."""
 
     def count_dead_letter(self, reason: Reason) -> None:
-        """Count one that is stored."""
+        """Count a dead letter that is stored."""
 
     def count_dropped(self, reason: Reason, count: int) -> None:
-        """Count some that made room for others."""
+        """Count dead letters that made room for others."""
 
 
 class DeadLettering(NamedTuple):
-    """Why a submission, or a message that is none, gets no decision."""
+    """The reason why a submission, or a message that is none, gets no decision."""
 
     reason: Reason
     detail: str  # Field paths and figures, never content.
-    trace_id: str = ""  # The id that the submission, or its message's header, names; empty if none.
-    digest: bytes = b""  # That of its trace; empty if it is none, or was not decoded.
-    deliveries: int = 1  # How often it was delivered; 0 if it was lost before.
+    trace_id: str = ""  # The id in the submission or in its message's header; empty if there is none.
+    digest: bytes = b""  # The digest of the trace; empty if there is none, or it was not decoded.
+    deliveries: int = 1  # The number of deliveries; 0 if it was lost before the first.
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter, all but its payload. Times are Unix time by Redis' clock."""
+    """A dead letter without its payload. Times are Unix time by Redis' clock."""
 
     letter_id: str  # BLAKE2b-128 of the payload, in hex: the same bytes are the same dead letter.
     reason: str
     detail: str  # Field paths and figures, never content.
-    trace_id: str  # Empty where the submission has none.
-    deliveries: int  # How often it was delivered; 0 if it was lost, when the detail says how often it was sent.
+    trace_id: str  # Empty if the submission has none.
+    deliveries: int  # The number of deliveries; 0 if it was lost, and then the detail has the number of sendings.
     first_ms: int
-    last_ms: int  # When it was last dead-lettered: redelivered, or submitted and failed again.
+    last_ms: int  # The time of the last dead-lettering, if it was redelivered, or submitted and failed again.
     occurrences: int
     size_bytes: int
-    worker: str = ""  # Which worker dead-lettered it last; empty where no worker received it.
-    queued_ms: int | None = None  # How long it was queued before; None where nothing says when it was sent.
+    worker: str = ""  # The worker that dead-lettered it last; empty if no worker received it.
+    queued_ms: int | None = None  # The time that it was queued before; None if nothing says when it was sent.
 
 
 def _letter(fields: Sequence[Any]) -> DeadLetter:
@@ -116,7 +116,7 @@ class DeadLetters:
     def __init__(
         self, client: redis.Redis, keys: Keys, settings: LedgerSettings, counter: DeadLetterCounter | None = None
     ) -> None:
-        """Count with ``counter`` the dead letters that this object keeps and drops, in the thread that does so."""
+        """Count the dead letters that this object stores and drops with ``counter``, in the calling thread."""
         self._counter = counter
         self._client = client
         self._keys = keys
@@ -126,14 +126,14 @@ class DeadLetters:
         self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
 
     def dead_letter(self, payload: bytes, why: DeadLettering, received: Received | None = None) -> Decision | None:
-        """Keep a submission's bytes and why it is dead, log it, and end its trace's record if that is of the same submission.
+        """Store a submission's bytes with the reason, log it, and end its trace's record if that is of the same submission.
 
-        If there are too many dead letters by then, or too large ones, some go, each with the record that died by it.
+        Dead letters beyond the bounds are then dropped, each with the record that died by it.
 
-        ``payload`` is the submission as UTF-8 JSON, or the body of a message that is malformed; ``received`` is its last
-        delivery. The record of another submission of the same ``trace_id`` comes to no harm.
+        ``payload`` is the submission as UTF-8 JSON, or the body of a malformed message; ``received`` describes its last
+        delivery. A record of another submission with the same ``trace_id`` is left alone.
 
-        It returns the decision on this very submission, if there is one: then it is not dead-lettered.
+        If this very submission has been decided, return the decision and store nothing.
         """
         dead_letter_id, keys = dead_letter_id_of(payload), self._keys
         queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
@@ -166,12 +166,12 @@ class DeadLetters:
             try:
                 self.make_room()
             except ServiceUnavailable as error:
-                # This submission is kept all the same, and must not be dead-lettered again; the next one makes room.
+                # The submission is stored all the same and must not be dead-lettered again; the next one makes room.
                 log.warning("dead_letters_not_dropped", detail=str(error))
         return None
 
     def begin_reading(self, message: bytes) -> int:
-        """Note that a message that may end its reader is about to be read; return how many began to read it and did not end."""
+        """Note that a suspect message is about to be read; return the number of readers that began and did not end."""
         key = self._keys.reading(dead_letter_id_of(message))
         with self._client.pipeline(transaction=False) as pipeline:
             pipeline.hincrby(key, "begun", 1)
@@ -184,9 +184,9 @@ class DeadLetters:
         self._client.delete(self._keys.reading(dead_letter_id_of(message)))
 
     def make_room(self) -> None:
-        """Drop dead letters while there are too many, or too large ones; each with the record that died by it.
+        """Drop dead letters while they exceed the bounds, each with the record that died by it.
 
-        Junk also makes room for submissions, while Redis takes no more of them.
+        Junk also makes room for submissions while Redis accepts no more of them.
         """
         dropped = Counter[bytes]()
         has_too_many = 1
@@ -199,12 +199,12 @@ class DeadLetters:
                 self._counter.count_dropped(cast("Reason", reason.decode()), count)
 
     def dead_lettered(self) -> dict[Reason, int]:
-        """Count by reason how often a submission was dead-lettered since the ledger began, also by processes that have died."""
+        """Count by reason the dead-letterings since the ledger began, also those by processes that have died."""
         counts: Any = self._client.hmget(self._keys.counts, REASONS)
         return dict(zip(REASONS, map(number_in, counts), strict=True))
 
     def dropped(self) -> dict[str, int]:
-        """Count by reason the dead letters that made room for others; reasons of none are left out."""
+        """Count by reason the dead letters that made room for others; reasons without any are left out."""
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
@@ -215,9 +215,10 @@ class DeadLetters:
     def read(
         self, *, beginning: str = "", reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
     ) -> Iterator[DeadLetter]:
-        """Yield dead letters, the one that was dead-lettered longest ago first, each once.
+        """Yield dead letters, each once, the one that was dead-lettered longest ago first.
 
-        All, or only those whose id begins so, of a reason, with this part in their trace's id, of some traces.
+        The arguments select those whose id has this beginning, that have this reason, whose trace id has this part, or that
+        belong to these traces.
         """
         last_ms, last_id, read = 0, "", set[str]()
         while True:
@@ -233,19 +234,19 @@ class DeadLetters:
                 trace_ids=trace_ids,
             )
             letters = list(map(_letter, page))
-            # One that was dead-lettered again meanwhile is at the end, too.
+            # A dead letter that was dead-lettered again meanwhile is at the end, too.
             yield from (each for each in letters if each.letter_id not in read)
             read.update(each.letter_id for each in letters)
             if not (last_id := text_in(last)):
                 return
 
     def payload(self, letter_id: str) -> bytes:
-        """Read a dead letter's payload; empty if there is no such dead letter any more."""
+        """Read a dead letter's payload; empty if the dead letter no longer exists."""
         payload: Any = self._client.hget(self._keys.dead_letter(letter_id), "payload")
         return payload or b""
 
     def drop(self, letter: DeadLetter) -> bool:
-        """Remove a dead letter, and the record that died by it; whether it was there and not dead-lettered again."""
+        """Remove a dead letter and the record that died by it; return False if it is gone or was dead-lettered again."""
         return _drop(
             self._client,
             keys=self._keys,

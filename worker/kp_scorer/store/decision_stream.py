@@ -18,16 +18,16 @@ _Entries = Sequence[tuple[bytes, Mapping[bytes, bytes] | None]]
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A decision to be published, and what links the spans of whoever reads it to ours."""
+    """A decision to be published, and the context that links its readers' spans to ours."""
 
     decision: Decision
     context: Context = field(default_factory=lambda: NO_CONTEXT)
-    trace: Callable[[], bytes] = bytes  # Makes the JSON of the trace that goes with it; empty if none does.
-    trace_bytes: int = 0  # About how many that are.
-    published_to: set[str] = field(default_factory=set)  # The queues and streams that have it.
+    trace: Callable[[], bytes] = bytes  # Builds the JSON of the trace that is published with it; empty without one.
+    trace_bytes: int = 0  # The approximate length of that JSON.
+    published_to: set[str] = field(default_factory=set)  # The queues and streams that have the decision already.
 
     def body(self) -> bytes:
-        """The decision as JSON, with the trace."""
+        """Return the decision as JSON, with the trace."""
         decision, trace = self.decision.model_dump_json().encode(), self.trace()
         return decision[:-1] + b',"trace":' + trace + b"}" if trace else decision
 
@@ -36,12 +36,12 @@ class Room(NamedTuple):
     """The room for unread decisions on a queue or stream. A ring drops the oldest ones to make room; others accept no more."""
 
     most: int
-    most_bytes: int = 0  # Of its memory in Redis; 0 is no limit.
+    most_bytes: int = 0  # The bytes of its memory in Redis; 0 is no limit.
     is_ring: bool = False
 
 
 class Published(NamedTuple):
-    """The number of decisions that were published, the first ones; of unread ones; of those that a ring dropped unread."""
+    """The number of published decisions, which are the first ones; of unread ones; and of those that a ring dropped unread."""
 
     published: int
     unread: int
@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
 
 
 def bytes_in(client: redis.Redis, key: str) -> int:
-    """Return the bytes of Redis' memory that a list or stream takes, measured as by the scripts that limit them."""
+    """Return the bytes of Redis' memory that a list or stream takes, measured as the scripts measure it that limit them."""
     size_bytes: Any = client.memory_usage(key, samples=2_000)
     return int(size_bytes or 0)
 
@@ -81,7 +81,7 @@ class DecisionStream:
         self._client = client
 
     def publish(self, publications: Sequence[Publication], room: Room) -> Published:
-        """Publish decisions, in order and in one step, as many as there is room for."""
+        """Publish as many decisions as there is room for, in order and in one step."""
         entries = [_Entry(each.decision.trace_id, each.decision.mark, each.body(), **each.context) for each in publications]
         return _publish_decisions(self._client, stream=self.name, room=room, decisions=entries)
 
@@ -90,17 +90,17 @@ class DecisionStream:
         return self.publish((), Room(0)).unread
 
     def used_bytes(self) -> int:
-        """Return about how many bytes of memory it takes."""
+        """Return the approximate bytes of memory that the stream takes."""
         return bytes_in(self._client, self.name)
 
     def reader(self, group: str, idle_ms: int) -> "StreamReader":
-        """Return a consumer of a group, which also receives what another has not acknowledged for ``idle_ms``."""
+        """Return a consumer of a group; it also receives what other consumers have not acknowledged for ``idle_ms``."""
         return StreamReader(self._client, self.name, group, idle_ms)
 
 
 @reports_outages("results")
 class StreamReader:
-    """A consumer of a stream, by the name of this host; it makes its group if that is missing."""
+    """A consumer of a stream, named after this host. It creates its group if that is missing."""
 
     def __init__(self, client: redis.Redis, name: str, group: str, idle_ms: int) -> None:
         self.name = name
@@ -109,16 +109,17 @@ class StreamReader:
         self._consumer = socket.gethostname()
         self._idle_ms = idle_ms
         self._after: bytes | str = "0"
-        """The last entry that it received, of those that this consumer was given before; then what stands for new ones."""
+        """At first, the last of the entries that this consumer had received earlier; then the sign for new ones."""
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield each decision that is there now, as JSON, behind the id of its entry; an empty one if an entry has none."""
+        """Yield the id of each entry that is there now, with its decision as JSON, which is empty if the entry has none."""
         while entries := self._next():
             for entry, fields in entries:
                 if fields:
                     yield entry, fields.get(b"decision", b"")
                 elif entry:
-                    # A ring dropped it, or somebody deleted it. When Redis 6.2 claims such an entry, it does not even name it.
+                    # A ring or an operator has deleted the entry. When Redis 6.2 claims such an entry, it does not even return
+                    # its id.
                     self.acknowledge(entry)
 
     def acknowledge(self, entry: bytes) -> None:

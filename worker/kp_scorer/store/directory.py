@@ -11,7 +11,7 @@ from kp_scorer.store.records import text_in
 
 _ALL: Final = b"all"
 _KEPT_S: Final = 86_400
-SCANNED_AT_ONCE: Final = 2_000  # This many names take Redis a millisecond or two, while it does nothing else.
+SCANNED_AT_ONCE: Final = 2_000  # Scanning this many names takes Redis a millisecond or two, during which it does nothing else.
 
 
 def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
@@ -31,6 +31,6 @@ def listed_keys(client: redis.Redis, keys: Keys) -> list[str]:
 
 
 def list_keys(step: "redis.client.Pipeline", keys: Keys, added: Iterable[bytes | str]) -> None:
-    """Add keys to the directory in this step; for logs, the script that appends does so."""
+    """Add keys to the directory in this step. Logs are added by the script that appends."""
     step.hset(keys.directory, mapping=dict.fromkeys(added, 1))
     step.expire(keys.directory, _KEPT_S)

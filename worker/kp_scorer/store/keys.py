@@ -46,7 +46,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-KEPT_S: Final = 30 * 86_400  # For dead letters, and for pending traces of which there is no submission to send again.
+KEPT_S: Final = 30 * 86_400  # Seconds for which dead letters are kept, and pending traces without a submission to send again.
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Prefixed:
 
 
 class Key:
-    """A key of which there is one under each prefix. A script fails before it writes anything if the key has another type."""
+    """A key that exists once under each prefix. A script fails before it writes anything if the key has another type."""
 
     def __init__(self, end: str, kind: str = "") -> None:
         self._end = end
@@ -68,7 +68,7 @@ class Key:
 
 
 class _KeyOf:
-    """A key of which there is one for each id."""
+    """A key that exists once for each id."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -81,7 +81,7 @@ class LogKeys(Prefixed):
     """The keys of one novelty log."""
 
     log = Key("", "stream")
-    head = Key(":head", "hash")  # It holds the newest place, which trimming the log cannot lose.
+    head = Key(":head", "hash")  # It holds the newest place, so that trimming the log cannot lose it.
     erasures = Key(":erased", "stream")
 
 
@@ -119,7 +119,7 @@ class Keys(Prefixed):
         return LogKeys(f"{self.prefix}:log:{space}")
 
     def space_of(self, key: str) -> str:
-        """Return the space whose log is at ``key``; empty if the key is that of no log."""
+        """Return the space of the log at ``key``; empty if that is no key of a log."""
         prefix = self.any_log.removesuffix("*")
         return key.removeprefix(prefix) if key.startswith(prefix) and not key.endswith((":head", ":erased")) else ""
 

@@ -92,7 +92,7 @@ def _looked_up(reply: Any) -> Record | None:
         raise reply
     state, digest, *fields, since_ms, resends, label = reply
     if state is None and not any((*fields, since_ms, resends)):
-        # There is no record, or it has only a place.
+        # The trace has no record, or one with only a place.
         return None
     good = {b"good": True, b"bad": False}.get(label)
     return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
@@ -140,10 +140,10 @@ def _erase_records(*, keys: Keys, records: Sequence[str], trace_ids: Sequence[st
 
 @reports_outages("ledger")
 class RedisLedger:
-    """The records of traces, as one worker or one client uses them; ServiceUnavailable if Redis cannot be reached."""
+    """The records of traces, for one worker or one client; ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int, lease_ms: int = LEASE_MS) -> None:
-        """Keep records for ``ttl_ms`` after they ended, and hold a trace for ``lease_ms`` after each renewal."""
+        """Keep records for ``ttl_ms`` after their end, and hold a trace for ``lease_ms`` after each renewal."""
         self._client = client
         self._keys = keys
         self._ttl_ms = ttl_ms
@@ -151,17 +151,17 @@ class RedisLedger:
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
         self.damaged: dict[str, str] = {}
-        """The damage of each record that :meth:`decided` and :meth:`all_decided` left out, by trace id."""
+        """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
 
     def load_scripts(self) -> None:
-        """Load the script that clients call, who may load none, unless Redis has it. A restarted Redis has no scripts."""
+        """Load the script that clients call, as they may load none, unless Redis has it. A restarted Redis has no scripts."""
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
 
     def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
         """Note submissions as pending before they are sent. Idempotent.
 
-        It returns for each the state it has now (an earlier decision stands), or the conflict if its id belongs to another
+        Return for each the state that it has now (an earlier decision stands), or the conflict if its id belongs to another
         digest. QueueFull if Redis is nearly full.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
@@ -192,16 +192,16 @@ class RedisLedger:
         return decided
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
-        """Yield every decision that is kept, in no order, or those of the traces with these ids.
+        """Yield every stored decision, in no order, or those of the traces with these ids.
 
-        A decision made meanwhile may be missing; one may come twice if Redis loses most of its keys meanwhile.
+        A decision made meanwhile may be missing. One may come twice if Redis loses most of its keys meanwhile.
         """
         trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             yield from filter(None, self.decided(chunk))
 
     def labelled(self, among: Iterable[str] | None = None) -> Iterator[str]:
-        """Yield the ids of all traces with a label, in no order, or of those among these; no decision is read."""
+        """Yield the ids of all traces with a label, or of those among these ids, in no order. No decision is read."""
         trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             pipeline = self._client.pipeline(transaction=False)
@@ -211,7 +211,7 @@ class RedisLedger:
             yield from (trace_id for trace_id, label in zip(chunk, replies, strict=True) if isinstance(label, bytes))
 
     def sample(self, most: int) -> tuple[list[str], int]:
-        """Return the ids of ``most`` records chosen at random, or of all if there are fewer, and the number of records."""
+        """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
         count = 0
 
         def counted() -> Iterator[str]:
@@ -220,11 +220,11 @@ class RedisLedger:
                 count += 1
                 yield trace_id
 
-        # Python salts the hash of a text in each process, and it is the same for an id that comes twice.
+        # Python salts the hash of texts in each process, so the choice is random; an id that comes twice has one hash.
         return list(dict.fromkeys(nsmallest(most, counted(), key=hash))), count
 
     def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
-        """Return the ids of at most ``most`` traces that begin so, in no order; None if this user may not look for them.
+        """Return the ids of at most ``most`` traces with this beginning, in no order; None without the permission to look.
 
         Redis scans the names of all its keys, which takes a second for a million.
         """
@@ -234,9 +234,9 @@ class RedisLedger:
             return None
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        """Read the records of traces about to be decided, in order, and make those that are missing.
+        """Read the records of traces about to be decided, in order, and create missing ones.
 
-        The worker holds a pending trace from now on, by a lease, until it commits, dead-letters or releases it. If another
+        From now on the worker holds a pending trace, by a lease, until it commits, dead-letters or releases it. If another
         worker held it and is gone, the trace is charged with an attempt. A trace with attempts is held only if it is decided
         ``alone``, so that no other trace is charged if it ends the worker.
         """
@@ -250,8 +250,8 @@ class RedisLedger:
         return records
 
     def renew(self, report: str) -> None:
-        """Note that this worker is alive, store its report, and renew its leases. Any thread may do so."""
-        # It is copied, as other threads acquire and commit meanwhile.
+        """Note that this worker is alive, store its report, and renew its leases. Any thread may call this."""
+        # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
         records = [self._keys.record(trace_id) for trace_id in deciding]
         key = self._keys.worker(self.worker)
@@ -259,21 +259,21 @@ class RedisLedger:
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:
-        """End the leases of traces whose deciding failed."""
+        """End the leases of traces that could not be decided."""
         self._deciding.difference_update(trace_ids)
         _release(self._client, records=[self._keys.record(trace_id) for trace_id in trace_ids], worker=self.worker)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store each decision, in order, unless its trace has ended. The first end stands, so committing again is safe."""
+        """Store each decision, in order, unless its trace has ended. The first end stands, so repeating a commit is safe."""
         keys, names = self._keys, self._records(verdicts)
         replies = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
-        """Claim pending submissions whose messages are lost, to send them again; each is claimed by one caller.
+        """Claim pending submissions whose messages are lost, to send them again; only one caller claims each.
 
-        They were last sent more than ``resend_after_ms`` ago, and the queue was empty since.
+        They were last sent more than ``resend_after_ms`` ago, and the queue has been empty since.
         """
         return _claim_lost(
             self._client,
@@ -305,7 +305,7 @@ class RedisLedger:
         """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
         oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
         seconds, microseconds = self._client.time()
-        # An application that is not ours wrote a time before 1970; the submission resender removes it.
+        # Another application wrote a time before 1970; the submission resender removes it.
         is_sent = oldest and oldest[0][1] > 0
         return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
 

@@ -19,11 +19,11 @@ from kp_scorer.store.scripts import VECTOR, script
 
 READ_CHUNK: Final = 1_000  # Entries in one round trip, 1.6 MB at 384 float32 each: catching up must not stall Redis.
 _OPTIONAL: Final = frozenset({b"c", b"vd"})
-"""Optional fields of an entry: ``c`` is 0 if it is not comparable for all, ``vd`` is the digest that copies share."""
+"""Optional fields of an entry: ``c`` is 0 if only some traces are compared with it, ``vd`` is the digest that copies share."""
 
 
 class LogInfo(NamedTuple):
-    """The size of a log, and the window that its writers share; None before the first entry."""
+    """The size of a log, and the window that its workers share; None before the first entry."""
 
     space: str
     entries: int
@@ -67,7 +67,7 @@ class RedisLog:
         self._record_ttl_ms = record_ttl_ms
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        """Append and read on, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
+        """Append vectors and read on, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
         other_window, places, epoch, last_trace_id, has_last_erasure, new, erased = _append(
             self._client,
             keys=self._own,
@@ -87,7 +87,7 @@ class RedisLog:
         erasures = [Erasure(erasure_id.decode(), _place_in(fields[1])) for erasure_id, fields in erased]
         tail = Tail(text_in(epoch), entries, erasures, restart=False, more=READ_CHUNK in (len(entries), len(erasures)))
         if cursor and (cursor.epoch != tail.epoch or not has_last_erasure or _is_lost(cursor, last_trace_id, erasures)):
-            # It was emptied, or restored from a backup or a replica that was behind, so the mirror must be read anew.
+            # The log was emptied, or restored from a backup or a late replica, so the mirror must be read anew.
             tail = Tail(tail.epoch, (), (), restart=True, more=True)
         return [_place_in(place) if place else None for place in places], tail
 
@@ -103,14 +103,14 @@ class RedisLog:
             start = f"({chunk[-1][0].decode()}"
 
     def newest(self, count: int) -> list[Entry]:
-        """Return the newest entries, at most ``count``, newest first."""
+        """Return at most ``count`` of the newest entries, newest first."""
         entries: Any = self._client.xrevrange(self._own.log, count=count)
         return [_entry(entry_id, list(chain(*fields.items()))) for entry_id, fields in entries]
 
     def erase(self, *trace_ids: str) -> Counter[str]:
         """Remove traces' vectors from the log, and from all mirrors as soon as they read on; return how many each had."""
         erased, start = Counter[str](), "-"
-        # This searches the log itself: a record that expired and came again does not know the places of the first.
+        # Search the log itself: a record that expired and was made anew does not know the trace's earlier places.
         while start:
             last, owners = _erase_entries(
                 self._client,
@@ -140,7 +140,7 @@ class RedisLog:
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
-    """Read an entry; one that is damaged has no trace and no vector, like an erased one, and its place is never reused."""
+    """Read an entry. A damaged one has neither trace nor vector, like an erased one, and its place is never reused."""
     place = _place_in(entry_id)
     # Anyone with write access to Redis can store other fields here.
     with suppress(ValueError):
@@ -153,7 +153,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
 
 
 def _place_in(field: bytes) -> Place:
-    """Read a place; return one where no entry can be if the field holds none."""
+    """Read a place; if the field holds none, return one where no entry can be."""
     with suppress(ValueError):
         return Place.parse(field.decode())
     return Place(0, 0)
@@ -184,7 +184,7 @@ def _in_words(value: float | str) -> str:
 
 def _is_lost(cursor: Cursor, last_trace_id: bytes, erasures: Sequence[Erasure]) -> bool:
     """Return whether the log lost the cursor's entry, other than by an erasure."""
-    # The trace id counts too: after a failover the log may have the same place for another trace.
+    # The trace id must match too: after a failover the log may have another trace at the same place.
     if not cursor.trace_id or text_in(last_trace_id) == cursor.trace_id:
         return False
     return bool(last_trace_id) or all(erasure.place != cursor.place for erasure in erasures)

@@ -63,7 +63,7 @@ class RedisPinnedSets:
         kind, version, numbers = *map(text_in, fields[:2]), range(-(-min(number_in(fields[2]), MOST_ENTRIES) // _CHUNK))
         chunks: Any = [self._client.hmget(key, f"ids:{n}", f"vectors:{n}") for n in numbers]
         if self.versions([name]) != [version or None]:
-            # It was replaced while it was read.
+            # The set was replaced while it was read.
             return self.read(name)
         with suppress(ValueError, TypeError):
             ids = [entry for names, _ in chunks for entry in json.loads(names)]

@@ -33,29 +33,29 @@ class Record(NamedTuple):
     state: TraceState
     digest: bytes  # Empty if the submission could not be decoded.
     decision: Decision | None = None  # None unless decided.
-    reason: Reason | None = None  # None unless dead. A record that cannot be read is dead, and ``damaged``.
+    reason: Reason | None = None  # None unless dead. An unreadable record is dead, with the reason ``damaged``.
     detail: str = ""
     attempts: int = 0  # The number of workers that ended while they decided it.
     is_held: bool = False  # True if another worker that is alive decides it; False from a look-up.
-    since_ms: int = 0  # The time by Redis' clock since when it is pending; only from a look-up, like the next two.
-    resends: int = 0  # The number of times that it was lost and sent again since.
+    since_ms: int = 0  # By Redis' clock, when it became pending; only from a look-up, like the next two.
+    resends: int = 0  # The number of times that it was lost and sent again since then.
     good: bool | None = None  # Its label; None if it has none.
 
 
 class Tallies(NamedTuple):
     """The numbers of decisions that were stored."""
 
-    domains: dict[str, int]  # The key is the domain. Once there are too many, further ones share the empty name.
-    guards: dict[str, int]  # The key is the guard that fired.
+    domains: dict[str, int]  # By domain. Beyond a number of domains, further ones share the empty name.
+    guards: dict[str, int]  # By the guard that fired.
 
 
 class Verdict(NamedTuple):
-    """A decision to commit: the JSON, the digest and log entry that it was made for, and the fields that tallies count."""
+    """A decision to commit: its JSON, the digest and log entry that it was made for, and the fields for the tallies."""
 
     trace_id: str
     digest: bytes
     decision: bytes
-    entry: str  # The entry of the novelty log that it rests on; empty without an embedder.
+    entry: str  # The entry of the novelty log that the decision rests on; empty without an embedder.
     domain: str
     is_known: bool  # True if settings name this domain. Producers invent others, of which only some get a tally of their own.
     guards: str = ""  # The guards that fired, with a space between them.
@@ -102,7 +102,7 @@ def number_in(field: bytes | int | None) -> int:
 
 
 def text_in(field: bytes | None) -> str:
-    """Read the text in a field in Redis; bytes that are not UTF-8 are escaped."""
+    """Read the text in a field in Redis; escape bytes that are not UTF-8."""
     return (field or b"").decode("utf-8", "backslashreplace")
 
 
@@ -131,7 +131,7 @@ class MemoryLedger:
         self._records = OrderedDict[str, tuple[bytes, bytes]]()  # By trace id: the digest, and the decision as JSON or nothing.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        """Read records, and make those that are missing. Nothing charges an attempt: the ledger ends with its process."""
+        """Read records, and create missing ones. No attempt is charged, as the ledger ends with its process."""
         records: list[Record] = []
         for trace_id, digest in identities:
             known_digest, decision = self._records.setdefault(trace_id, (digest, b""))

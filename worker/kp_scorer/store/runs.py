@@ -1,4 +1,4 @@
-"""Runs that arrive as spans: Redis collects them until they are complete; then one process claims and submits each."""
+"""Runs that arrive as spans. Redis collects them until they are complete; then one process claims and submits each."""
 
 import json
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-_LEASE_MS: Final = 60_000  # A claim ends after this time, longer than any conversion: its process has died, or cannot submit.
-_REMEMBERED_MS: Final = 3_600_000  # The span ids of a submitted run are kept for this time, as exporters retry for minutes.
-_LONGEST_MS: Final = 86_400_000  # A run is complete this time after its first span, even if more come.
+_LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
+# The span ids of a submitted run are remembered for this time, as exporters retry for minutes.
+_REMEMBERED_MS: Final = 3_600_000
+_LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
-MOST_VALUES: Final = 300_000  # In a run; converted, each takes up to a kilobyte.
+MOST_VALUES: Final = 300_000  # The most values in a run; converted, each takes up to a kilobyte.
 _TRACE_ID: Final = f"{TRACE_ID_PREFIX}otel:"
 _INCOMPLETE: Final = b'"isIncomplete":true,'
 
@@ -40,7 +41,7 @@ class ClosedRun(NamedTuple):
     run_id: str
     is_too_large: bool  # True if some of its spans were rejected.
     spans: Sequence[bytes]  # Each claim returns them in the same order.
-    attempts: int  # The number of claims, this one included, that may have ended a process.
+    attempts: int  # The number of claims that may have ended a process, this one included.
 
     @property
     def trace_id(self) -> str:
@@ -50,7 +51,7 @@ class ClosedRun(NamedTuple):
     @property
     def export(self) -> bytes:
         """The spans in OTLP's JSON, as its dead letter keeps them."""
-        # Without the id, all runs that have no stored span would be the same dead letter.
+        # Without the id, all runs without a stored span would be the same dead letter.
         spans = b",".join(self.spans) or b'{"traceId":"%s"}' % self.run_id.encode()
         mark = _INCOMPLETE if self.is_too_large else b""
         return b'{%s"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % (mark, spans)
@@ -134,22 +135,22 @@ class Runs:
         return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
 
     def release(self, run_id: str) -> None:
-        """Take back the attempts of a run, whose process goes on and waits for a service. The last claim stands."""
+        """Take back the attempts of a run whose process is alive and waits for a service. The last claim stands."""
         self._client.hdel(self._keys.run(run_id), ":attempts")
 
     def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
-        """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were some."""
+        """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were any."""
         run = self._keys.run(run_id)
         return _finish_run(self._client, keys=self._keys, run=run, run_id=run_id, is_dead=is_dead, remembered_ms=_REMEMBERED_MS)
 
     def forget(self, trace_id: str) -> bool:
-        """Remove the spans of the run that would become this trace; return whether there were some."""
+        """Remove the spans of the run that would become this trace; return whether there were any."""
         return trace_id.startswith(_TRACE_ID) and self.finish(trace_id.removeprefix(_TRACE_ID))
 
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
         """Store the spans of a dead run, so that it is submitted again; QueueFull if there is no room for them."""
         if self._client.zscore(self._keys.runs, run_id) is None:
-            # The span ids that are kept of a finished run would make Redis refuse them.
+            # Redis remembers the span ids of a finished run and would refuse them.
             self._client.delete(self._keys.run(run_id))
         if self.store(run_id, spans)[0] != "stored":
             raise QueueFull("runs: no room until some are submitted, or this one is being submitted")

@@ -35,21 +35,21 @@ _HEADER: Final = re.compile(r"^-- (Uses|KEYS|ARGV) +(.*(?:\n--    +.*)*)", re.MU
 
 
 def row(kind: Callable[..., R]) -> Callable[[Any], R]:
-    """Return a converter of a reply of several parts, which are the arguments of ``kind``."""
+    """Return a converter for a reply of several parts, which are the arguments of ``kind``."""
     return lambda reply: kind(*reply)
 
 
 def rows(kind: Callable[..., R]) -> Callable[[Any], list[R]]:
-    """Return a converter of a reply of any number of such rows."""
+    """Return a converter for a reply of any number of such rows."""
     return lambda reply: [kind(*parts) for parts in reply]
 
 
 def nothing(_: Any) -> None:
-    """Convert the reply of a script that has none."""
+    """Convert the reply of a script that returns nothing."""
 
 
 class Script(Generic[P, R]):
-    """A script, called with a client and then by the keywords of its function. Safe to share between threads and clients."""
+    """A script, which is called with a client and the keywords of its function. Threads and clients may share it."""
 
     def __init__(self, function: Callable[P, None], reply: Callable[[Any], R]) -> None:
         """Read the script with the name of ``function``, without its leading underscore."""
@@ -57,7 +57,7 @@ class Script(Generic[P, R]):
         self.parse = reply
         labelled = _HEADER.findall(_text(self.name))
         header = {label: " ".join(names.replace("\n--", " ").split()) for label, names in labelled}
-        # The texts that it uses come after its locals, and may name them.
+        # The texts that a script uses follow its locals, as they may refer to them.
         self._texts = [*filter(None, header.get("Uses", "").split(", ")), self.name]
         hints = get_type_hints(function)
         own = vars(hints.pop("keys", object))
@@ -81,17 +81,17 @@ class Script(Generic[P, R]):
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
-        """Return the command that calls it, for callers that read the reply themselves and convert it by :attr:`parse`."""
+        """Build the command that calls the script, for callers that read the reply and convert it by :attr:`parse`."""
         keys = [getattr(values["keys"], name) for name in self._own]
         keys += _flat(values[each.name] for each in self._keys)
         return "EVALSHA", self.sha, len(keys), *keys, *_flat(values[each.name] for each in self._arguments)
 
     def __call__(self, client: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it with these keys and arguments, and return its converted reply."""
+        """Run the script with these keys and arguments, and return its converted reply."""
         return self.run(client, self.command(*args, **kwargs))
 
     def run(self, client: Any, command: tuple[Any, ...]) -> R:
-        """Run its command; if Redis does not have it, as after a restart or a failover, load it first."""
+        """Run the script's command. If Redis does not have the script, as after a restart or a failover, load it first."""
         try:
             reply = client.execute_command(*command)
         except NoScriptError:
@@ -100,7 +100,7 @@ class Script(Generic[P, R]):
         return self.parse(reply)
 
     def load(self, client: Any) -> None:
-        """Load it into Redis until that restarts, also for users who may run scripts and load none."""
+        """Load the script into Redis, until that restarts; also for users who may run scripts but not load any."""
         client.execute_command("SCRIPT LOAD", self.source)
 
 
@@ -111,7 +111,7 @@ def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P,
 
 class _Parameter(NamedTuple):
     name: str
-    fields: dict[str, Any]  # The names and types of its parts; itself if it has none.
+    fields: dict[str, Any]  # The names and types of the parts; a type without parts is its own only part.
     is_list: bool
 
     def __str__(self) -> str:
@@ -137,12 +137,12 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(value, np.ndarray):
             yield value.astype(VECTOR).tobytes()
         else:
-            # redis-py takes no booleans.
+            # redis-py accepts no booleans.
             yield int(value) if isinstance(value, bool) else value
 
 
 def _locals(table: str, parameters: Sequence[_Parameter]) -> Iterator[str]:
-    """Yield the Lua that gives the keys or the arguments their names."""
+    """Yield the Lua that names the keys or the arguments."""
     number = 1
     for name, fields, is_list in parameters:
         place = "i" if is_list else str(number)

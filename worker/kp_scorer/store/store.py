@@ -25,17 +25,17 @@ from kp_scorer.store.runs import Runs
 
 
 class Timing(BaseModel, frozen=True):
-    """The number of times that something was done, and the seconds that all of them took."""
+    """A count, and the seconds that all of it took."""
 
     count: int = 0
     seconds: float = 0.0
 
 
 class WorkerReport(BaseModel, frozen=True, extra="ignore"):
-    """The state of a worker, and what it has done since it started. Fields of other versions are ignored."""
+    """The state of a worker, and its work since its start. Fields of other versions are ignored."""
 
     node: str  # Its name in Celery.
-    not_ready: tuple[str, ...] = ()  # Why it takes no work; empty if it does.
+    not_ready: tuple[str, ...] = ()  # The reasons why it takes no work; empty if it takes work.
     full: tuple[str, ...] = ()  # The queues and streams that have no room for its decisions.
     embedder: str = ""  # Name and engine; empty without an embedder.
     in_flight: int = 0
@@ -64,7 +64,7 @@ class Store(AbstractContextManager["Store"]):
 
     @classmethod
     def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:
-        """Make a store for the Redis that the settings name."""
+        """Open a store in the Redis that the settings name."""
         return cls(connect(settings.redis, settings.broker.timeout_s), settings, counter)
 
     def ping(self) -> None:
@@ -87,7 +87,7 @@ class Store(AbstractContextManager["Store"]):
         pipeline = self._client.pipeline(transaction=False)
         for worker in workers:
             pipeline.get(self._keys.worker(worker.decode()))
-        # A worker that has died has no report soon after.
+        # A worker may have died since, and then its report has expired.
         reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
         return sorted(filter(None, reports), key=lambda report: report.node)
 

@@ -1,4 +1,4 @@
--- Claim pending traces whose messages must be lost: long ago each was last sent or held, and since then the queue was empty.
+-- Claim pending traces whose messages must be lost: each was last sent or held long ago, and the queue has been empty since.
 --
 -- KEYS   pending, counts, drained, record_prefix
 -- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms
@@ -30,18 +30,19 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
             redis.call('ZADD', pending, now, trace_id)
         else
             redis.call('ZREM', pending, trace_id)
-            -- If its message comes, it is counted again. A record that a script has ended has no since_ms, and stays counted.
+            -- If the trace's message arrives, it is counted again. A record that a script has ended has no since_ms, and stays
+            -- counted.
             if since_ms or not has_ended then add(counts, 'submitted', -1) end
         end
         reply[#reply + 1] = {trace_id, is_left and submission or '', 0, ''}
     elseif held_until_ms > now - resend_after_ms then
-        -- A worker decides it, waits to, or did so recently.
+        -- A worker is deciding the trace, waits to, or did so recently.
         redis.call('ZADD', pending, math.min(now, held_until_ms), trace_id)
     elseif submission then
         redis.call('ZADD', pending, now, trace_id)
         reply[#reply + 1] = {trace_id, submission, number(resends), digest or ''}
     elseif now - number(since_ms) < forget_after_ms then
-        -- It came from another producer, and only its message holds its submission.
+        -- The trace came from another producer, and only its message holds its submission.
         redis.call('ZADD', pending, now, trace_id)
     else
         -- Somebody must have removed its message from the queue: nothing is left of it.

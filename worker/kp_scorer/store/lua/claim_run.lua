@@ -1,5 +1,5 @@
--- Claim a run that is due, by a lease. From now on it takes no more spans, so that a process that claims it after the lease submits
--- the same trace. The claim counts as an attempt until the process takes that back.
+-- Claim a run that is due, by a lease. From now on the run takes no more spans, so that a process that claims it after the lease
+-- submits the same trace. The claim counts as an attempt until its process revokes the attempt.
 --
 -- KEYS   runs, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms

@@ -19,7 +19,7 @@ local names = number(read(tallies, 'names'))
 
 use_reserve('zset', pending)
 
--- How much each tally grows by this call.
+-- The amount by which this call increases each tally.
 local growth = {}
 local function tally(field)
     growth[field] = (growth[field] or 0) + 1

@@ -8,7 +8,7 @@ local function now_ms()
 end
 local now = now_ms()
 
--- Return the fields of a hash; FOREIGN for the first of them if it is no hash.
+-- Return the fields of a hash; return FOREIGN in place of the first if the key has another type.
 local FOREIGN = 'foreign'
 local function read(record, ...)
     local fields = redis.pcall('HMGET', record, ...)
@@ -25,8 +25,8 @@ local function number(text)
     return value and value >= 0 and value <= MOST and math.floor(value) or 0
 end
 
--- Call a command on a key with all values, or the first `count`; return the sum of what it replies. Lua's `unpack` fails from some
--- 8,000 on.
+-- Call a command on a key with all values, or the first `count`; return the sum of its replies. They are passed in portions, as
+-- Lua's `unpack` fails from some 8,000 values on.
 local function call_with_all(command, key, values, count)
     count = count or #values
     local sum = 0
@@ -72,14 +72,14 @@ local function use_reserve(kind, key)
     redis.call(unpack({command, key, first, last}))
 end
 
--- Return the bytes of memory that a list or stream takes. Of one of more than 2,000 nodes they are an estimate, as measuring all of
--- it would take Redis more than a millisecond.
+-- Return the bytes of memory that a list or stream takes. Beyond 2,000 nodes this is an estimate, as measuring all of them would
+-- take Redis more than a millisecond.
 local function bytes_of(key)
     return redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 2000) or 0
 end
 
--- Return how many of the first `count` values a key with `unread` ones has room for: until it has `most` of them, or `most_bytes`, by
--- the size of each; 0 bytes are no limit. An empty key has room for the first, however large.
+-- Return how many of the first `count` values fit onto a key that has `unread` ones: until it has `most` of them, or `most_bytes`,
+-- by the size of each; 0 bytes are no limit. An empty key has room for the first, however large.
 local function room_for(count, size_of, key, unread, most, most_bytes)
     count = math.max(0, math.min(count, most - unread))
     if most_bytes == 0 then return count end
@@ -91,8 +91,8 @@ local function room_for(count, size_of, key, unread, most, most_bytes)
     return count
 end
 
--- Drop the oldest of a key's `unread` values until `most` are left, and `most_bytes` of them; the newest one stays. `drop` removes so
--- many, and `drop_one` the oldest, whose bytes it returns. Return how many were dropped.
+-- Drop the oldest of a key's `unread` values until at most `most` are left, and at most `most_bytes`; the newest one stays. `drop`
+-- removes the given number of values; `drop_one` removes the oldest and returns its bytes. Return the number that were dropped.
 local function drop_oldest(drop, drop_one, key, unread, most, most_bytes)
     local dropped = math.max(0, unread - most)
     if dropped > 0 then drop(dropped) end

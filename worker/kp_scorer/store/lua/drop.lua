@@ -8,7 +8,7 @@
 expect('hash', dead_letter)
 
 local burials, last_ms = read(dead_letter, 'burials', 'last_ms')
--- One that was dropped meanwhile and kept anew is counted from one again.
+-- A dead letter that was dropped and stored anew meanwhile is counted from one again.
 if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then return 0 end
 use_reserve('zset', dead_letters)
 return remove_dead_letter(dead_letter, dead_letter_id, record)

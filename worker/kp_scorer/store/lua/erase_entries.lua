@@ -17,7 +17,7 @@ for i, row in ipairs(redis.call('XRANGE', log, start, '+', 'COUNT', count)) do
         redis.call('XDEL', log, entry)
         redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)
         redis.call('PEXPIRE', erasures, erasures_ttl_ms)
-        -- If the script of the record fails afterwards, the record must not name an entry that is gone.
+        -- The script that erases the record may fail afterwards, and the record must not name an entry that is gone.
         redis.pcall('HDEL', record_prefix .. trace_id, 'epoch', 'entry')
     end
     if i == count then last = entry end

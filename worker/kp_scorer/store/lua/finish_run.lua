@@ -1,5 +1,5 @@
--- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while, because an exporter that got no
--- answer sends them again.
+-- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while, because an exporter without an
+-- answer sends its spans again.
 --
 -- KEYS   runs, runs_bytes, run
 -- ARGV   run_id, is_dead, remembered_ms

@@ -1,5 +1,5 @@
--- The transitions of a trace's record, each written once. The scripts that change one use this; `pending`, `counts` and the keys of
--- dead letters are theirs, as is what bounds these.
+-- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define what it refers
+-- to: `pending`, `counts`, the keys of dead letters and their bounds.
 --
 -- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, label, reason, detail, letter;
 -- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker holds it,
@@ -16,7 +16,7 @@ local function to_pending(record, trace_id, digest, known_digest, ...)
     local place = known_digest == digest and {} or {'epoch', 'entry'}
     redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
         'owner', 'lease_ms', 'attempts', 'label', unpack(place))
-    -- Without a digest there is nothing left, and no time at which it expires.
+    -- A record without a digest has expired, so there is no expiry to remove.
     if known_digest then redis.call('PERSIST', record) end
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now, ...)
     made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id
@@ -75,7 +75,7 @@ local function join_kind(dead_letter_id, reason, payload_bytes)
     for _, key in ipairs({dead_letters, dead_letter_sizes, index_of(kind)}) do redis.call('PEXPIRE', key, ttl_ms) end
 end
 
--- Remove a dead letter for good, and the record that died by it.
+-- Delete a dead letter, and the record that died by it.
 local function remove_dead_letter(dead_letter, dead_letter_id, record)
     forget_dead(record, dead_letter_id)
     leave_kind(dead_letter_id)
@@ -83,9 +83,9 @@ local function remove_dead_letter(dead_letter, dead_letter_id, record)
     return redis.call('DEL', dead_letter)
 end
 
--- Return the dead letter that is to go next, and whether it goes before its time: the oldest of a kind that is over its bounds, or of
--- junk while submissions are refused for want of memory. The newest stays and its size does not count, as its message is about to be
--- acknowledged. An eighth of Redis' memory is the most for each kind.
+-- Return the dead letter to drop next, and whether that is before its time: the oldest of a kind that exceeds its bounds, or the
+-- oldest junk while submissions are refused for lack of memory. The newest stays and its size does not count, as its message is
+-- about to be acknowledged. Each kind takes at most an eighth of Redis' memory.
 local function next_to_go()
     local oldest, last_ms = unpack(redis.call('ZRANGE', dead_letters, 0, 0, 'WITHSCORES'))
     if not oldest then return nil end
@@ -100,6 +100,6 @@ local function next_to_go()
         local first = redis.call('ZRANGE', index_of(kind), 0, 0)[1]
         if first and first ~= newest and (is_over or (kind == 'junk' and is_nearly_full(used, limit))) then return first, true end
     end
-    -- Somebody has removed an index, so that some are in neither.
+    -- Somebody has removed an index, so that some dead letters are in neither.
     if redis.call('ZCARD', dead_letters) > 2 * most then return oldest, true end
 end

@@ -1,5 +1,5 @@
--- Remove dead letters: those whose time is over, and others while there are too many or too large ones; with each the record that died
--- by it. Not all at once: a large one takes the place of many small ones, and Redis has others to serve.
+-- Remove dead letters whose time is over, and further ones while they exceed their bounds; with each the record that died by it. A
+-- call removes only some: one large dead letter may take the place of many small ones, and Redis has others to serve.
 --
 -- Uses   ledger
 -- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dropped, dead_letter_prefix, record_prefix

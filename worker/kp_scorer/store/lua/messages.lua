@@ -1,4 +1,4 @@
--- The steps that receiving and reclaiming share.
+-- The steps that receiving and reclaiming have in common.
 
 local OVERSIZED_MOST, OVERSIZED_BYTES = 100, 64 * 1024 * 1024
 
@@ -44,7 +44,7 @@ local function keep_oversized(message)
     redis.call('LTRIM', oversized, -kept, -1)
 end
 
--- Return the message that goes on, and whether it was cut: one that is too large could end every worker that reads it.
+-- Return the message to deliver, and whether it was cut: a message that is too large could end every worker that reads it.
 local function cut(message)
     if #message <= largest_bytes then return message, false end
     keep_oversized(message)

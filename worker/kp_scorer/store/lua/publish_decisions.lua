@@ -15,14 +15,14 @@ local function is_before(id, other)
     return ms < other_ms or (ms == other_ms and number < other_number)
 end
 
--- The id after this one. It is the same where Lua cannot count so far, which is where no entry of ours is.
+-- Return the id after this one; the same id if Lua cannot count that far, where no entry of ours is.
 local function after(id)
     local ms, number = string.match(id, '(%d+)-(%d+)')
     if tonumber(number) >= MOST_EXACT then return id end
     return string.format('%s-%.0f', ms, tonumber(number) + 1)
 end
 
--- Remove what every consumer group has acknowledged. As long as there is no group, nothing is known to be read.
+-- Remove what every consumer group has acknowledged. Without a group, no entry is known to be read.
 local function remove_acknowledged()
     if redis.call('XLEN', stream) == 0 then return end
     local first_unread

@@ -1,17 +1,17 @@
--- Read some dead letters without their payloads, oldest first: those whose id begins so, of this reason, with this part in their
--- trace's id, and of these traces, where any are named.
+-- Read dead letters without their payloads, oldest first. The arguments select those whose id has this beginning, that have this
+-- reason, whose trace id has this part, and that belong to these traces; an empty argument selects all.
 --
 -- KEYS   dead_letters, dead_letter_prefix
 -- ARGV   last_ms, last_id, most, beginning, reason, part, trace_ids...
 -- Reply  (last_ms, last_id, rows): the last that was looked at, empty at the end; (id, reason, detail, trace_id, worker, deliveries,
 --        first_ms, last_ms, burials, queued_ms, size_bytes) for each
 --
--- It goes on behind last_id, which was last dead-lettered at last_ms. No more than `most` are looked at.
+-- Reading continues behind last_id, which was last dead-lettered at last_ms. At most `most` are looked at.
 
 local is_wanted = {}
 for _, trace_id in ipairs(trace_ids) do is_wanted[trace_id] = true end
 
--- Those of one millisecond are in the order of their ids.
+-- Dead letters of one millisecond are in the order of their ids.
 local function behind_last()
     local offset = 0
     while true do
@@ -37,7 +37,7 @@ for i = first, #page, 2 do
     if string.sub(page[i], 1, #beginning) == beginning and of_trace(dead_letter) then
         local fields = redis.call('HMGET', dead_letter, 'reason', 'detail', 'trace_id', 'worker', 'deliveries', 'first_ms', 'last_ms',
             'burials', 'queued_ms')
-        -- One without a reason was dropped, or has expired.
+        -- A dead letter without a reason was dropped, or has expired.
         if fields[1] and (reason == '' or reason == fields[1]) then
             rows[#rows + 1] = {page[i], unpack(fields)}
             table.insert(rows[#rows], redis.call('HSTRLEN', dead_letter, 'payload'))

@@ -21,7 +21,7 @@ for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
     local beginning, is_too_large = cut(message)
     if is_too_large then
-        -- It is delivered anew as its beginning, which no consumer dies of reading.
+        -- Deliver only its beginning, which ends no consumer that reads it.
         redis.call('RPUSH', queue, beginning)
     else
         whole[#whole + 1] = message

@@ -13,7 +13,7 @@ expect('hash', run)
 local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
 local fresh, fresh_bytes, listed = {}, 0, {}
 for _, span in ipairs(spans) do
-    -- An exporter that got no answer sends all again.
+    -- An exporter without an answer sends all its spans again.
     if not listed[span.span_id] and not redis.call('HGET', run, span.span_id) then
         listed[span.span_id] = true
         fresh[#fresh + 1] = span

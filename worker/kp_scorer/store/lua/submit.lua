@@ -18,7 +18,7 @@ for i, record in ipairs(records) do
     elseif state == 'decided' then
         states[i] = 'decided'
     else
-        -- A dead trace that is submitted again is a new submission, also with other content.
+        -- A dead trace that is submitted again is a new submission, even with other content.
         local as_letter = digest .. submission.dead_letter_id
         if state == 'pending' then
             redis.call('HSET', record, 'submission', submission.payload, 'as_letter', as_letter)
