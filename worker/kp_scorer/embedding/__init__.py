@@ -1,1 +1,1 @@
-"""Text to unit vectors: the embedder's interface, tokens, the engines that run the model, and how settings choose one."""
+"""Turns text into unit vectors: the embedder's interface, tokens, the engines that run the model, and the choice of engine."""

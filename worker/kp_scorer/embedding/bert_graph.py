@@ -1,6 +1,6 @@
 """The default model's graph for OpenVINO, built from its weights with OpenVINO's own operations.
 
-The conversion of other models traces them in torch, which takes gigabytes to install; this one needs OpenVINO alone.
+Other models are converted by tracing them in torch, which takes gigabytes to install; this graph needs OpenVINO alone.
 """
 
 import json
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from kp_scorer.embedding.openvino_engine import openvino
 
-_HEADER_BYTES: Final = 8  # Of the length of the header, which precedes it.
+_HEADER_BYTES: Final = 8  # The header is preceded by its length in this many bytes.
 _MASKED: Final = 1e4  # Subtracted from the attention scores of padding, so that it gets a share of exactly 0.
 _LEAST_TOKENS: Final = 1e-9
 _LEAST_NORM: Final = 1e-12
@@ -29,7 +29,7 @@ def build(directory: Path) -> Any:
     encoder = _Encoder(directory)
     ids, mask = (_ops.parameter([-1, -1], np.int64, name) for name in ("ids", "mask"))
     present = _ops.convert(mask, "f32")
-    # Over the keys alone: a mask over every query and key would be as large as the attention itself.
+    # The mask covers the keys alone: over every query and key it would be as large as the attention itself.
     masked = _ops.unsqueeze(_ops.multiply(_ops.subtract(present, _float(1)), _float(_MASKED)), _integers(1, 2))
     hidden = encoder.embeddings(ids)
     for layer in range(encoder.layers):
@@ -86,7 +86,7 @@ class _Encoder:
 
 
 def _read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
-    """The float32 tensors of a safetensors file: a header in JSON says where each lies behind it."""
+    """Return the float32 tensors of a safetensors file, whose header in JSON says where each of them lies."""
     content = file.read_bytes()
     start = _HEADER_BYTES + int.from_bytes(content[:_HEADER_BYTES], "little")
     header = json.loads(content[_HEADER_BYTES:start])

@@ -19,40 +19,40 @@ Vectors = NDArray[np.float32]  # Several vectors, of shape (texts, dimensions).
 Int64s = NDArray[np.int64]
 Ids = list[int]  # Token ids of one text, special tokens included.
 
-MAX_TOKENS: Final = 512  # Of the default model's texts only so many leading tokens count, special tokens included.
-_SEPARATOR: Final = "\x1e"  # Between the passages of a text: ASCII's record separator, which BERT's normalizer drops.
+MAX_TOKENS: Final = 512  # The leading tokens of a text that the default model reads, special tokens included.
+_SEPARATOR: Final = "\x1e"  # Separates the passages of a text: ASCII's record separator, which BERT's normalizer drops.
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
-"""Longer than most models read, so that it takes all that the longest trace would take."""
+"""A text longer than most models read, so that it takes as much memory and time as the longest trace."""
 
 _WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|redacted)[\]>})]{1,2}|([^\W_])")
 """A stand-in for a text, such as ``[REDACTED]``; or the first character of a word."""
 
 _LENGTH_TOLERANCE: Final = 0.01
-_HOPELESS_TEXTS: Final = 8  # So many in a row that fail alone, and nothing that is embedded between them.
+_HOPELESS_TEXTS: Final = 8  # After this many texts in a row have failed alone, the embedder counts as unhealthy.
 
 
 class Part(NamedTuple):
     """One passage of a text."""
 
-    max_tokens: int | None  # Special tokens included; None for as many as the model takes.
-    keeps_end: bool  # Whether both ends of a longer passage count, half of the tokens each, or its beginning alone.
-    weight: float  # Of its unit vector in the sum that, normalised, is the text's vector.
+    max_tokens: int | None  # Special tokens included; None for as many as the model accepts.
+    keeps_end: bool  # True if a longer passage is read from both ends, half of the tokens each; False if only its beginning is.
+    weight: float  # The weight of the part's unit vector in the sum that, normalised, is the text's vector.
 
 
 class Recipe(NamedTuple):
-    """The text of a trace that is embedded, how much of each part counts, and how the parts' vectors become one."""
+    """Determines the text of a trace to embed, how much of each part is read, and how the parts' vectors become one."""
 
-    mark: str  # The end of the space's name: change it with whatever changes a vector, so that two recipes' never meet.
+    mark: str  # Ends the space's name. Change it with whatever changes a vector, so that vectors of two recipes never meet.
     parts: tuple[Part, ...]
     text: Callable[[ReasoningTrace], str]
 
     def passages(self, text: str) -> list[str]:
-        """The passages of a text, one for each part; a missing one is empty."""
+        """Return the passages of a text, one for each part; a missing one is empty."""
         passages = text.split(_SEPARATOR, len(self.parts) - 1)
         return passages + [""] * (len(self.parts) - len(passages))
 
 
-TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)  # The reference's.
+TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embedding_text)  # The reference's recipe.
 ASKED_AND_DID: Final = Recipe(
     ".asked_and_did.1",
     (Part(96, True, 0.6), Part(256, True, 0.4)),
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
     """The numbers of a text's tokens, named as the fields of a decision are."""
 
     embedded_tokens: int | None = None
-    text_tokens: int | None = None  # None also where there are more than are embedded: no more of it is read.
+    text_tokens: int | None = None  # None if the text has more than are embedded, as the rest is not read.
     unknown_tokens: int | None = None
     has_words: bool = True
 
@@ -74,28 +74,28 @@ class TokenizedText(NamedTuple):
     """A text, ready for a pass through the engine."""
 
     text: str
-    rows: Sequence[Ids]  # The token ids of each of the recipe's parts; none where the embedder has no tokenizer.
-    is_whole: bool = True  # Whether that is all of the text.
-    unknown: int = 0  # How many of the tokens stand for a word that the model does not know.
+    rows: Sequence[Ids]  # The token ids of each of the recipe's parts; empty if the embedder has no tokenizer.
+    is_whole: bool = True  # False if more of the text follows.
+    unknown: int = 0  # The number of tokens that stand for a word that the model does not know.
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens of it are embedded."""
+        """The number of tokens that are embedded."""
         return sum(map(len, self.rows))
 
     @property
     def counts(self) -> Counts:
-        """Return how much of the text is embedded."""
+        """The numbers of tokens for a decision."""
         embedded = self.tokens or None
         has_words = any(found[1] for found in _WORD.finditer(self.text))
         return Counts(embedded, embedded if self.is_whole else None, self.unknown if embedded else None, has_words)
 
 
 class Embedder:
-    """Turns texts into vectors; any thread may tokenize. One without a tokenizer and an engine need only have ``embed``."""
+    """Turns texts into vectors; any thread may tokenize. An embedder without tokenizer and engine needs only ``embed``."""
 
     name: str
-    engine = "python"  # What computes the vectors; it and the name are for display.
+    engine = "python"  # The engine that computes the vectors; like the name, it is for display.
     space: str
     """Fingerprint of model, weights, truncation, pooling and text recipe: equal if and only if vectors are comparable.
 
@@ -103,42 +103,46 @@ class Embedder:
     """
     dimensions: int
     recipe: Recipe
-    has_threads = False  # Whether its engine has threads, without which it cannot compute.
-    streams = 1  # How many passes run at once.
-    most_passes = 1  # How many threads may call ``run`` at once; passes that do not run wait for a stream inside the engine.
-    pass_texts = 0  # As many traces must be looked up together for passes to be full; 0 if any number will do.
-    max_tokens = 0  # Of a pass, padding included; a longer text gets a pass of its own.
-    packs = False  # Whether any texts share a pass. Otherwise each is padded to the longest.
+    has_threads = False  # True if the engine has threads. A fork does not copy them, so it cannot compute there.
+    streams = 1  # The number of passes that run at once.
+    # The number of threads that may call ``run`` at once; passes that do not run wait for a stream inside the engine.
+    most_passes = 1
+    pass_texts = 0  # The number of traces to look up together so that passes are full; 0 if any number will do.
+    max_tokens = 0  # The most tokens of a pass, padding included; a longer text gets a pass of its own.
+    packs = False  # True if any texts share a pass. Otherwise each is padded to the longest.
     step = 1  # Padded texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
-        """Prepare a text for a pass; a ``plain`` one, which is no trace's and shares no pass with traces, as one part."""
+        """Prepare a text for a pass.
+
+        A ``plain`` one is no trace's, and is tokenized as one part; it shares no pass with traces.
+        """
         return self.tokenize_all([text], plain=plain)[0]
 
     def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
-        """Prepare texts as ``tokenize`` does each, on as many cores as there are."""
+        """Prepare texts for a pass, as ``tokenize`` does each, on all cores."""
         return [TokenizedText(text, ()) for text in texts]
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
-        """Run one pass, ``together`` on all cores, to float32 unit vectors of shape (len(texts), dimensions)."""
+        """Run one pass, ``together`` on all cores; return float32 unit vectors of shape (len(texts), dimensions)."""
         return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Embed texts, in order, as ``run`` does, with as many passes at once as there are streams."""
+        """Tokenize and embed texts, in order, with as many passes at once as there are streams."""
         return self.embed_tokenized(self.tokenize_all(texts))
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """The same of texts that were tokenized."""
+        """Embed texts that were tokenized, in order, with as many passes at once as there are streams."""
         return self.embed([each.text for each in texts])
 
 
 def rounded_up(length: int, step: int) -> int:
-    """``length`` rounded up to a multiple of ``step``."""
+    """Round ``length`` up to a multiple of ``step``."""
     return -(-length // step) * step
 
 
 def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, Int64s]:
-    """Ids and mask of a group, of shape (texts, width)."""
+    """Return ids and mask of a group, of shape (texts, width)."""
     ids = np.full((len(group), width), pad_id, np.int64)
     mask = np.zeros((len(group), width), np.int64)
     for index, row in enumerate(group):
@@ -148,7 +152,10 @@ def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, I
 
 
 class CheckedEmbedder:
-    """Checks every vector, and the embedder itself when a text fails alone. Thread-safe as far as the embedder is."""
+    """Checks every vector, and the embedder itself after a text has failed alone.
+
+    Threads may share it if they may share that.
+    """
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
@@ -157,12 +164,12 @@ class CheckedEmbedder:
         self._is_unhealthy = False
 
     def tokenize_all(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> list[TokenizedText]:
-        """Prepare texts for a pass, ``plain`` ones or traces'; see :meth:`run`."""
+        """Prepare texts for a pass, ``plain`` ones or those of traces; see :meth:`run`."""
         with self._checking(alone=alone):
             return self._embedder.tokenize_all(texts, plain=plain)
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
-        """Run one pass; ``alone``: of a text that failed before, now with no other in flight.
+        """Run one pass; ``alone`` if it is of a text that failed before, and no other pass runs.
 
         EmbedderUnhealthy if the embedder is at fault, and from then on always. Any other error, such as ``FloatingPointError``
         for invalid vectors, is the fault of the texts.
@@ -184,12 +191,12 @@ class CheckedEmbedder:
         if self._is_unhealthy:
             raise EmbedderUnhealthy("embedder: it embeds nothing any more")
         if self._embedder.has_threads and self._pid != os.getpid():
-            # A pass would wait for threads that the fork did not copy, for ever.
+            # A pass would wait forever for threads that the fork did not copy.
             raise EmbedderUnhealthy("embedder: it was loaded before this process was forked: make a Scorer in each process")
         try:
             yield
         except Exception as error:
-            # Beside other passes a probe might fail for want of memory.
+            # Beside other passes, a probe might fail for lack of memory.
             if alone:
                 self._probe(error)
             raise
@@ -208,7 +215,7 @@ class CheckedEmbedder:
 
 def _valid(vectors: Vectors, count: int) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1)
-    # NaN is never within the tolerance.
+    # A comparison with NaN is false.
     if lengths.shape != (count,) or not np.all(np.abs(lengths - 1) <= _LENGTH_TOLERANCE):
         raise FloatingPointError("expected a finite vector of length 1 for each text")
     return vectors

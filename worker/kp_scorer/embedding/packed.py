@@ -1,6 +1,6 @@
-"""Forward passes of BERT's family over packed texts: one behind the other, so that nothing is padded.
+"""Forward passes of BERT's family over packed texts, one behind the other, so that nothing is padded.
 
-Any texts share a pass, whatever their lengths. On a GPU a padded pass computes what padding adds, and a mask for it.
+Any texts share a pass, whatever their lengths. On a GPU, a padded pass computes the padding and its mask as well.
 """
 
 import threading
@@ -17,12 +17,12 @@ from torch.nn.functional import layer_norm, linear, normalize, pad, scaled_dot_p
 from kp_scorer.embedding.embedder import Ids, Vectors
 
 _NO_PADDING: Final = -1  # No token has this id.
-_LEAST_RECORDED: Final = 512  # Tokens of the smallest pass that is recorded; each other has twice as many as the one before.
-_LEAST_TOKENS_OF_A_TEXT: Final = 16  # On average; with more texts in a pass, it is not replayed.
+_LEAST_RECORDED: Final = 512  # The tokens of the smallest recorded pass; each further one has twice as many.
+_LEAST_TOKENS_OF_A_TEXT: Final = 16  # The average; a pass with more texts is not replayed.
 _OFFSET_POSITIONS: Final = frozenset({"camembert", "roberta", "xlm-roberta"})
 _FAMILY: Final = _OFFSET_POSITIONS | {"bert"}
 
-_Weights = tuple[torch.Tensor, torch.Tensor]  # A matrix and what is added to its product.
+_Weights = tuple[torch.Tensor, torch.Tensor]  # A matrix, and the bias that is added to its product.
 
 
 class _Layer(NamedTuple):
@@ -48,7 +48,7 @@ class _Attention(NamedTuple):
 
 
 class _PlainAttention(NamedTuple):
-    """Attention of one text after the other, on CPU."""
+    """Attention over one text after the other, on CPU."""
 
     lengths: list[int]
 
@@ -66,7 +66,7 @@ class PackedModel:
     """
 
     def __init__(self, model: SentenceTransformer, products: torch.dtype) -> None:
-        """Take over the weights of a model in single precision; ValueError for a model of another kind."""
+        """Take over the weights of a model in single precision; raise ValueError for a model of another kind."""
         body: Any = model.transformers_model
         config = body.config
         _, pooling, *self._others = model
@@ -85,13 +85,13 @@ class PackedModel:
         self._layers = [self._converted(layer) for layer in body.encoder.layer]
 
     def vectors(self, ids: torch.Tensor, sizes: torch.Tensor, longest: int) -> torch.Tensor:
-        """Return float32 unit vectors of shape (texts, dimensions); those of texts without tokens are no numbers.
+        """Return float32 unit vectors of shape (texts, dimensions); those of texts without tokens are NaN.
 
         ``ids`` are those of all texts, int64 of shape (tokens,), and any more behind them; ``sizes`` are the texts' lengths on
-        the same device, int64 of shape (texts,), and none is larger than ``longest``.
+        the same device, int64 of shape (texts,), none of them larger than ``longest``.
         """
         starts = pad(sizes.cumsum(0), (1, 0))
-        # Of each token, and behind the last one for those of no text.
+        # The text of each token; for tokens that belong to none, a number beyond the last.
         texts = torch.searchsorted(starts[1:], torch.arange(len(ids), device=ids.device), right=True)
         hidden = self._normalized(self._norm, self._words(ids) + self._places[self._positions(ids, texts, starts)])
         attend = _Attention(starts.int(), longest) if ids.is_cuda else _PlainAttention(sizes.tolist())
@@ -145,7 +145,7 @@ class PackedModel:
 
 
 class _Graph:
-    """A pass that is recorded once and replayed: one call, where each of a hundred would wait for the interpreter."""
+    """A pass that is recorded once and replayed as one call, where each of a hundred calls would wait for the interpreter."""
 
     def __init__(self, model: PackedModel, device: torch.device, tokens: int, longest: int, pool: Any) -> None:
         self.tokens = tokens
@@ -156,7 +156,7 @@ class _Graph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            # What kernels set up when they run first cannot be recorded.
+            # The set-up of kernels when they first run cannot be recorded.
             model.vectors(ids, sizes, longest)
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
@@ -171,10 +171,10 @@ class _Graph:
 
 
 class PackedPasses:
-    """Runs a packed model, any thread a pass. On a GPU one pass is packed and copied while another runs."""
+    """Runs a packed model; any thread may run a pass. On a GPU, one pass is packed and copied while another runs."""
 
     def __init__(self, model: PackedModel, device: torch.device, max_tokens: int, longest: int, dimensions: int) -> None:
-        """Run texts of ``longest`` tokens at most. On a GPU whose memory is short, ``max_tokens`` of a pass become fewer."""
+        """Run texts of ``longest`` tokens at most. If a GPU is short of memory, ``max_tokens`` of a pass become fewer."""
         self._model = model
         self._device = device
         self._longest = longest
@@ -208,7 +208,7 @@ class PackedPasses:
             vectors.copy_(computed[:count], non_blocking=True)
             copied.record()
         copied.synchronize()
-        # Copied, as pinned memory is scarce.
+        # Copy the vectors, as pinned memory is scarce.
         return np.array(vectors.numpy())
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Choose the embedder that the settings ask for, and the fastest engine that runs here."""
+"""Chooses the embedder that the settings ask for, and the fastest engine that runs here."""
 
 import math
 import os
@@ -14,10 +14,10 @@ from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.logs import library_logger
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
-_MOST_THREADS: Final = 8  # With more, a pass gains little by each; more workers use further cores better.
+_MOST_THREADS: Final = 8  # Further threads speed up a pass only a little; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_GROUPS: Final = Path("/proc/self/cgroup")
-_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # NVIDIA's, WSL's, and AMD's, which torch calls CUDA too.
+_GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # The devices of NVIDIA, of WSL, and of AMD, which torch calls CUDA too.
 
 log = library_logger(__name__)
 
@@ -45,7 +45,10 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *
 
 
 def is_embedder_installed(settings: EmbeddingSettings) -> bool:
-    """Return whether the settings ask for an embedder and its packages are there; it may still not load. Takes no time."""
+    """Return whether the settings ask for an embedder whose packages are installed. It may still fail to load.
+
+    Takes no time.
+    """
     if settings.embedder == "words":
         return True
     has_model = bool(settings.model) or is_installed(WEIGHTS_PACKAGE)
@@ -59,7 +62,7 @@ def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUPS) -> int:
     More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Of cgroup version 2, then version 1. No limit is "max" in the one and -1 in the other.
+    # Of cgroup version 2, then of version 1. No limit is "max" in the former and -1 in the latter.
     for controller, files in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
         for group in _groups(own, controller):
             with suppress(OSError, ValueError):
@@ -99,12 +102,12 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
 
 
 def may_use_gpu(settings: EmbeddingSettings) -> bool:
-    """Return whether the settings leave the choice to a GPU that is there, which torch may still not see."""
+    """Return whether the settings allow a GPU and there is one. Torch may still not see it."""
     return settings.embedder in ("auto", "torch") and _has_gpu()
 
 
 def _has_gpu() -> bool:
-    # Importing torch just to learn that there is no GPU would cost seconds and hundreds of megabytes.
+    # Importing torch just to find no GPU would cost seconds and hundreds of megabytes.
     return any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()
 
 
@@ -129,7 +132,7 @@ def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int, converts: bo
         with converted_model(model, converts=converts) as file:
             return OpenVinoEmbedder(model, recipe, file, threads)
     except EngineUnavailable as error:
-        # Worth a warning: the engine used instead is several times slower.
+        # The engine that is used instead is several times slower.
         log.warning("engine_unavailable", engine="openvino", detail=str(error))
         raise
 

@@ -15,48 +15,52 @@ from kp_scorer.embedding.embedder import MAX_TOKENS, TRACE, Embedder, Ids, Recip
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.errors import SettingsError
 
-_MOST_CHARS_PER_TOKEN: Final = 16  # So many are read for another tokenizer than BERT's; prose has five.
-_PIECE_CHARS: Final = 500  # Of a piece, or a few more. The most costly to tokenise, long words of syllables, take 10 ms.
+# The characters for each token that are read for a tokenizer other than BERT's; prose has five.
+_MOST_CHARS_PER_TOKEN: Final = 16
+# The approximate length of a piece. The most costly to tokenize, long words of syllables, take 10 ms.
+_PIECE_CHARS: Final = 500
 _PLAIN_PIECES: Final = 6
-_PLAIN: Final = re.compile(r"[ \n]")  # Pieces end at such characters: so many have 512 tokens of most long texts.
-_AT_ONCE: Final = 4_096  # Characters whose classes are looked up at once; more would take more memory and no less time.
+_PLAIN: Final = re.compile(r"[ \n]")  # Pieces end at such characters: the first 512 tokens of most long texts have this many.
+_AT_ONCE: Final = 4_096  # The characters whose classes are looked up at once; more would take more memory and no less time.
 
 _DROPPED, _SPACE, _ALONE, _WORD, _UNKNOWN, _ADDED, _OF_ADDED = b"- 1wu[]"
-"""Classes of characters: dropped, white space, a token or more by itself, of a word, of a word that is unknown with it, the
-first character of an added token, its others."""
+"""Classes of characters: dropped; white space; a token or more by itself; part of a word; part of a word that it makes unknown.
+
+The first character of an added token; its other characters.
+"""
 _LETTERS: Final = re.compile(rb"[wu]+")
 _SURROGATES: Final = range(0xD800, 0xE000)
-_ALIKE: Final = (  # Code points of which the first in each range stands for all.
+_ALIKE: Final = (  # Ranges of code points that the tokenizer treats alike, so that the first stands for all.
     *(range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0x20000, 0x2A6D0), range(0x2A700, 0x2B730)),  # ideographs
-    *(range(0x30000, 0xE0000), range(0xE1000, 0xF0000)),  # rare ideographs, and nothing yet
+    *(range(0x30000, 0xE0000), range(0xE1000, 0xF0000)),  # rare ideographs, and ranges without characters yet
     *(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE)),  # private use
 )
 
 
 class Units:
-    """Splits texts into units, each of which makes at least one token; joined by spaces they make the tokens of the text.
+    """Splits texts into units, each of which makes at least one token. Joined by spaces, they make the tokens of the text.
 
-    A unit is what a BERT tokenizer makes tokens of: a word, punctuation or an ideograph. What makes no token (white space,
-    control characters, accents) is left out, and a short unit stands for a word that can only become the unknown token.
+    A unit is a word, a punctuation mark or an ideograph: what a BERT tokenizer makes tokens of. What makes no token (white
+    space, control characters, accents) is left out, and a short unit stands for a word that can only become the unknown token.
 
-    BERT's normalizer treats each character alone but for the order of combining marks, so what it makes of each is asked once,
-    at the start, which takes a fifth of a second.
+    BERT's normalizer treats each character alone, except for the order of combining marks, so its result for each is determined
+    once, at the start, which takes a fifth of a second.
     """
 
     def __init__(self, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
-        """Split as ``tokenizer`` does, whose ``description`` :func:`is_splittable`."""
+        """Split as ``tokenizer`` does, for whose ``description`` :func:`is_splittable` is true."""
         added = sorted(_added_tokens(description), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._added_backwards = re.compile("|".join(re.escape(each[::-1]) for each in added) or r"(?!)")
         self._most_chars = int(description["model"]["max_input_chars_per_word"])
-        # One character too many says that a word is too long; its others are skipped.
+        # One character too many shows that a word is too long; its further ones are skipped.
         self._unit = re.compile(rb"[ -]*(?:(\[\]*|1)|((?:[wu]-*){1,%d})[wu-]*)" % (self._most_chars + 1))
         self._classes = _classes_of_all(tokenizer, _alphabet(description))
         unknown = np.flatnonzero(self._classes == _UNKNOWN)
         self._unknown = chr(unknown[0]) if len(unknown) else "x" * (self._most_chars + 1)
 
     def pieces(self, text: str, most: int, *, backwards: bool = False) -> Iterator[str]:
-        """Yield short texts with the tokens of a text's first ``most`` units; or, ``backwards``, of its last ones."""
+        """Yield short texts that have the tokens of a text's first ``most`` units or, ``backwards``, of its last ones."""
         start = 0
         for _ in range(0 if backwards else _PLAIN_PIECES):
             cut = _PLAIN.search(text, start + _PIECE_CHARS, start + _PIECE_CHARS + 100)
@@ -77,14 +81,14 @@ class Units:
         yield piece[::step]
 
     def _first(self, text: str, most: int, added: "re.Pattern[str]") -> Iterator[str]:
-        """The first units of a text, at most ``most``."""
+        """Return up to ``most`` units from the beginning of a text."""
         classes = bytearray()
         for start in range(0, len(text), _AT_ONCE):
             codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
             classes += self._classes.take(codes).tobytes()
         for token in islice(added.finditer(text), most):
             classes[token.start() : token.end()] = bytes([_ADDED]) + bytes([_OF_ADDED]) * (len(token[0]) - 1)
-        # What is behind the last unit would be searched anew from each of its characters.
+        # Without rstrip, the search behind the last unit would start anew at each of the remaining characters.
         for unit in islice(self._unit.finditer(classes.rstrip(b" -")), most):
             start, end = unit.span(unit.lastindex or 0)
             if unit.lastindex == 1:
@@ -97,10 +101,11 @@ class Units:
 
 
 def is_splittable(description: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer's description says that it is BERT's, of which the units make the tokens of the text.
+    """Return whether a tokenizer's description is that of BERT's, for which a text's units make its tokens.
 
     Added tokens are matched in the text as a whole, before anything else. So none may overlap with another, lie within a word,
-    or have anything that is dropped. Every letter must begin and continue words, or a word of such could be unknown.
+    or contain a character that is dropped. Every letter must be able to begin and to continue words, or a word of such letters
+    could be unknown.
     """
     normalizer, splitter, model = (description.get(part) or {} for part in ("normalizer", "pre_tokenizer", "model"))
     added = _added_tokens(description)
@@ -128,7 +133,7 @@ def _alphabet(description: Mapping[str, Any]) -> set[str]:
 
 
 def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint8]:
-    # The tokenizer refuses surrogates, where it is given any.
+    # The tokenizer refuses surrogates.
     classes = np.full(0x110000, _WORD, np.uint8)
     different = np.ones(0x110000, np.bool_)
     for alike in (_SURROGATES, *_ALIKE):
@@ -168,14 +173,17 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``, or raise SettingsError; unless it is BERT's, 16 characters a token are tokenised."""
+        """Read a ``tokenizer.json``, or raise SettingsError.
+
+        Unless it is BERT's, 16 characters for each token are tokenized.
+        """
         try:
             text = path.read_text("utf-8")
             self._tokenizer = Tokenizer.from_str(text)
             # The file may set truncation and padding; the reference overrides both.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-            # A letter shows which special tokens open a text, and which close it.
+            # The tokens of a letter show which special tokens open a text, and which close it.
             letter = self._tokenizer.encode("a")
             start = letter.special_tokens_mask.index(0)
             end = len(letter) - letter.special_tokens_mask[::-1].index(0)
@@ -193,10 +201,10 @@ class Tokens:
         self._units = Units(self._tokenizer, description) if is_splittable(description) else None
 
     def rows(self, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[tuple[Ids, bool]]:
-        """Return at most ``most`` ids of each text, by default as many as the model takes, and whether those are all of it.
+        """Return at most ``most`` ids of each text, by default as many as the model accepts, and whether those are all.
 
-        They are exactly those that tokenising all of it gives. Prompt and special tokens count. Of a text that is longer, the
-        first of them; to ``keep_end``, as many from its beginning as from its end, between the special tokens.
+        They are exactly the ids that tokenizing the whole text gives. Prompt and special tokens count. A longer text yields its
+        first ids or, to ``keep_end``, as many from its beginning as from its end, between the special tokens.
         """
         texts, most = [self._prompt + text for text in texts], min(most or self._longest, self._longest)
         inner = most - len(self._opening) - len(self._closing)
@@ -227,7 +235,10 @@ class Tokens:
         return [([*self._opening, *ids, *self._closing][:most], whole) for ids, whole in zip(rows, is_whole, strict=True)]
 
     def _read(self, units: Units, texts: Sequence[str], least: int, *, backwards: bool = False) -> list[Ids]:
-        """Return the first ids of each text, ``least`` or more, or all that there are; or, ``backwards``, the last ones."""
+        """Return at least ``least`` ids from the beginning of each text or, ``backwards``, from its end.
+
+        All ids if it has fewer.
+        """
         rows: list[Ids] = [[] for _ in texts]
         readers = dict(enumerate(units.pieces(text, least, backwards=backwards) for text in texts))
         while readers:
@@ -238,7 +249,7 @@ class Tokens:
         return rows
 
     def _encode(self, texts: Sequence[str]) -> list[Ids]:
-        # The tokenizer makes no offsets this way, and releases the interpreter once for all texts.
+        # The fast method makes no offsets, and releases the interpreter once for all texts.
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -248,22 +259,25 @@ class TextEmbedder(Embedder):
     has_threads = True
 
     def __init__(self, model: ModelFiles, recipe: Recipe) -> None:
-        """Embed by ``model`` what ``recipe`` makes of traces; SettingsError if its tokenizer cannot be read."""
+        """Embed traces by ``model`` and ``recipe``; SettingsError if the model's tokenizer cannot be read."""
         self.name = model.name
         self.space = model.space + recipe.mark
         self.recipe = recipe
         self._tokens = Tokens(model.tokenizer, model.max_tokens, model.prompt, keeps_closing=model.keeps_closing)
 
     def run_pass(self, group: Sequence[Ids], *, together: bool) -> Vectors:
-        """Run a forward pass of these rows, as :meth:`Embedder.run` does."""
+        """Run a forward pass over these rows, as :meth:`Embedder.run` does."""
         raise NotImplementedError
 
     def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
-        """Run a forward pass for each group of rows, which come in order of length, shortest first; return its vectors."""
+        """Run a forward pass for each group of rows and return its vectors.
+
+        The groups come in order of length, shortest first.
+        """
         return [self.run_pass(group, together=True) for group in groups]
 
     def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
-        """Tokenize each of the recipe's parts; of ``plain`` texts as much as the model takes."""
+        """Tokenize each of the recipe's parts; of ``plain`` texts as much as the model accepts."""
         recipe = TRACE if plain else self.recipe
         passages = [recipe.passages(text) for text in texts]
         parts = [
@@ -282,7 +296,7 @@ class TextEmbedder(Embedder):
         return self._sum(np.stack([self.run_pass(rows, together=together) for rows in parts]))
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """Embed texts, in order."""
+        """Embed tokenized texts, in order."""
         parts = range(len(texts[0].rows) if texts else 1)
         rows = [each.rows[part] for part in parts for each in texts]
         lengths = [len(row) for row in rows]
@@ -296,7 +310,7 @@ class TextEmbedder(Embedder):
         return self._sum(vectors.reshape(len(parts), len(texts), self.dimensions))
 
     def _sum(self, vectors: Vectors) -> Vectors:
-        """The vectors of texts, by those of their parts, of shape (parts, texts, dimensions)."""
+        """Return the vectors of texts by those of their parts, of shape (parts, texts, dimensions)."""
         if len(vectors) == 1:
             only: Vectors = vectors[0]
             return only
@@ -307,7 +321,7 @@ class TextEmbedder(Embedder):
 
 
 def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Group the indices of ``lengths`` in order, as many as have no more than ``max_tokens`` together."""
+    """Group the indices of ``lengths`` in order, as many together as have at most ``max_tokens``."""
     group: list[int] = []
     for index, length in enumerate(lengths):
         if group and sum(lengths[group[0] : index]) + length > max_tokens:
@@ -321,8 +335,8 @@ def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[in
 def group_by_length(lengths: Sequence[int], max_tokens: int, step: int) -> Iterator[list[int]]:
     """Group the indices of ``lengths``, shortest first, so that little is padded.
 
-    No group has more than ``max_tokens``, if all were as long as its longest, and lengths in one round up to the same ``step``.
-    A text longer than ``max_tokens`` is a group of its own.
+    A group has at most ``max_tokens``, counting each text as long as the longest, and its lengths round up to the same
+    ``step``. A text longer than ``max_tokens`` is a group of its own.
     """
     group: list[int] = []
     for index in sorted(range(len(lengths)), key=lengths.__getitem__):

@@ -1,6 +1,7 @@
-"""The engine on torch: on a GPU with half precision, or on CPU with single precision; and the conversion to OpenVINO.
+"""The engine on torch: on a GPU in half precision, or on CPU in single precision; and the conversion to OpenVINO.
 
-Converting has its own process, so that torch and transformers, seconds and hundreds of megabytes, never enter a worker.
+The conversion has its own process, so that torch and transformers, which take seconds and hundreds of megabytes, never enter a
+worker.
 """
 
 import logging
@@ -12,7 +13,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, Final, Literal
 
-# No model is downloaded at run time. Set before transformers and the hub client are imported, which read these once.
+# No model is downloaded at run time. This must be set before transformers and the hub client are imported, which read it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
@@ -28,21 +29,21 @@ from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import library_logger
 
-_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # Of a pass: on CPU 8 full texts, on a GPU 128.
-_SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with what tokenizers treat differently.
+_MAX_TOKENS: Final = {"cpu": 4_096, "cuda": 65_536}  # The tokens of a pass: on CPU 8 full texts, on a GPU 128.
+_SAMPLE: Final = "Refund it: don't!"  # Short enough for any model, and with characters that tokenizers treat differently.
 _TOLERANCE: Final = 1e-4
-_LONGEST_CHECKED: Final = 1_024  # Tokens of the longest text that is checked: a longer one would take minutes.
+_LONGEST_CHECKED: Final = 1_024  # The tokens of the longest text that is checked: a longer one would take minutes.
 
 log = library_logger(__name__)
 
 
 class TorchEmbedder(TextEmbedder):
-    """Runs a sentence-transformers model without conversion, in packed passes where it can, otherwise in padded ones."""
+    """Runs a sentence-transformers model without conversion, in packed passes if possible, otherwise in padded ones."""
 
     step = 64
 
     def __init__(self, model: ModelFiles, recipe: Recipe, threads: int, device: Literal["cpu", "cuda"]) -> None:
-        """Load the model as :func:`load_model` does; ``threads`` is how many threads torch uses on CPU."""
+        """Load the model as :func:`load_model` does; ``threads`` is the number of threads that torch uses on CPU."""
         super().__init__(model, recipe)
         torch.set_num_threads(threads)
         self._model = load_model(model.path, model.tokenizer, model.max_tokens, device)
@@ -70,7 +71,7 @@ class TorchEmbedder(TextEmbedder):
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
-        # Not in the handler: the error would keep the tensors of the pass.
+        # This is not in the handler, where the error would keep the tensors of the pass.
         torch.cuda.empty_cache()
         half = len(group) // 2
         # Other workers may have the rest of the card, so this one makes smaller passes from now on.
@@ -80,7 +81,7 @@ class TorchEmbedder(TextEmbedder):
 
     def _padded_vectors(self, group: Sequence[Ids]) -> Vectors:
         ids, mask = map(torch.from_numpy, padded(group, max(map(len, group)), self._pad_id))
-        # Half precision only for matrix products: sums over 512 tokens and norms would lose digits that scores need.
+        # Only matrix products have half precision: sums over 512 tokens and norms would lose digits that scores need.
         half = torch.autocast("cuda", torch.float16, enabled=self._device.type == "cuda")
         with torch.inference_mode(), half:
             output = unit_vectors(self._model, ids.to(self._device), mask.to(self._device))
@@ -91,12 +92,12 @@ class TorchEmbedder(TextEmbedder):
 def unit_vectors(
     model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The float32 unit vectors of texts; their transformer is given ``keys`` for a mask, if any."""
+    """Return the float32 unit vectors of texts; their transformer gets ``keys`` for a mask, if any."""
     transformer, *others = model
     body: Any = model.transformers_model
     features = {"input_ids": ids, "attention_mask": mask if keys is None else keys}
-    # Elsewhere it would be passed on to layers that do not expect it; and what makes no types itself, as GPT-2 does not, has
-    # no type 0, but adds the word 0 to every token.
+    # Other models would pass it on to layers that do not expect it. And a model without types of tokens, such as GPT-2, has no
+    # type 0, but would add the word 0 to every token.
     if "token_type_ids" in signature(body.forward).parameters and "token_type_ids" in model.tokenizer.model_input_names:
         features["token_type_ids"] = torch.zeros_like(ids)
     features = transformer(features) | {"attention_mask": mask}
@@ -108,8 +109,8 @@ def unit_vectors(
 def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> SentenceTransformer:
     """Load a model from a local directory, in single precision.
 
-    SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers makes other
-    vectors of it, or if it cannot embed a text of so many tokens.
+    SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers computes other
+    vectors with it, or if it cannot embed a text of ``max_tokens`` tokens.
     """
     transformers.utils.logging.disable_progress_bar()
     length = 0
@@ -124,7 +125,7 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
             vectors = unit_vectors(model, ids, torch.ones_like(ids))
             length = min(max_tokens, _LONGEST_CHECKED)
             full = ids[:, :1].repeat(1, length)
-            # A GPU says only when it is asked for the vectors that it failed.
+            # A GPU reports a failure only when its results are copied.
             unit_vectors(model, full, torch.ones_like(full)).cpu()
     except Exception as error:
         problem = "cannot be loaded"
@@ -139,12 +140,12 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         raise SettingsError(
             f"embedding.model: {path} makes other vectors than sentence-transformers does, so it is not supported"
         )
-    # All engines compute with the same numbers: the vectors of one in half precision would be others.
+    # All engines compute with the same numbers: half precision would change the vectors.
     return model.float()
 
 
 def packed_passes(model: SentenceTransformer, device: torch.device, max_tokens: int, longest: int) -> PackedPasses | None:
-    """Return the packed passes of a model; None if it has none that give its vectors."""
+    """Return the packed passes of a model; None if it cannot be packed or its packed vectors differ."""
     ids = model.preprocess([_SAMPLE], prompt="")["input_ids"][0].tolist()
     rows = [(ids * longest)[:length] for length in (len(ids), 1, min(longest, _LONGEST_CHECKED), len(ids) + 1)]
     alone = [torch.tensor([row], device=device) for row in rows]
@@ -166,7 +167,7 @@ def packed_passes(model: SentenceTransformer, device: torch.device, max_tokens: 
 
 class _UnitVectors(torch.nn.Module):
     # The model with normalisation at its end and, if it masks ``keys_only``, a mask over these. Otherwise the model builds a
-    # mask over every query and key, as large as the attention itself, in each forward pass.
+    # mask over every query and key in each forward pass, as large as the attention itself.
 
     def __init__(self, model: SentenceTransformer, keys_only: bool) -> None:
         super().__init__()
@@ -183,14 +184,14 @@ class _UnitVectors(torch.nn.Module):
 def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
     """Write the converted model, with float16 weights, to ``target`` and a ``.bin`` file beside it.
 
-    Raises as :func:`load_model` does, SettingsError if weights are not finite, and ValueError if the converted model's vectors
-    differ from the model's.
+    Raises the errors of :func:`load_model`, SettingsError if weights are not finite, and ValueError if the converted model's
+    vectors differ from the model's.
     """
-    from kp_scorer.embedding.openvino_engine import openvino  # which need not be installed where torch runs models itself
+    from kp_scorer.embedding.openvino_engine import openvino  # OpenVINO need not be installed if torch runs models itself.
 
     model = load_model(path, tokenizer, max_tokens, "cpu")
     if not all(torch.isfinite(weights).all() for weights in model.parameters()):
-        # OpenVINO would score them as 65,504, the largest of float16.
+        # OpenVINO would replace them by 65,504, the largest number of float16.
         raise SettingsError(f"embedding.model: {path} has weights that are infinite or no numbers")
     body: Any = model.transformers_model
     size = body.config.vocab_size
@@ -198,10 +199,10 @@ def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
     checked = [_example(*shape, size) for shape in ((1, 3), (3, min(40, max_tokens)), (2, min(max_tokens, _LONGEST_CHECKED)))]
     with torch.inference_mode():
         expected = [unit_vectors(model, ids, mask) for ids, mask in checked]
-        # Models whose attention is causal, or reaches only so far, need masks of their own making.
+        # Models whose attention is causal, or reaches only so far, need masks of their own
         for keys_only in (True, False):
             if not keys_only:
-                # Where nothing is left to attend to, as in padding, OpenVINO makes NaN of masks that are not numbers.
+                # OpenVINO makes NaN of masks that are not numbers if, as in padding, nothing is left to attend to.
                 body.set_attn_implementation("eager")
             try:
                 converted = openvino.convert_model(_UnitVectors(model, keys_only), example_input=_example(2, 8, size))
@@ -218,7 +219,7 @@ def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
 
 
 def _example(texts: int, tokens: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids below ``size``, and a mask that hides the end of the first text, both int64 of shape (texts, tokens)."""
+    """Return ids below ``size``, and a mask that hides the end of the first text, both int64 of shape (texts, tokens)."""
     ids = torch.arange(texts * tokens).reshape(texts, tokens) % size
     mask = torch.ones_like(ids)
     mask[0, tokens - tokens // 3 :] = 0

@@ -1,6 +1,6 @@
-"""The embedder without a model: a text's words, counted into the dimensions of a vector by a hash.
+"""The embedder without a model: it counts a text's words into the dimensions of a vector, by a hash.
 
-Equal words are all that it sees: not what they mean, nor their order. It needs nothing but numpy.
+It recognises equal words, but neither their meaning nor their order. It needs nothing but numpy.
 """
 
 import re
@@ -19,13 +19,13 @@ from kp_scorer.characters import normalized, without_unseen
 from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
-_MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would part words at each.
+_MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would split words at each.
     "\u034f"  # stands in long runs of marks
     "\u07a6-\u07b0\u3099\u309a"  # Thaana, Japanese
     "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
 )
 
-_OPTIONAL_MARKS: Final = re.compile(  # Marks that people leave out: no word is another without them.
+_OPTIONAL_MARKS: Final = re.compile(  # Marks that people leave out; words are equal without them.
     "[\u0300-\u034e\u0350-\u036f\u0483-\u0487\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20f0\ufe20-\ufe2f"  # accents
     "\u0591-\u05bd\u05bf-\u05c7\ufb1e"  # Hebrew
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u08d3-\u08ff]"  # Arabic, Syriac
@@ -41,15 +41,18 @@ _WORDS: Final = re.compile(rf"[\w{_MARKS}]+")
 _ASCII_SPACES: Final = {ord(each): " " for each in map(chr, range(128)) if not _WORDS.match(each)}
 _RUNS: Final = re.compile(f"[{_UNSPACED}]+")
 _MOST_WORDS: Final = 32_768
-"""Different words of a passage that count, the first ones: more than 200,000 characters of prose have. It bounds the time that
-a text made of nothing but different words takes."""
+"""The different words of a passage that count, from its beginning: those of more than 200,000 characters of prose.
+
+This bounds the time for a text that consists of different words alone.
+"""
 
 _REMEMBERED: Final = 32_768
-_REMEMBERED_CHARS: Final = 64  # Of a word whose hash is remembered: 16 MB at most, which save most of the time.
+# The length up to which a word's hash is remembered: this takes 16 MB at most, and saves most of the time.
+_REMEMBERED_CHARS: Final = 64
 
 
 class WordsEmbedder(Embedder):
-    """Embeds what was asked and what was done by their words, whatever ``novelty.recipe`` says: as one text they tell less."""
+    """Embeds objective and steps by their words, whatever ``novelty.recipe`` says: as one text they would distinguish less."""
 
     name = "words"
     engine = "a hash on 1 thread"
@@ -65,12 +68,12 @@ class WordsEmbedder(Embedder):
         return np.array(list(map(self._vector, texts)), np.float32).reshape(len(texts), _DIMENSIONS)
 
     def _vector(self, text: str) -> NDArray[np.float64]:
-        # The weighted sum of a text's passages, of length 1. A passage without words counts nothing. A text without any gets
+        # The weighted sum of a text's passages, of length 1. Passages without words do not count. A text without any words gets
         # the first unit vector.
         summed = np.zeros(_DIMENSIONS)
         for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
             counted = self._counted(passage)
-            # Words of opposite signs may also leave nothing.
+            # Words with opposite signs may cancel out.
             if length := np.linalg.norm(counted):
                 summed += part.weight / length * counted
         if length := np.linalg.norm(summed):
@@ -91,7 +94,7 @@ class _Columns(dict[str, int]):
     """The column of each word: its dimension, and beyond them all its dimension with the negative sign."""
 
     def __missing__(self, word: str) -> int:
-        # Python's own hash differs from process to process.
+        # Python's own hash differs between processes.
         hashed = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
         column = (hashed >> 1) % _DIMENSIONS + (hashed & 1) * _DIMENSIONS
         if len(word) <= _REMEMBERED_CHARS:
@@ -102,7 +105,7 @@ class _Columns(dict[str, int]):
 
 
 def _folded(text: str) -> str:
-    """A text without case, and as one of the ways in which it may be written: with what accents, widths and normal form."""
+    """Return a text without case, and in one of its possible forms with regard to accents, widths and normal form."""
     if not text.isascii():
         text = normalized("NFKD", without_unseen(text))
         text = unicodedata.normalize("NFC", _OPTIONAL_MARKS.sub("", text))
@@ -110,9 +113,9 @@ def _folded(text: str) -> str:
 
 
 def _words_of(text: str) -> list[str]:
-    """The words of a text and, of each run in a script without spaces, the pairs of neighbours; in any order."""
+    """Return the words of a text and, for each run in a script without spaces, the pairs of neighbours; in any order."""
     if text.isascii():
-        # Half the time, for the same words.
+        # This takes half the time and gives the same words.
         return text.translate(_ASCII_SPACES).split()
     pairs: list[str] = []
     if runs := _RUNS.findall(text):

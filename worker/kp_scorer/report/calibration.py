@@ -112,7 +112,7 @@ class Cohort(NamedTuple):
 class Calibration(NamedTuple):
     """The thresholds that are suggested for some traces."""
 
-    domains: Mapping[str, Cohort]  # Every domain, sorted by name.
+    domains: Mapping[str, Cohort]  # All domains, sorted by name.
     other_domains: Cohort
     """The traces of all domains that have too few and no threshold of their own; or all traces, if these are too few too."""
     other_domains_are_all: bool

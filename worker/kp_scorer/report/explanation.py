@@ -142,7 +142,7 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
 
 
 def _barred_words(decision: Decision) -> Iterator[str]:
-    """Yield what bars the trace from being accepted, whatever its score."""
+    """Yield the reasons that keep the trace from being accepted, whatever its score."""
     for guard in decision.guards:
         if guard.rejects:
             bound = "" if guard.bound is None else f" of {guard.bound:.4f}"
@@ -228,7 +228,7 @@ def _at_most_1(words: str, value: float) -> str:
 
 
 def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
-    """Yield what each dimension would need for the trace to pass."""
+    """Yield the changes of each dimension that would let the trace pass."""
     is_accepted = decision.outcome == "accepted"
     yield "All else as it is, it would pass with" if is_accepted else "To pass, all else as it is, it would need one of these:"
     most_confidence = bound_of(decision, "max_confidence") * (success_factor(trace) if trace else 1.0)

@@ -1,4 +1,4 @@
-"""Estimates how good the gate is: its precision and recall, by the labels of a sample of all traces, with intervals."""
+"""Estimates the quality of the gate: its precision and recall, by the labels of a sample of all traces, with intervals."""
 
 import math
 from collections import defaultdict

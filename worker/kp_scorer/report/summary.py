@@ -82,7 +82,7 @@ class Analysis(NamedTuple):
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
-    """Compute the figures of decisions in the order of their traces. There must be one at least."""
+    """Compute the figures of at least one decision, given in the order of their traces."""
     return Analysis(
         total=_summary(decisions),
         domains=by_name(decisions, lambda decision: decision.domain),
