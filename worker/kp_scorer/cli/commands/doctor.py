@@ -132,11 +132,11 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
             all_exist = False
             yield "wrong", str(error)
     if all_exist and settings.broker.is_redis:
-        for name, count in lists_beside(app, queues.traces).items():
+        for name in lists_beside(app, queues.traces):
             # What only ends so may be the queue of another fleet.
             state: Literal["wrong", "advice"] = "wrong" if name.startswith(queues.traces.name) else "advice"
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
-            yield state, f"{name!r} has {count} messages that none of these workers receives: {remedy}"
+            yield state, f"{name!r} has messages that none of these workers receives: {remedy}"
     if all_exist:
         # Counting what waits declares the queues that are missing.
         yield from _backlog(settings, store, app)
