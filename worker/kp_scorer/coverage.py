@@ -33,8 +33,8 @@ class StandIn(NamedTuple):
 class KeptRun(NamedTuple):
     """A run that was just chosen."""
 
-    place: int  # In the batch that it was chosen from.
-    adds: float  # By how much it raised the covers of the batch's runs, in whole runs.
+    place: int  # Its place in the batch that it was chosen from.
+    adds: float  # The amount by which it raised the covers of the batch's runs, in whole runs.
 
 
 class Coverage:
@@ -73,11 +73,11 @@ class Coverage:
         return chosen
 
     def keep(self, vectors: Vectors) -> None:
-        """Keep runs that were chosen in another way."""
+        """Add runs that were chosen in another way."""
         self._vectors = np.concatenate([self._vectors, vectors])
 
     def stand_ins(self, vectors: Vectors) -> list[StandIn]:
-        """Find for each run the kept run that is most like it; none are found as long as none is kept."""
+        """Find for each run the kept run that is most like it; find none while no run is kept."""
         if not len(self._vectors):
             return []
         similarities = vectors @ self._vectors.T

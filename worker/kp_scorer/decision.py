@@ -23,7 +23,7 @@ MOST_FINDINGS: Final = 32
 _UNREADABLE: Final = 0.3
 """Above this share of unknown tokens, texts look alike. Each stands for a whole word, so by characters the share is larger."""
 
-_OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits it if it is empty.
+_OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 
 
 def _checked_time(text: str) -> str:
@@ -223,5 +223,5 @@ class Decision(_Part):
 
     @property
     def mark(self) -> str:
-        """Return what copies of this decision share: a later one on the trace, once this is forgotten, has another mark."""
+        """The value that copies of this decision share. A later decision on the trace has another."""
         return self.decided_at

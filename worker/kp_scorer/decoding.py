@@ -26,7 +26,7 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
-    """The limits on a submission, all of them inclusive."""
+    """The limits on a submission; a value that reaches one is within it."""
 
     message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
     values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.
@@ -130,7 +130,7 @@ def _too_many(json_bytes: bytes, most: int) -> str | None:
 
 
 def _has_too_many_digits(json_bytes: bytes) -> bool:
-    # Of so many digits in a row one stands at a multiple of _MOST_DIGITS, and most texts have few digits there.
+    # A number of this many digits has one at a multiple of _MOST_DIGITS; most texts have few digits at such places.
     places = (place for place in range(0, len(json_bytes), _MOST_DIGITS) if json_bytes[place] in _DIGITS)
     around = (json_bytes[max(0, place - _MOST_DIGITS) : place + _MOST_DIGITS + 1] for place in places)
     return any(_TOO_MANY_DIGITS in digits.translate(_DIGITS_ALIKE) for digits in around)
@@ -185,12 +185,12 @@ def _problems(error: ValidationError) -> list[Problem]:
 
 
 def _as_bytes(payload: object, limits: Limits) -> bytes:
-    # A list that contains itself ends in a RecursionError, and so is nested too deeply.
+    # A list that contains itself ends in a RecursionError, as one that is nested too deeply.
     dumps = partial(json.dumps, payload, separators=(",", ":"), check_circular=False)
     try:
         return dumps(ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        # A lone surrogate, which JSON can only escape. In a field that is read, it is an error of its own.
+        # The text has a lone surrogate, which JSON can only escape. In a field that is read, this is an error of its own.
         return dumps().encode()
     except RecursionError:
         raise _invalid(f"expected nesting of at most {limits.depth}") from None
@@ -205,7 +205,7 @@ def _field_that_is_no_json(payload: object) -> str:
     """Return the path of the field whose value JSON lacks, as far as the model names it: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
     known = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
-    # In the order of serialization: nothing before that value holds a list that contains itself.
+    # In the order of serialization: no list that contains itself comes before that value.
     left: list[tuple[str, bool, object]] = [("", True, payload)]
     while left:
         path, is_named, value = left.pop()

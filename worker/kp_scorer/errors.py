@@ -67,7 +67,7 @@ class InvalidTrace(ScorerError):
 
 
 class UnknownFormat(InvalidTrace):
-    """A line of the input is no trace, and of nothing else that this command reads; the message says what to do."""
+    """A line of the input is neither a trace nor anything else that this command reads; the message says what to do."""
 
 
 class NotConverted(ScorerError):
@@ -80,7 +80,7 @@ class NotConverted(ScorerError):
 
 
 class FieldsMissing(NotConverted):
-    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line would."""
+    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line supply them."""
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
@@ -128,7 +128,7 @@ class OutputFailed(ScorerError):
 
 
 class ProcessFailed(ScorerError):
-    """A process of ours, which works on hostile texts, failed to answer a question, or ended."""
+    """A process that works on hostile texts failed to answer a question, or ended."""
 
 
 class ModelUnconverted(ScorerError):
@@ -146,11 +146,11 @@ class ServiceUnavailable(ScorerError):
 
 
 class NoQueue(ServiceUnavailable):
-    """RabbitMQ has no such queue, and it is not for us to declare it."""
+    """RabbitMQ has no such queue, and another program has to declare it."""
 
 
 class QueueFull(ServiceUnavailable):
-    """There is no room for a submission, or for the spans of one, until others are decided."""
+    """There is no room for a submission, or for a run's spans, until others are decided."""
 
 
 class BrokerBlocked(ServiceUnavailable):

@@ -1,4 +1,4 @@
-"""Opens files that users name: only regular ones, of a bounded size, and never through a link to write.
+"""Opens files that users name: only regular ones, of a bounded size, and for writing never through a link.
 
 This imports only the standard library, as `health` must not depend on anything else.
 """
@@ -19,7 +19,7 @@ def open_regular(path: Path | str, mode: str = "rb", *, follow: bool = True, **o
     """Open a regular file; without ``follow``, no symbolic link. Raise OSError for a FIFO, a device or a directory."""
 
     def opener(name: str, flags: int) -> int:
-        # O_NONBLOCK, as nobody may ever open the other end of a FIFO.
+        # With O_NONBLOCK, opening a FIFO does not wait for its other end.
         return os.open(name, flags | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW), 0o666)
 
     try:

@@ -13,7 +13,7 @@ from kp_scorer.characters import check_name, normalized, without_unseen
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 DOMAIN_BYTES: Final = 200  # The longest domain in bytes of UTF-8. Producers choose domains, and log lines contain them.
-# An existing day, 29 February only in leap years, so that the JSON Schema is as strict as the check.
+# A day that exists, 29 February only in leap years, so that the JSON Schema is as strict as the check.
 _DAY: Final = (
     "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -51,7 +51,7 @@ def namespaced(trace_id: str, namespace: str) -> str:
 
 
 def begins(trace_id: str, beginning: str) -> bool:
-    """Return whether an id has this beginning after ``kp:trace:``, or after its namespaces."""
+    """Return whether an id has this beginning, after ``kp:trace:`` or after its namespaces."""
     own = trace_id.removeprefix(TRACE_ID_PREFIX)
     return own.startswith(beginning) or own.rpartition(":")[2].startswith(beginning)
 

@@ -153,11 +153,11 @@ def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
 
 
 def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """The arguments with which a kombu message from the queue of traces calls the task; of a plain one, its trace.
+    """Return the arguments with which a kombu message on the queue of traces calls the task; of a plain one, its trace.
 
     Raises:
-        InvalidTrace: it is too large to hold a valid trace, or has too many values, so it was not parsed.
-        ValueError: it is no submission; names the wrong part, without its content.
+        InvalidTrace: the message is too large to hold a valid trace, or has too many values, so it was not parsed.
+        ValueError: the message is no submission; the error names the wrong part, without its content.
     """
     headers = message.headers
     try:

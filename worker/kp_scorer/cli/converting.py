@@ -17,9 +17,9 @@ from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
 _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", "domain": "task_domain", "time": "created_at"}
-"""Fields that records may have under other names, by the names of their options."""
+"""The fields that records may have under other names, by the option that states the name."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
-_MOST_LINES: Final = 1 << 40  # More than a file has: lines are counted through all files.
+_MOST_LINES: Final = 1 << 40  # More lines than a file has: lines are counted through all files.
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
     document: Mapping[str, Any] = MappingProxyType({})
-    """The trace as it was read, with the fields that are ignored; empty where ``trace`` is an error."""
+    """The trace as it was read, with the fields that are ignored; empty if ``trace`` is an error."""
     file: str = ""  # The file of the trace, if the command reads several.
     run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
@@ -44,33 +44,33 @@ class Conversion:
         self._converter = Converter(supplied, limits, name)
         self._limits, self._name = limits, name
         self._files = [""]
-        self.runs = 0  # The number of runs that were converted, or could not be.
-        self.keeps_runs = False  # Whether lines hold their runs, which take more memory than traces.
-        self._missing: dict[str, None] = {}  # The options that runs lack, in order, as long as none was converted.
+        self.runs = 0  # The number of runs that were converted or refused.
+        self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
+        self._missing: dict[str, None] = {}  # The options that runs lack, in order, until a run is converted.
 
     def begin_file(self, name: str) -> None:
-        """Go on to a file, whose lines are counted from 1 again."""
+        """Start a file, whose lines are counted from 1 again."""
         self._files.append(name)
 
     def fits(self, value: object) -> bool:
-        """Return whether a source has a known format, or is to be read as a named one."""
+        """Return whether a source has a known format, or all sources are read as a named one."""
         return bool(self._name or format_of(value))
 
     def feed(self, line: int, value: object) -> Iterator[Line]:
-        """Convert what is complete with a source; raises UsageError if those before it need more than is supplied."""
+        """Convert the runs that a source completes; raise UsageError if earlier runs need more options."""
         return self._counted(self._converter.feed((len(self._files) - 1) * _MOST_LINES + line, value))
 
     def end_file(self) -> Iterator[Line]:
-        """Convert what has no more in other files."""
+        """Convert the runs that no later file can continue."""
         return self._counted(self._converter.end_file())
 
     def end(self) -> Iterator[Line]:
-        """Convert what is left; raises UsageError if no run could be converted for want of options."""
+        """Convert the remaining runs; raise UsageError if none could be converted because options are missing."""
         yield from self._counted(self._converter.end())
         self._require_options()
 
     def print_summary(self) -> None:
-        """Print what was converted, and which fields of the sources were not read."""
+        """Print the numbers of what was converted, and the fields of the sources that were not read."""
         if not self.runs:
             return
         counts = self._converter.counts
@@ -88,7 +88,7 @@ class Conversion:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
-                    # Later ones may lack others: they are asked for at once.
+                    # Later runs may lack other fields, and all options are asked for at once.
                     self._missing |= dict.fromkeys(result.options)
                     continue
                 line = Line(result.line, InvalidTrace(result.problems))
@@ -117,7 +117,7 @@ _OPTIONS: Final = (
     click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601)."),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
-"""For what is converted."""
+"""The options for converting."""
 
 
 def converting_options(command: Command) -> Command:

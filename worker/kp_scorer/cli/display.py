@@ -1,4 +1,4 @@
-"""Tables for people, and progress on stderr. This imports Rich, which takes time."""
+"""Prints tables for people, and progress on stderr. This imports Rich, which takes time."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", 
 
 
 def console() -> Console:
-    """Return a console on stderr, wide enough for a table where there is no terminal."""
+    """Return a console on stderr, which is wide enough for a table if there is no terminal."""
     terminal = Console(stderr=True)
     return terminal if terminal.is_terminal else Console(stderr=True, width=_COLUMNS_WITHOUT_TERMINAL)
 
@@ -112,7 +112,7 @@ class DecisionTable:
         table.add_column("why", min_width=_LEAST_WHY)
         table.add_row(*cells)
         self._is_begun = True
-        # As text: a progress bar may be drawn below it.
+        # Print text rather than to the console's own stream: a progress bar may be drawn below it.
         out = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
         with out.capture() as capture:
             out.print(table)

@@ -1,4 +1,7 @@
-"""Gather decisions for a command, from a file of decisions or of traces, which are scored, or from the ledger; read labels."""
+"""Gathers decisions for a command: from a file of decisions, from scoring a file of traces, or from the ledger.
+
+Reads labels.
+"""
 
 import codecs
 import io
@@ -39,10 +42,10 @@ Result = Decision | InvalidTrace | TraceConflict | TraceDead
 
 
 class GatheredTrace(NamedTuple):
-    """A decision with the label of its trace, and the trace itself if traces were read, which takes more memory."""
+    """A decision with the label of its trace; and the trace, which takes more memory, if a file of traces was read."""
 
     decision: Decision
-    label: bool | None = None  # By --labels if that is given, else as the ledger holds it, or as `status` printed it.
+    label: bool | None = None  # From --labels if that is given, otherwise from the ledger or from the output of `status`.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
 
 
@@ -52,19 +55,19 @@ class Gathered:
 
     source: str
     traces: Iterable[GatheredTrace] = ()
-    """They can be read once: those of a file in its order, those of a sample of the ledger in the order of the log."""
+    """Can be read once: in the order of a file, or for a sample of the ledger in the order of the log."""
     refused: int = 0
-    """The number of lines with neither a trace nor a decision, or of damaged records in the ledger, once all are read."""
+    """The number of lines without trace or decision, or of damaged records in the ledger; complete once all are read."""
     are_of_domains: bool = False  # True if --domain has chosen some domains.
-    kind: str = "decisions"  # As errors call them.
-    labels: Mapping[str, bool] | None = None  # Those of --labels, by trace id.
+    kind: str = "decisions"  # The word for them in errors.
+    labels: Mapping[str, bool] | None = None  # From --labels, by trace id.
     is_stored: bool = False  # True if the ledger is read.
-    dead_letters: int = 0  # Their number, of all producers; 0 unless the ledger was read.
+    dead_letters: int = 0  # The number of dead letters, of all producers; 0 unless the ledger was read.
 
     def choose(
         self, since: datetime | None, domains: Collection[str], namespaces: Collection[str], agents: Collection[str]
     ) -> None:
-        """Leave out the decisions that the given options do not choose."""
+        """Keep only the decisions that the given options choose."""
         if since:
             first_s = since.timestamp()
             self._only("--since", [f"{since:%F %T}"], lambda decision: _decided_s(decision) >= first_s)
@@ -83,10 +86,10 @@ class Gathered:
 
 
 def gathering_options(command: Command, sample: int | None = None, *, only_labelled: bool = False) -> Command:
-    """Add the options that choose the decisions, and pass a command the ``settings`` and what is ``gathered``.
+    """Add the options that choose decisions, and pass the command the ``settings`` and the ``gathered`` decisions.
 
     ``sample`` is the default of --sample. If the command has --labels, these replace the labels of the ledger. With
-    ``only_labelled`` decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
+    ``only_labelled``, decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
     ScorerError if there is none. After the command it exits with 1 if a line held neither a trace nor a decision.
     """
 
@@ -160,7 +163,7 @@ def gather_file(name: str, settings: Settings) -> Gathered:
 def _in_file(gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     with open_input(gathered.source) as opened:
         stream = unpacked(opened)
-        # Decisions are as `score`, `decisions` or `status` prints them; a trace has an @type.
+        # A decision is as `score`, `decisions` or `status` prints it; a trace has an @type.
         beginning = read_bytes(stream.peek, 1).lstrip().partition(b"\n")[0]
         if b'"trace_id"' in beginning and b'"@type"' not in beginning:
             yield from _read_decisions(stream, gathered)
@@ -169,13 +172,13 @@ def _in_file(gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
 
 
 def traces_named(name: str | None, decisions: Collection[Decision], limits: Limits) -> dict[str, ReasoningTrace]:
-    """Return the traces that decisions are about, and those nearest to them, by id, as far as a file has them."""
+    """Return by id the traces of decisions, and those nearest to them, as far as a file contains them."""
     if name is None:
         return {}
     wanted = {decision.trace_id for decision in decisions}
     wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
     with open_input(name) as stream:
-        # One by one, as the file may be of any size.
+        # Read one by one, as the file may be of any size.
         traces = (line.trace for line in read_traces(stream, limits))
         return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
@@ -213,7 +216,7 @@ def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) ->
 
 
 def _gather_stored(settings: Settings, most: int | None, labels: Mapping[str, bool] | None, *, only_labelled: bool) -> Gathered:
-    """Gather the decisions in the ledger as they are read, or those of ``most`` random records at once, in the log's order."""
+    """Gather all decisions in the ledger as they are read, or those of ``most`` random records, in the log's order."""
     gathered = Gathered("the ledger", is_stored=True)
     with Store.open(settings) as store:
         gathered.dead_letters = store.dead_letters.count()
@@ -231,7 +234,7 @@ def _gather_stored(settings: Settings, most: int | None, labels: Mapping[str, bo
 
 
 def has_stored_labels(settings: Settings, labels: Mapping[str, bool] | None) -> bool:
-    """Return whether any trace in the ledger has a label, by ``labels`` or, if there are none, by the ledger."""
+    """Return whether any trace in the ledger has a label, by ``labels`` or, if that is None, by the ledger."""
     with Store.open(settings) as store:
         labelled = store.ledger.labelled() if labels is None else store.ledger.all_decided(labels)
         return next(labelled, None) is not None
@@ -283,7 +286,7 @@ class _Label(BaseModel):
 
 
 def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
-    """Read the file that an option names: lines such as ``{"trace_id": …, "good": true}``; return labels by trace id."""
+    """Read the file of an option, with lines such as ``{"trace_id": …, "good": true}``; return labels by trace id."""
     if name is None:
         return None
     labels: dict[str, bool] = {}
@@ -301,10 +304,10 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
                     problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
                     raise click.BadParameter(f"line {number}: {problem}") from None
                 contradicting += labels.get(label.trace_id, label.good) != label.good
-                # The latest counts, as in the ledger.
+                # The last one counts, as in the ledger.
                 labels[label.trace_id] = label.good
     except click.BadParameter as error:
-        # It names FILE; click names the option.
+        # The message names FILE; click names the option.
         raise click.BadParameter(error.message) from None
     if contradicting:
         print_note(f"{contradicting} labels contradict an earlier one of the same trace: the latest counts")

@@ -1,7 +1,7 @@
-"""Ids as people type them.
+"""Resolves ids as people type them.
 
-A command that looks up a trace accepts the beginning of its id, without ``kp:trace:`` and namespaces, if no other id begins so.
-An id with ``kp:trace:`` is exact: it never stands for another.
+A command that looks up a trace accepts the beginning of its id, without ``kp:trace:`` and namespaces, if no other id has this
+beginning. An id with ``kp:trace:`` is exact: it never stands for another.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
     if exact not in candidates:
         in_ledger = ledger.ids_beginning(id_or_beginning, _MOST_NAMED + 1)
         if in_ledger is None:
-            # Without SCAN, the ledger may hold more ids that begin so than the one that can be read here.
+            # Without SCAN, the ledger may hold further ids with this beginning besides the one that can be read here.
             print_note(f"{id_or_beginning}: this user of Redis may not look for ids that begin so (SCAN); give the exact id")
             return id_or_beginning
         candidates.update(in_ledger)
@@ -36,7 +36,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
 
 
 def resolve_among(id_or_beginning: str, ids: Iterable[str]) -> str:
-    """As :func:`resolve_trace_id`, among these ids alone, of traces or of dead letters."""
+    """Return the only one of these ids, of traces or of dead letters, that matches; otherwise as :func:`resolve_trace_id`."""
     exact = exact_trace_id(id_or_beginning)
     if id_or_beginning == exact:
         return exact
@@ -51,10 +51,10 @@ def resolve_among(id_or_beginning: str, ids: Iterable[str]) -> str:
 
 
 def exact_trace_id(typed_id: str) -> str:
-    """The id with ``kp:trace:``, whether it was typed with it or without it."""
+    """Return an id with ``kp:trace:``, whether it was typed with the prefix or without it."""
     own = typed_id.removeprefix(TRACE_ID_PREFIX)
     if not own:
-        # A shell makes an empty text of a variable that is not set. It must not match the only id that there is.
+        # A shell replaces an unset variable by an empty text, which must not match the only id that there is.
         raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
     try:
         own.encode()

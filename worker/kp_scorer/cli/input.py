@@ -1,4 +1,4 @@
-"""Read traces from files, folders and standard input: JSON Lines or JSON documents, compressed or not. A thread reads ahead.
+"""Reads traces from files, folders and standard input: JSON Lines or JSON documents, compressed or not. A thread reads ahead.
 
 Logs of other tools are converted on the way, if the command does that.
 """
@@ -28,17 +28,17 @@ from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
 """A first line that is no JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
-_AROUND_BYTES: Final = 4_096  # White space around a trace on its line, its end included.
+_AROUND_BYTES: Final = 4_096  # The white space around a trace on its line, its end included.
 _SPREAD: Final = 8  # A trace in an indented document may be this many times as long as on one line.
 _MOST_BYTES: Final = 2**28
-"""The longest line that is skipped; and the size limit of a list of traces, or of JSON that is not traces."""
-_MOST_VALUES: Final = 2**22  # The limit on values of the same: each may take a hundred bytes of memory.
+"""The size of the longest line that is skipped, and the limit for a list of traces or for JSON that is not traces."""
+_MOST_VALUES: Final = 2**22  # The limit on the values of such a list or JSON: each may take a hundred bytes of memory.
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
 _FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
 _FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
-_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off reaches to the end.
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
 _CONVERT: Final = "a log of another tool: `kp-scorer convert` makes traces of it"
 _UNKNOWN: Final = (
     f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "
@@ -49,7 +49,8 @@ _LARGEST_WINDOW: Final = 25
 """The largest window of a Zstandard file, as a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default."""
 
 _zstd: Any = None
-for _name in ("compression.zstd", "backports.zstd"):  # The first from Python 3.14 on; the second is the same for earlier ones.
+# The first is part of Python from 3.14 on; the second is the same for earlier versions.
+for _name in ("compression.zstd", "backports.zstd"):
     with suppress(ModuleNotFoundError):
         _zstd = _zstd or import_module(_name)
 
@@ -58,9 +59,10 @@ _AHEAD_BYTES: Final = 4_194_304  # The most bytes to read ahead: a batch of trac
 
 
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
-    """Yield the lines of files, one file after the other; of a folder those of all JSON files in it; ``-`` is standard input.
+    """Yield the lines of files, one file after another; of a folder, those of all its JSON files; ``-`` is standard input.
 
-    A file among several that cannot be read is an error among the lines. Otherwise it raises as :func:`read_traces` does.
+    If one of several files cannot be read, the error is one of the lines. Otherwise this raises the errors of
+    :func:`read_traces`.
     """
     files = [file for name in names for file in _files_in(name)]
     for name in files:
@@ -105,12 +107,12 @@ def open_input(name: str) -> io.BufferedReader:
 
 
 def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
-    """Decode traces one by one as they come in, and convert logs of other tools; blank lines are skipped.
+    """Decode traces one by one as they arrive, and convert logs of other tools; skip blank lines.
 
     If the first line begins an object or a list that ends on a later line, the input is a series of documents, each of which
     ends where its brackets close; otherwise each line is a document. If the first document is a list with a trace in it, its
     items are read. A trace may have ``limits.message_bytes``, and no more of its line is held in memory; a list, or the log of
-    another tool, may have 256 MiB. A compressed file is unpacked as it comes in, and all sizes are those of its content.
+    another tool, may have 256 MiB. A compressed file is unpacked as it is read, and all sizes are those of its content.
 
     Raises:
         BadParameter: the input is in another format, or cannot be read, or the end of a line is not found.
@@ -143,7 +145,10 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
 
 
 class _AvailableBytes:
-    """Passes on the bytes that have arrived. Unpacking asks for 8 KiB or more (up to CPython 3.14), and would wait for all."""
+    """Passes on the bytes that have arrived.
+
+    Unpacking asks for 8 KiB or more (up to CPython 3.14), and would wait for all of them.
+    """
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -186,7 +191,7 @@ def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
 
 
 def lines_in(stream: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers; longer lines come in pieces of ``most_bytes``, each as a line."""
+    """Yield the lines that are not blank, with their numbers; a longer line is yielded in pieces of ``most_bytes``."""
     for number, line in enumerate(iter(lambda: read_bytes(stream.readline, most_bytes), b""), 1):
         if not line.isspace():
             yield number, line
@@ -222,7 +227,7 @@ def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
 
 
 def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the number, the first ``most_bytes`` or so, and the size of this line and of those after it that are not blank."""
+    """Yield the number, about the first ``most_bytes`` and the size of this line and of each later one that is not blank."""
     while line:
         if not line.endswith(b"\n") and _may_be_large(line):
             line = _entire(stream, line)
@@ -238,11 +243,11 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
 
 
 def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the number of its first line, the bytes and the size of each document from this line on.
+    """From this line on, yield the number of each document's first line, its bytes and their size.
 
-    A document ends on the line where its brackets close. Counting them outside of strings takes linear time, needs no more
-    input than the document, and finds the next document behind one that is not JSON; a parser would have to be asked after each
-    line.
+    A document ends on the line where its brackets close. Counting them outside of strings takes linear time, reads nothing
+    beyond the document, and finds the next document behind one that is not JSON; with a parser, each line would need another
+    attempt.
     """
     while line:
         first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
@@ -271,7 +276,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
 
 
 def _may_be_large(beginning: bytes) -> bool:
-    """Return whether this looks like the beginning of a log of another tool, which may be larger than a trace."""
+    """Return whether this may be the beginning of a log of another tool, which may be larger than a trace."""
     return _FIELD_OF_TRACES.search(beginning) is None and _FIELD_OF_OTHERS.search(beginning) is not None
 
 
@@ -299,7 +304,7 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:
-    """Decode a trace of at most ``most_bytes`` as it is written; ``limits`` apply to it without its indentation."""
+    """Decode a trace that is written in at most ``most_bytes``; ``limits`` apply to it without its indentation."""
     try:
         document = cast("dict[str, Any]", parse_json(raw, limits.model_copy(update={"message_bytes": most_bytes})))
         check = check_trace if most_bytes == limits.message_bytes else decode_trace
@@ -318,11 +323,11 @@ class ReadAhead:
         self._lines: list[Line] = []
         self._wanted = 1  # The number of lines to wait for; 0 once there are no more.
         self._error: BaseException | None = None
-        # A daemon: nothing interrupts a thread that waits for input.
+        # A daemon thread, because nothing interrupts a thread that waits for input.
         threading.Thread(target=self._run, args=[names, limits, conversion], name="kp-scorer-reader", daemon=True).start()
 
     def batches(self) -> Iterator[list[Line]]:
-        """Yield the lines that have arrived, a batch at most; wait only while there are none, and for full batches of files.
+        """Yield the lines that have arrived, a batch at most; wait only if there are none, and for full batches of files.
 
         Raises:
             BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.
@@ -344,7 +349,7 @@ class ReadAhead:
     def _run(self, names: Sequence[str], limits: Limits, conversion: Conversion | None) -> None:
         try:
             if all(name != "-" and (Path(name).is_file() or Path(name).is_dir()) for name in names):
-                # A file never blocks. In full batches it is scored faster, and the same each time.
+                # A file never blocks. Full batches are scored faster, and every time alike.
                 self._wanted = self._most
             for line in read_files(names, limits, conversion):
                 with self._changed:

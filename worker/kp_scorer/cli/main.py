@@ -68,7 +68,7 @@ class _LazyGroup(click.Group):
         return name, getattr(module, listed.name.replace("-", "_")), arguments
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write them by group, in columns that are alike."""
+        """Write the commands by group, in columns of equal width."""
         width = max(map(len, _MODULES))
         for title, group in _COMMANDS.items():
             with formatter.section(title):
@@ -119,7 +119,7 @@ def run() -> None:
 def _in_one_line(error: click.ClickException) -> str:
     """Return click's message about wrong usage, and the command that prints the right one."""
     message = " ".join(error.format_message().split())
-    # A wrong value is described in full.
+    # The message of a wrong value is complete.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
         return f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
     return message

@@ -25,7 +25,7 @@ class _Since(click.DateTime):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse a time in UTC, or a number of hours or days that lie between it and now."""
+        """Parse a time in UTC, or a number of hours or days before now."""
         if age := re.fullmatch(r"([0-9]{1,5})([hd])", value):
             return datetime.now(UTC) - timedelta(hours=int(age[1]) * (24 if age[2] == "d" else 1))
         time: datetime = super().convert(value, param, ctx)
@@ -57,7 +57,7 @@ def settings_options(command: Command) -> Command:
 
 
 def service_options(command: Command) -> Command:
-    """Like ``ledger_options``, for a command that always uses the broker or Redis: with both URLs filled in."""
+    """Like ``ledger_options``, for a command that always uses the broker or Redis: both URLs are set."""
 
     @wraps(command)
     def with_services(settings: Settings, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ def ledger_options(command: Command) -> Command:
 
 
 def _parsed(assignment: str) -> tuple[str, Any]:
-    """Return name and value of a ``--set``. Tables and lists are written as JSON, as in variables; other values as they are."""
+    """Return name and value of a ``--set``. Tables and lists are written as JSON, as in variables; other values as text."""
     name, equals, value = assignment.partition("=")
     # The error does not quote the text: without a name it may be a URL with a password.
     if not equals or not re.fullmatch(r"\w+\.\w+", name):

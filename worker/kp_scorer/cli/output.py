@@ -1,4 +1,4 @@
-"""Print JSON Lines for programs on stdout, and notes for people on stderr.
+"""Prints JSON Lines for programs on stdout, and notes for people on stderr.
 
 Either may be a terminal, so control characters from a trace, a file or a server are escaped. Either may be closed, full, or a
 pipe that nobody reads.
@@ -22,8 +22,8 @@ from kp_scorer.files import open_regular
 NO_EMBEDDER: Final = (
     "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
 )
-"""Printed once by a command that scores without an embedder."""
-# Each in the direction that the stream does not have, so that reading or writing fails as on a closed one.
+"""A command that scores without an embedder prints this once."""
+# Each opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
@@ -45,7 +45,10 @@ def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
 
 
 def print_row(row: dict[str, Any], text: str | None = None) -> None:
-    """Print a row: to a pipe as a JSON line, to a terminal as ``text``, by default its fields; an empty text prints nothing."""
+    """Print a row: to a pipe as a JSON line, to a terminal as ``text``, by default its fields.
+
+    Print nothing for an empty text.
+    """
     if not sys.stdout.isatty():
         print_json(row)
     elif text or text is None:
@@ -53,7 +56,7 @@ def print_row(row: dict[str, Any], text: str | None = None) -> None:
 
 
 def in_words(value: Any) -> str:
-    """Return JSON as names and values without its punctuation, for people."""
+    """Return JSON for people, as names and values without punctuation."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {in_words(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
@@ -62,7 +65,7 @@ def in_words(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes, hours or days, whichever needs few digits."""
+    """Return a duration in seconds, minutes, hours or days, whichever takes few digits."""
     for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * length_s:
             return f"{seconds / length_s:.0f} {unit}"
@@ -77,9 +80,9 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, no link or device, or stdout for ``-``; yield a function that writes to it.
+    """Open the file that ``--output`` names, or stdout for ``-``; yield a function that writes to it. Refuse links and devices.
 
-    The first text replaces the old content, so that the content survives a command that fails before it writes.
+    The first text replaces the old content, so the content survives a command that fails before it writes.
     """
     if name == "-":
         yield print_text
@@ -127,17 +130,17 @@ def _was_noted(name: str) -> bool:
 
 
 def note_damaged(damaged: Mapping[str, str]) -> int:
-    """Print the damaged records that a command skips, with the problem of each; return their number."""
+    """Print the damaged records that a command skips, each with its problem; return their number."""
     for trace_id, problem in damaged.items():
         print_note(f"{trace_id}: skipped: {problem}")
     return len(damaged)
 
 
 def guard_streams() -> None:
-    """Make printing to a broken stdout raise OutputFailed, and to a broken stderr do nothing.
+    """Make printing to a broken stdout raise OutputFailed, and printing to a broken stderr do nothing.
 
-    Call it before anything else is opened: the next file or connection would get the descriptor of a closed stream, and with it
-    all that this process and its children print.
+    Call this before anything else is opened: the next file or connection would get the descriptor of a closed stream, and with
+    it everything that this process and its children print.
     """
     for number, flags in enumerate(_IN_PLACE_OF_CLOSED):
         try:

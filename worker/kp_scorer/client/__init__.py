@@ -1,4 +1,4 @@
-"""The Python client: submit traces, wait for or look up their decisions; for threads and for asyncio."""
+"""The Python client: submits traces, and waits for or looks up their decisions; for threads and for asyncio."""
 
 from kp_scorer.client.clients import AsyncClient, Client, Status, Submitted, Trace
 from kp_scorer.client.decisions import read_decisions

@@ -1,4 +1,4 @@
-"""The Python client: for threads, each of which waits for its answer, and for coroutines; and what both share."""
+"""The clients for threads, which wait for each answer, and for coroutines; and what both have in common."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ from kp_scorer.trace import ReasoningTrace, namespaced
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
-LEAST_S: Final = 1.0  # A look-up gets so much, however little is left of a wait: a healthy server needs a fraction of it.
+LEAST_S: Final = 1.0  # The least time for a look-up, however little is left of a wait: a healthy server needs a fraction of it.
 
 
 class Status(NamedTuple):
@@ -46,12 +46,12 @@ class Status(NamedTuple):
 
 
 def status_of(trace_id: str, record: Record) -> Status:
-    """The status that a trace's record holds."""
+    """Return the status that a trace's record holds."""
     return Status(trace_id, record.state, record.decision, record.reason, record.detail)
 
 
 def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decision:
-    """The decision that a caller waited for."""
+    """Return the decision in a status, or raise the error that stands for its absence."""
     if status and status.reason is not None:
         raise TraceDead(trace_id, status.reason, status.detail)
     if status and status.decision is not None:
@@ -60,10 +60,10 @@ def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decis
 
 
 class _Polling:
-    """The traces that a caller waits for, until when, and the pause between look-ups. It does no I/O and never sleeps."""
+    """The traces that a caller waits for, the deadline, and the pause between look-ups. It does no I/O and never sleeps."""
 
     def __init__(self, trace_ids: Iterable[str], timeout_s: float, answer_s: float) -> None:
-        """Begin to wait for ``timeout_s``; a look-up may take ``answer_s`` of it."""
+        """Wait for ``timeout_s`` from now on; a look-up may take ``answer_s`` of it."""
         self.pending = list(dict.fromkeys(trace_ids))  # The traces that are neither decided nor dead.
         self.pause_s = _POLL_FASTEST_S
         self._deadline = time.monotonic() + timeout_s
@@ -73,7 +73,7 @@ class _Polling:
         return min(max(self._deadline - time.monotonic(), LEAST_S), self._answer_s)
 
     def update(self, statuses: Sequence[Status | None]) -> list[Status]:
-        """Remove the traces that a look-up shows as decided or dead from the pending ones; return them, and set the pause."""
+        """Remove the traces that a look-up shows as decided or dead from the pending ones, and return them; set the pause."""
         completed = [status for status in statuses if status and status.state != "pending"]
         completed_ids = {status.trace_id for status in completed}
         self.pending = [trace_id for trace_id in self.pending if trace_id not in completed_ids]
@@ -91,18 +91,21 @@ Submitted = str | InvalidTrace | TraceConflict
 """The result for one trace of many: its id, or the error that says why it was not submitted."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-_BATCH_SIZE: Final = 100  # How many traces go to the ledger, and to the broker, in one round trip.
-_BATCH_BYTES: Final = 4_194_304  # Of them, before the last: all of it is in memory several times, and has to arrive in time.
+_BATCH_SIZE: Final = 100  # The number of traces that go to the ledger, and to the broker, in one round trip.
+_BATCH_BYTES: Final = 4_194_304  # Their size without the last: all of it is in memory several times, and has to arrive in time.
 
 _SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
 _LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"
 
 
 class _Deadline:
-    """Return how long a call still waits: until its timeout or, without one, so long for each answer."""
+    """The time that a call still waits: until its timeout or, without one, for each answer anew."""
 
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
-        """Begin to wait, for ``timeout_s`` in all or for ``answer_s`` each time; ``too_late`` has a place for that."""
+        """Wait for ``timeout_s`` in all, or for ``answer_s`` each time.
+
+        ``too_late`` is the error's text with a place for the limit.
+        """
         self._limit_s = answer_s if timeout_s is None else timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self.error = ServiceUnavailable(too_late.format(self._limit_s))
@@ -112,7 +115,7 @@ class _Deadline:
 
 
 class _Client:
-    """Where a client submits. Only its I/O thread uses the connections; the rest never changes."""
+    """What both clients share. Only the I/O thread uses the connections; the rest never changes."""
 
     def __init__(self, settings: Settings, namespace: str = "") -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be set. It connects on first use.
@@ -151,7 +154,7 @@ class _Client:
         return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace)
 
     def _checked(self, trace: Trace) -> Submission:
-        """Check a trace; return it as it is recorded and sent, with the namespace in its id."""
+        """Check a trace; return it in the form that is recorded and sent, with the namespace in its id."""
         if isinstance(trace, ReasoningTrace):
             payload: Any = trace.model_dump(mode="json", exclude_none=True)
         else:
@@ -167,12 +170,12 @@ class _Client:
             try:
                 checked.append(self._checked(trace))
             except InvalidTrace as error:
-                # With its traceback it would keep all these traces alive.
+                # The traceback of the original would keep all these traces alive.
                 checked.append(InvalidTrace(error.problems))
         return checked
 
     def _queued(self, calls: Iterable[Callable[[], list[Submitted]]]) -> Generator["Future[list[Submitted]]", None, None]:
-        """Queue calls, each while the one before runs; what is not waited for is cancelled."""
+        """Queue each call while the one before runs; cancel a call that nobody waits for."""
         ahead: Future[list[Submitted]] | None = None
         try:
             for call in calls:
@@ -185,14 +188,14 @@ class _Client:
             if ahead:
                 ahead.cancel()
 
-    # Only the client's I/O thread runs what follows.
+    # The following methods run on the client's I/O thread only.
 
     def _send(self, checked: Sequence[Submission | InvalidTrace]) -> list[Submitted]:
         """Record traces in the ledger and publish them to the queue; return the result for each, in order."""
         answers: list[str | TraceConflict] = []
         valid = [each for each in checked if isinstance(each, Submission)]
         for portion in portions(valid, lambda each: len(each.payload), _BATCH_BYTES):
-            # Recorded before they are sent: if the message is lost, the trace is pending, and the resender resends it.
+            # Record traces before sending them: if the message is lost, the trace is pending, and the resender sends it again.
             opened = list(zip(portion, self._store.ledger.submit(portion), strict=True))
             if pending := [(each.trace_id, each.payload) for each, state in opened if state == "pending"]:
                 send_traces(self._app, self._queues, pending)
@@ -285,7 +288,7 @@ class Client(_Client, AbstractContextManager["Client"]):
             TraceDead: the trace became a dead letter, so no decision will come.
             ServiceUnavailable: Redis cannot be reached.
         """
-        # It may have completed after the last look-up, or have never been submitted.
+        # The trace may have completed after the last look-up, or never have been submitted.
         status = next(self.as_completed([trace_id], timeout_s), None) or self.look_up([trace_id], LEAST_S)[0]
         return decision_of(trace_id, status, timeout_s)
 
@@ -334,7 +337,7 @@ class AsyncClient(_Client, AbstractAsyncContextManager["AsyncClient"]):
     async def submit_many(self, traces: Iterable[Trace], timeout_s: float | None = None) -> list[Submitted]:
         """Put traces on the queue, as ``Client.submit_many`` does. The traces are iterated in the event loop."""
         deadline = _Deadline(timeout_s, self._timeout_s, _SUBMIT_TOO_LATE)
-        # Checked by the I/O thread too: the largest one would block the loop for some 40 ms.
+        # The I/O thread also checks the traces: the largest one would block the loop for some 40 ms.
         calls = (partial(self._check_and_send, batch) for batch in _batched(traces))
         with closing(self._queued(calls)) as answers:
             return [answer for future in answers for answer in await _await(future, deadline)]
@@ -347,7 +350,7 @@ class AsyncClient(_Client, AbstractAsyncContextManager["AsyncClient"]):
         """Wait for a trace's decision."""
         async with aclosing(self.as_completed([trace_id], timeout_s)) as completed:
             status = await anext(completed, None)
-        # It may have completed after the last look-up, or have never been submitted.
+        # The trace may have completed after the last look-up, or never have been submitted.
         return decision_of(trace_id, status or (await self.look_up([trace_id], LEAST_S))[0], timeout_s)
 
     async def as_completed(self, trace_ids: Iterable[str], timeout_s: float) -> AsyncGenerator[Status, None]:
@@ -388,14 +391,14 @@ def _wait_for(future: "Future[Result]", deadline: _Deadline) -> Result:
 async def _await(future: "Future[Result]", deadline: _Deadline) -> Result:
     try:
         async with asyncio.timeout(deadline.left_s()):
-            # Cancelled with what waits for it, a call that has not started never does.
+            # If the caller is cancelled, so is the future, and a call that has not started never does.
             return await asyncio.wrap_future(future)
     except TimeoutError:
         raise deadline.error from None
 
 
 def _batched(traces: Iterable[Trace]) -> Iterator[list[Trace]]:
-    """Batches of as many traces as go to the servers in one round trip; iterates no further than the batch."""
+    """Yield batches of as many traces as go to the servers in one round trip; read the iterable no further than the batch."""
     iterator = iter(traces)
     while batch := list(islice(iterator, _BATCH_SIZE)):
         yield batch

@@ -27,8 +27,9 @@ from kp_scorer.store.decision_stream import StreamReader
 
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0
-_VALUES_AROUND: Final = 1_000  # Values that a decision may have besides its trace: some fifty.
-_REMEMBERED: Final = 100_000  # Traces whose last decision is known: as many as are read while a copy may be redelivered.
+_VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace; it has some fifty.
+# The traces whose last decision is remembered: as many as are read while a copy may be redelivered.
+_REMEMBERED: Final = 100_000
 
 log = structlog.get_logger("kp_scorer.client.decisions")
 
@@ -51,9 +52,9 @@ _Received = Iterator[tuple[Decision, Callable[[], None]]]
 
 @dataclass
 class Results:
-    """Receives decisions from queues and streams; what is no decision becomes a dead letter, as it would block its queue."""
+    """Receives decisions from queues and streams. Other messages become dead letters, as they would block their queue."""
 
-    queues: Sequence[Queue]  # They are bound to a channel.
+    queues: Sequence[Queue]  # Bound to a channel.
     readers: Sequence[StreamReader]
     dead_letters: DeadLetters
     limits: Limits
@@ -61,11 +62,12 @@ class Results:
     def receive(self) -> _Received:
         """Yield the decisions that are there now, each once, with a function that acknowledges it.
 
-        Acknowledged, it is removed from its queue, or delivered to its consumer group no more. Otherwise it is delivered again.
+        An acknowledged decision is removed from its queue, or no longer delivered to its consumer group. Otherwise it is
+        delivered again.
         """
         for queue in self.queues:
             while (message := _next(queue)) is not None:
-                # A message that was cut, and may look complete, has no type.
+                # A message that was cut may look complete, but has no content type.
                 is_json = message.content_type == "application/json"
                 acknowledge = unavailable_if_broker_fails("results")(message.ack)
                 yield from self._received(queue.name, raw_body(message), acknowledge, is_json=is_json)
@@ -86,14 +88,14 @@ class Results:
 
 @unavailable_if_broker_fails("results")
 def _next(queue: Any) -> Any:
-    # Kombu 5.7.0's own get raises an error for a body that it cannot decompress, each time that it is delivered.
+    # Kombu 5.7.0's own get raises an error for a body that it cannot decompress, at every delivery.
     delivered = queue.channel.basic_get(queue.name)
     return None if delivered is None else queue.channel.message_to_python(delivered)
 
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to the queues of decisions of one outcome, or of all; or, as a consumer ``group``, to their streams.
+    """Connect to the queues of one outcome's decisions, or of all; or, as a consumer ``group``, to their streams.
 
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """
@@ -103,7 +105,7 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
     queues = list(results_queues(settings, outcomes).values())
     streams = results_streams(settings, outcomes)
     if not settings.broker.is_redis:
-        # Readers may have no permission to declare them, and workers have done so.
+        # Workers have declared them, and readers may have no permission to do so.
         with_producer(
             app, "results", lambda producer: [queue(producer.channel).queue_declare(passive=True) for queue in queues], queues
         )
@@ -163,7 +165,7 @@ def read_decisions(
 
 
 def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, follow: bool) -> Iterator[Decision]:
-    """Yield and acknowledge decisions; ``marks`` are those of the last ones by trace id, so that copies are recognised."""
+    """Yield and acknowledge decisions; ``marks`` are the last ones by trace id, by which copies are recognised."""
     while not stopping.is_set():
         is_idle = True
         for decision, acknowledge in results.receive():

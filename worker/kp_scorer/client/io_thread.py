@@ -17,7 +17,7 @@ _starting = threading.Lock()
 
 
 def _renew_lock() -> None:
-    # A fork while another thread holds the lock would leave it locked for ever.
+    # A fork while another thread holds the lock would leave it locked forever.
     global _starting
     _starting = threading.Lock()
 
@@ -33,7 +33,7 @@ class IoThread:
     """
 
     def __init__(self) -> None:
-        """The thread starts with the first call."""
+        """Prepare the thread, which starts with the first call."""
         self._calls: _Calls = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -41,12 +41,12 @@ class IoThread:
         """Queue a call; return the future of its result. The caller cancels the future when it stops waiting."""
         future: Future[Result] = Future()
         with _starting:
-            # The child of a fork does not have the thread.
+            # In the child of a fork, the thread does not exist.
             if self._thread is None or not self._thread.is_alive():
                 self._calls = SimpleQueue()
                 self._thread = threading.Thread(target=_run, args=[self._calls], name="kp-scorer-client", daemon=True)
                 self._thread.start()
-            # In the caller's context, spans that the call records belong to the caller's.
+            # The call runs in the caller's context, so that its spans belong to the caller's.
             self._calls.put((partial(copy_context().run, call), future))
         return future
 

@@ -35,7 +35,7 @@ CheckAction = Literal["off", "note", "review", "reject"]
 QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 _LARGEST_SECRET_BYTES: Final = 65_536
-_DECISION_BYTES: Final = 2_500  # About what a decision takes without its trace.
+_DECISION_BYTES: Final = 2_500  # The approximate size of a decision without its trace.
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
 
 
@@ -48,7 +48,7 @@ class Section(BaseModel):
 class _ServerSection(Section):
     schemes: ClassVar[Sequence[str]]
     url: Annotated[str, Field(repr=False)] = ""
-    _file: str = PrivateAttr("")  # Where the URL was read; empty if that was no file of its own.
+    _file: str = PrivateAttr("")  # The file that the URL was read from; empty if it had none of its own.
 
     @field_validator("url")
     @classmethod
@@ -220,7 +220,7 @@ class NoveltySettings(Section):
     unreadable: UnreadableAction = "score"
     pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
     succeeded_confidence: ClassVar[float] = 0.5
-    """From which confidence on a success counts as one where ``against`` is "succeeded"."""
+    """The confidence from which a success counts as one if ``against`` is "succeeded"."""
 
     @property
     def limits(self) -> dict[str, tuple[float, Outcome | None]]:
@@ -335,7 +335,7 @@ class ServeSettings(Section):
     run_bytes: ClassVar[int] = 2**24
     """The most spans of a run, and the most bytes of them. A larger run is dead."""
     runs: ClassVar[int] = 10_000
-    """The most runs that are collected at once. Over it requests are answered with 429, as over ``total_bytes``."""
+    """The most runs that are collected at once. Beyond it, as beyond ``total_bytes``, requests are answered with 429."""
 
     @model_validator(mode="after")
     def _others_need_a_token_and_tls(self) -> Self:
@@ -400,7 +400,7 @@ class Settings(Section):
 
     @property
     def decision_timeout_s(self) -> float:
-        """A worker is stalled if it makes no progress for this long. Each check may need its process to be started anew."""
+        """The time without progress after which a worker is stalled. Each check may need a new process."""
         return max(self.worker.stalled_after_s, len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s))
 
     @cached_property
@@ -410,20 +410,21 @@ class Settings(Section):
 
     @property
     def results_bytes(self) -> int:
-        """The number of bytes of unread decisions that a queue or stream holds where they carry traces; 0 where they do not."""
+        """The bytes of unread decisions that a queue or stream may hold if they carry traces; 0 if they do not."""
         return self.queues.results_limit * _DECISION_BYTES if self.results.with_trace else 0
 
     def is_ring(self, name: str) -> bool:
-        """Return whether the queue or stream of this name drops its oldest decisions when it is full; for others workers wait.
+        """Return whether the queue or stream of this name drops its oldest decisions when it is full; otherwise workers wait.
 
-        It does where only rejected decisions go there. A queue of another app's tasks never does: the app may have more on it.
+        It does if only rejected decisions go there. A queue of another app's tasks never does: the app may have other tasks on
+        it.
         """
         return self.results.via != "task" and name not in (self.queues.accepted, self.queues.review)
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
         """The outcomes that are published and that decisions made under these settings may have."""
-        # A check that may reject demands review where it fails.
+        # A check that may reject demands review if it fails.
         demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())
         pinned = (each.beyond for each in self.novelty.pinned.values())
         is_demanded = self.review.sample or any(demands) or "review" in pinned

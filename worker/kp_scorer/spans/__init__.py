@@ -31,8 +31,8 @@ def open_recorder(source: Destination, node: str) -> "Recorder":
 
 
 def current_context() -> Context:
-    """The context of the caller's span, if the application around our client records spans."""
-    # Such an application has imported this; most others have not even installed it.
+    """Return the context of the caller's span, if the application around our client records spans."""
+    # An application that records spans has imported this; most others have not even installed it.
     if "opentelemetry.trace" not in sys.modules:
         return NO_CONTEXT
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

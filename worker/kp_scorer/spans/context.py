@@ -1,4 +1,4 @@
-"""W3C Trace Context as text: all that is known of spans without OpenTelemetry."""
+"""W3C Trace Context as text, for use without OpenTelemetry."""
 
 import re
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _VALUE: Final = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 _STATE: Final = re.compile(rf"{_KEY}={_VALUE}(?:[ \t]*,[ \t]*{_KEY}={_VALUE}){{0,31}}")
-_STATE_CHARS: Final = 512  # The standard requires no more to be passed on.
+_STATE_CHARS: Final = 512  # The standard requires that at least this many are passed on, and no more.
 
 
 class Destination(NamedTuple):
@@ -26,7 +26,7 @@ class Destination(NamedTuple):
 
 
 def context_in(headers: Mapping[str, Any]) -> Context:
-    """The context in a message's headers, which may hold anything; an invalid one counts as none."""
+    """Return the context in a message's headers, which may hold anything; an invalid one counts as none."""
     parent, state = headers.get(TRACEPARENT), headers.get(TRACESTATE)
     if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
         return NO_CONTEXT

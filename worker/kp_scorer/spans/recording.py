@@ -34,13 +34,14 @@ class Recorder:
         # This logger quotes headers that it cannot parse, and with them passwords (opentelemetry-api 1.45.2).
         logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
         own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})
-        # Resource.create() has a default name of the service, and the variables come last, to win over ours.
+        # Resource.create() sets a default name of the service, which ours replaces; the variables come last, as they win over
+        # ours.
         resource = Resource.create().merge(own).merge(OTELResourceDetector().detect())
         session = requests.Session()
-        # No body of an answer is read: requests 2.34 unpacks it, however large it becomes, also that of a redirection.
+        # Close each answer unread: requests 2.34 would unpack its body, however large, even that of a redirection.
         session.hooks["response"].insert(0, lambda response, **_: response.close())
         processor = BatchSpanProcessor(_ReportingExporter(session=session))
-        # The handler that OpenTelemetry registers for the exit waits half a minute for the collector.
+        # OpenTelemetry's own exit handler waits half a minute for the collector.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("kp_scorer")
@@ -50,12 +51,12 @@ class Recorder:
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
     def begin(self, context: Context, received_s: float) -> "SpanRecording":
-        """Begin to record a message with this context, received at this Unix time."""
+        """Begin to record a message with this context, which was received at this Unix time."""
         return SpanRecording(self._tracer, context, received_s, self._source)
 
     def close(self, timeout_s: float) -> None:
         """Export the remaining spans within this time, or drop them."""
-        # Shutting down waits for a collector without a limit, so a daemon thread does it.
+        # Shutting down waits for a collector without limit, so a daemon thread does it.
         closing = threading.Thread(target=self._provider.shutdown, name="close spans", daemon=True)
         closing.start()
         closing.join(timeout_s)

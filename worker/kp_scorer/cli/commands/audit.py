@@ -21,7 +21,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.novelty_log import RedisLog
 
-_UNCHECKED: Final = 5  # The exit code of an audit that found nothing to recompute, or not all that it was asked for.
+_UNCHECKED: Final = 5  # The exit code of an audit that could check nothing, or not everything that it was asked to check.
 _EVER: Final = Place(0, 0)
 
 
@@ -72,12 +72,12 @@ class _Totals:
 
     checked: int = 0
     differing: int = 0
-    has_left: bool = False  # Entries that were asked for have left the log.
+    has_left: bool = False  # Entries of the requested range have left the log.
 
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
     """Audit one log, print each difference and a summary, and add to the totals; ``window`` serves a log that notes none."""
-    # A trace may have entries in several logs, or several in one.
+    # By trace id, as a trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
 
     def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
@@ -87,7 +87,7 @@ def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, 
 
     entries = list(log.entries())
     with progress("audited") as advance:
-        # The window that the log was written with counts, whatever the settings say here.
+        # Use the window that the log was written with, whatever the settings are here.
         report = audit_log(entries, decided, log.info().window or window, advance, sample, since)
     for difference in report.differences:
         print_row({"space": log.space, **difference._asdict()})

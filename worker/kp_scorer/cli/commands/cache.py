@@ -107,7 +107,7 @@ def _embedder(settings: Settings) -> Embedder:
 
 
 def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
-    """Embed the traces of lines and append them in order; print those that are refused, and return how many they are.
+    """Embed the traces on lines and append them in order; print those that are refused, and return their number.
 
     Raises ServiceUnavailable if Redis is nearly full; what is appended stays.
     """
@@ -116,7 +116,7 @@ def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size
         for start in range(0, len(lines), batch_size):
             batch = lines[start : start + batch_size]
             traces = [(line.number, line.trace) for line in batch if isinstance(line.trace, ReasoningTrace)]
-            # Appending may use the memory that Redis reserves for workers, and frees none: go on only while Redis accepts
+            # Appending may use the memory that Redis reserves for workers, and frees none. So go on only while Redis accepts
             # submissions.
             store.ledger.submit(())
             texts = [(number, meter.embedder.recipe.text(trace)) for number, trace in traces]

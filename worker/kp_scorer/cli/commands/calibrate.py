@@ -20,11 +20,11 @@ from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
 
 _NO_LABEL: Final = "no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`"
-_OTHER_DOMAINS: Final = "(all others)"  # Domains without a threshold of their own; no domain has such brackets.
+_OTHER_DOMAINS: Final = "(all others)"  # The row of all domains without a threshold of their own; no domain has such brackets.
 _NEAR: Final = 0.02
-_NAMED: Final = 5  # The number of producers named, those with most traces.
+_NAMED: Final = 5  # The number of producers to name, beginning with those of most traces.
 _LEAST_SHARE: Final = 0.001
-_DIGITS: Final = 12  # Rounded to this many digits a share in percent is exact: 99.9 / 100 is not 0.999.
+_DIGITS: Final = 12  # Rounding to this many digits makes a share in percent exact: 99.9 / 100 is not 0.999.
 _HEAD: Final = (
     "Copy the section into your own file of settings, or name this one with --config or KP_CONFIG if you have none.",
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
@@ -36,7 +36,7 @@ def _share(text: str) -> float:
         share = round(float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1), _DIGITS)
     except ValueError:
         share = 0.0
-    # To distinguish a smaller one from none, or a larger one from all, takes more traces than anyone has.
+    # Distinguishing a smaller share from none, or a larger one from all, takes more traces than anyone has.
     if not _LEAST_SHARE <= share <= 1 - _LEAST_SHARE:
         raise click.BadParameter("expected a share between 0.1% and 99.9%, such as 20% or 0.2")
     return share
@@ -71,11 +71,11 @@ def calibrate(
         raise click.UsageError("expected either --accept or --precision")
     target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
     if output != "-" and os.path.lexists(output):
-        # It may be the settings that all workers run by.
+        # The file may hold the settings of all workers.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
     needs_labels = gathered.labels is not None or target.of == "precision"
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
-        # Otherwise all decisions would be read before.
+        # Check this first, before all decisions are read.
         raise click.UsageError(_NO_LABEL)
     namespaces, agents = Counter[str](), Counter[str]()
     samples = samples_of(_labelled(gathered, namespaces, agents), settings.scoring.aliases)
@@ -102,7 +102,7 @@ def calibrate(
 
 
 def _labelled(gathered: Gathered, namespaces: Counter[str], agents: Counter[str]) -> Iterator[tuple[Decision, bool | None]]:
-    """Yield each decision with its label, None without one; count whose traces they are."""
+    """Yield each decision with its label, or None; count the traces of each namespace and agent."""
     for decision, label, trace in gathered.traces:
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
@@ -114,9 +114,9 @@ def _labelled(gathered: Gathered, namespaces: Counter[str], agents: Counter[str]
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
-    """Print whose traces the suggestion rests on, because each producer can move it with traces made for that purpose."""
+    """Print the producers of the traces that the suggestion rests on: each can move it with traces made for that purpose."""
     if len(traces) > 1:
-        # As JSON, as producers choose the names, which may look like several, or like none.
+        # Print names as JSON: producers choose them, and a name may look like several, or like none.
         shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]
         print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
 
@@ -135,7 +135,7 @@ def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, 
     if scoring.thresholds:
         lines += ["", "[scoring.thresholds]"]
     for domain, threshold in scoring.thresholds.items():
-        # TOML writes texts as JSON does, but for characters that terminals act on.
+        # TOML writes texts as JSON does, except for characters that terminals act on.
         key = domain if re.fullmatch(r"[A-Za-z0-9_-]+", domain) else escaped(json.dumps(domain, ensure_ascii=False))
         lines += [f"# {_basis(calibration.domains.get(domain))}.", f"{key} = {threshold}"]
     return "".join(f"{line}\n" for line in lines)

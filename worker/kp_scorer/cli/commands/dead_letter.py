@@ -62,7 +62,7 @@ def _selection(command: Command) -> Command:
 def _selected(
     dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
 ) -> tuple[Iterable[DeadLetter], list[str]]:
-    """Return the chosen dead letters, and the ids that none has; without ids they are read as they are used."""
+    """Return the selected dead letters, and the ids without one. Without ids, dead letters are read while they are used."""
     if not letter_ids:
         return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
     for each_id in letter_ids:
@@ -92,7 +92,7 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
         try:
             payload: object = parse_strict_json(content, settings.limits)
         except InvalidTrace:
-            # No JSON within a trace's values and depth: as text that shows every byte.
+            # The content is no JSON within the limits of a trace, so print a text that shows every byte.
             payload = content.decode("utf-8", "backslashreplace")
         print_json({**_described(each), "payload": payload})
 
@@ -131,7 +131,7 @@ def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) 
     if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
-        # Else it was dead-lettered again meanwhile.
+        # Otherwise it was dead-lettered again meanwhile.
         _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
 
 

@@ -29,7 +29,7 @@ from kp_scorer.trace import namespace_of
 _CLOCKS_MAY_DIFFER_S: Final = 2.0
 _NEARLY_FULL: Final = 0.8
 _SOON_S: Final = 3_600.0
-_LOOKS_APART_S: Final = 2.0  # Two looks show how fast a queue grows.
+_LOOKS_APART_S: Final = 2.0  # The time between two looks, which show how fast a queue grows.
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
@@ -122,7 +122,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
     for queue in {queue.name: queue for queue in (*queues.in_order, queues.intake, *results) if queue}.values():
         try:
             if not settings.broker.is_redis:
-                # First whether it exists: asking for its arguments would declare it.
+                # First check that the queue exists: asking for its arguments would declare it.
                 waiting(app, Queue(queue.name, exchange=Exchange(""), no_declare=True))
             waiting(app, queue)
         except NoQueue:
@@ -138,7 +138,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
             yield state, f"{name!r} has messages that none of these workers receives: {remedy}"
     if all_exist:
-        # Counting what waits declares the queues that are missing.
+        # This comes last, as counting declares missing queues.
         yield from _backlog(settings, store, app)
 
 
@@ -190,7 +190,7 @@ def _embedder(settings: Settings, store: Store) -> Findings:
     elif settings.embedding.embedder == "none":
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
-        # This machine may not need one.
+        # This machine may not need an embedder.
         have_none = any(not report.embedder for report in store.worker_reports())
         remedy = "install kp-scorer[embedding] where workers run"
         yield "wrong" if have_none else "advice", f"none can be loaded here, so every novelty is 0.5: {remedy}"

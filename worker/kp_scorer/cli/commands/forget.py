@@ -39,7 +39,7 @@ def forget(trace_id: str, settings: Settings) -> None:
     erased = unknown = nameless = 0
     with Store.open(settings) as store:
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
-            # One pass for each kind of data.
+            # Erase each kind of data in one pass.
             vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
             letters = list(store.dead_letters.read(trace_ids=[*trace_ids, ""]))
             nameless = sum(not each.trace_id for each in letters)
@@ -61,7 +61,7 @@ def forget(trace_id: str, settings: Settings) -> None:
 
 
 def _note_unnamed(settings: Settings, nameless: int) -> None:
-    """Print how much may hold any trace and cannot be searched: dead letters without an id, and oversized messages."""
+    """Print the numbers of dead letters without an id and of oversized messages, which may hold the trace unseen."""
     if nameless:
         print_note(f"{nameless} dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those")
     if settings.broker.is_redis:
@@ -70,7 +70,7 @@ def _note_unnamed(settings: Settings, nameless: int) -> None:
             with make_celery(settings) as app:
                 oversized = count_oversized(app, queue)
         except ServiceUnavailable as error:
-            # The trace is erased, whether or not the broker answers.
+            # The trace is erased even if the broker does not answer.
             print_note(f"{queue.name}.oversized could not be looked at: {error}")
         else:
             if oversized:

@@ -1,6 +1,6 @@
 """``kp-scorer health``: ask the workers on this machine whether they are live or ready.
 
-It imports little, as a supervisor runs it every few seconds, beside a worker that needs the cores.
+It imports little, because a supervisor runs it every few seconds, beside a worker that needs the cores.
 """
 
 import http.client
@@ -75,7 +75,7 @@ def _port(value: str) -> int:
 
 def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, list[str]]:
     """Ask the worker on a port, which must be a child of ``parent`` if that is given; return its process id and the reasons."""
-    # http.client, unlike urllib, obeys no variable that names a proxy.
+    # Unlike urllib, http.client obeys no variable that names a proxy.
     connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", path)
@@ -94,7 +94,7 @@ def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, 
 
 
 def _is_child(pid: int, parent: int) -> bool:
-    """Return whether a process is a child of another one; elsewhere than on Linux always True."""
+    """Return whether a process is a child of another one; always True on systems other than Linux."""
     try:
         return f"\nPPid:\t{parent}\n" in Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
     except OSError:

@@ -61,7 +61,7 @@ def report(output: str, as_text: bool, traces: str | None, gathered: Gathered, s
     if not as_text:
         # Check first: scoring traces may take minutes.
         check_installed()
-    # Drop the traces, which take more memory than the decisions on them.
+    # Drop the traces, which take more memory than their decisions.
     rows = [each._replace(trace=None) for each in gathered.traces]
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
@@ -88,7 +88,7 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
     it. FILE holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. Without a
     decision the command says why: the trace is pending, dead or unknown. Then it exits with 1.
     """
-    # Not by Path, which raises OSError where no file can have such a name. A pipe that a shell has put in its place is one.
+    # os.path, unlike Path, returns False where no file can have such a name. A shell may have put a pipe in place of a file.
     if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112
         lines = _of_file(subject, chosen, traces, settings)
     elif chosen is not None:
@@ -147,7 +147,7 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
 
 
 def _with_nearest(decision: Decision, store: Store) -> Decision:
-    """Return a decision that names no nearest trace with the one that the log gives, if that can still be computed."""
+    """Add the nearest trace to a decision that names none, if the log still shows it."""
     novelty = decision.novelty
     if novelty.source != "embedding" or novelty.nearest or not novelty.space:
         return decision

@@ -76,7 +76,7 @@ def submit(
 
 
 def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Iterator[tuple[Line, Submitted, Decision | None]]:
-    """Submit lines; yield for each the id of its trace, or the error, and the decision that it had before."""
+    """Submit lines; yield for each its trace's id or the error, and an earlier decision if there is one."""
     for batch in lines.batches():
         documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
         statuses = client.look_up([namespaced(each["id"], namespace) if namespace else each["id"] for each in documents])
@@ -90,7 +90,7 @@ def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Itera
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
-    """Print each trace as it completes, and at last the state of the others; return how many were not decided."""
+    """Print each trace as it completes, and finally the state of the others; return the number without a decision."""
     left, states = dict.fromkeys(trace_ids), Counter[str]()
     table = DecisionTable()
     with progress("decided") as advance:
@@ -152,7 +152,7 @@ def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: s
     empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
     Of a stream it needs --group. Decisions that call a task are left to the workers of that task's app.
     """
-    # Ctrl-C ends the command between two decisions: one printed but not acknowledged would be printed again next time.
+    # Ctrl-C ends the command between two decisions: one that is printed but not acknowledged would be printed again next time.
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())

@@ -1,4 +1,4 @@
-"""``kp-scorer profiles``, ``quality`` and ``re-decide``: the thresholds in force, how good they are, and others."""
+"""``kp-scorer profiles``, ``quality`` and ``re-decide``: show thresholds, estimate their quality, and try others."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -61,7 +61,7 @@ def top(once: bool, settings: Settings) -> None:
                 try:
                     now, before = _snapshot(app, settings, store), now
                 except ServiceUnavailable as error:
-                    # The last snapshot stays on the screen, and it tries again.
+                    # The last snapshot stays on the screen; the next attempt follows.
                     problem = str(error)
                 live.update(_view(now, before, problem), refresh=True)
 
@@ -73,7 +73,7 @@ def _snapshot(app: Celery, settings: Settings, store: Store) -> Snapshot:
 
 
 def _view(now: Snapshot, before: Snapshot, problem: str = "") -> RenderableType:
-    """Return the view, with rates since ``before``; ``problem`` says why there is no newer snapshot."""
+    """Return the view, with rates since ``before``; ``problem`` is the reason why there is no newer snapshot."""
     problems = [Text(escaped(problem), style="red")] if problem else []
     return Group(*problems, _table_of_totals(now, before), _table_of_workers(now, before))
 
@@ -105,7 +105,7 @@ def _table_of_workers(now: Snapshot, before: Snapshot) -> Table:
     table = Table(Column("worker", no_wrap=True), *figures, "ready", header_style="bold", pad_edge=False)
     earlier = {report.node: report for report in before.workers}
     for report in now.workers:
-        # A new worker is compared with itself: its means are those since it started, and its rate is unknown.
+        # Compare a new worker with itself: its means are those since its start, and its rate is unknown.
         then = earlier.get(report.node, report)
         elapsed_s = now.backlog.at_s - before.backlog.at_s if report.node in earlier else 0.0
         decided = f"{_decided(report):,}{_rate(_decided(report), _decided(then), elapsed_s)}"

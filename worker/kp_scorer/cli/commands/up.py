@@ -44,7 +44,7 @@ _RESTART_PAUSE_S: Final = 2.0
 _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 100.0  # Those of workers, to finish what they have in flight, and some for Redis.
+_STOP_TIMEOUT_S: Final = 100.0  # For workers, which finish what they have in flight, and then for Redis.
 _PROPOSED: Final = Target("accept", 0.2)
 
 
@@ -80,9 +80,9 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
 
 @contextmanager
 def _noted_signals() -> Iterator[Sequence[int]]:
-    """Note Ctrl-C and SIGTERM in the list that this yields, instead of raising; a second one raises KeyboardInterrupt.
+    """Collect Ctrl-C and SIGTERM in the list that this yields, in place of raising; a second one raises KeyboardInterrupt.
 
-    Python only prints what a handler raises while it forks, and the signal of somebody who stops `up` then would be lost.
+    If a handler raises while Python forks, Python only prints that, and the signal of a user who stops `up` would be lost.
     """
     noted: list[int] = []
 
@@ -91,7 +91,7 @@ def _noted_signals() -> Iterator[Sequence[int]]:
         if len(noted) > 1:
             raise KeyboardInterrupt
 
-    # A shell makes processes in the background ignore Ctrl-C; leave that so.
+    # A shell makes processes in the background ignore Ctrl-C; keep it so.
     numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
     before = {number: signal.signal(number, note) for number in numbers}
     try:
@@ -139,16 +139,17 @@ def worker_processes(settings: Settings, ports: Sequence[int]) -> Iterator[list[
 
 
 def _start_worker(settings: Settings, count: int, port: int) -> Process:
-    """Start one of ``count`` workers; it answers probes on this port, unless it is 0."""
+    """Start one of ``count`` workers, which answers probes on this port unless it is 0."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     environment = inherited | as_environment(settings) | {"KP_METRICS_PORT": str(port)}
     if not settings.embedding.threads:
         # Otherwise each worker would use all cores, and the workers would slow each other down.
         environment["KP_EMBEDDING_THREADS"] = str(max(1, usable_cores() // count))
-    # -P: a kp_scorer.py or redis.py in the current folder must not be imported instead of ours.
+    # Without -P, a kp_scorer.py or redis.py in the current folder would be imported in place of ours.
     command = [sys.executable, "-P", "-m", "kp_scorer.cli", "worker"]
-    # A session of its own: Ctrl-C must reach the worker once, from us, or it would drop what it has in flight.
-    # Killed with us, as its Redis ends with us too. Redis keeps the messages in flight for the next start.
+    # The worker has a session of its own, so that Ctrl-C reaches it once, through us; otherwise it would drop what it has in
+    # flight. If we are killed, it is killed too, as its Redis ends with us. Redis keeps the messages in flight for the next
+    # start.
     return subprocess.Popen(command, env=environment, start_new_session=True, preexec_fn=dying_with_parent(signal.SIGKILL))
 
 
@@ -211,13 +212,14 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
     """
     # More log lines would hide the table.
     log = settings.log.model_copy(update={"level": "error"})
-    # SIGTERM too must leave neither a worker nor the server behind.
+    # SIGTERM, too, must leave neither a worker nor the server behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # One at a time, in the order of the file: a trace is compared with those before it, so each run gives the same decisions.
+    # Decide one trace at a time, in the order of the file: a trace is compared with those before it, so each run gives the same
+    # decisions.
     worker = settings.worker.model_copy(update={"concurrency": 1})
     with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
         print_note("started an embedded Redis and a worker, which loads its embedder")
-        # In place of configured URLs: a demo must not reach anyone's queue.
+        # The demo replaces configured URLs, as it must not reach anyone's queue.
         broker, redis = (section.model_copy(update={"url": url}) for section in (settings.broker, settings.redis))
         settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
         with worker_processes(settings, ports=[0]) as (process,), Client(settings) as client:
@@ -281,7 +283,7 @@ def _next_step(decided: int, accepted: int, files: Sequence[str], conversion: Co
     if decided < _PROPOSED.least_traces:
         options = " …" if conversion.runs else ""
         return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {named}{options} --wait"
-    # It converts nothing, and reads one file.
+    # The suggested command converts nothing, and reads one file.
     converts = conversion.runs or len(files) > 1
     before, file = (f"kp-scorer convert {named} … > traces.jsonl, then ", "traces.jsonl") if converts else ("", named)
     calibrate = f"kp-scorer calibrate {file} --accept {_PROPOSED.percents} --output thresholds.toml"

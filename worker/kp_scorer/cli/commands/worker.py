@@ -21,9 +21,9 @@ def worker(settings: Settings) -> None:
     It finishes what it has in flight before it ends.
     """
     app = create_app(settings)
-    # Celery warns against running as root, because of pickle; we accept only JSON, and in a container root is common.
+    # Celery warns against running as root, because of pickle. We accept only JSON, and in a container root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    # Celery's command would first look for another app, as named by a variable APP.
+    # Celery's command would first look for another app, which a variable APP may name.
     process = app.Worker(quiet=True)
     process.start()
     sys.exit(process.exitcode)
