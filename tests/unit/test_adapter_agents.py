@@ -1,4 +1,4 @@
-"""Sessions of Claude Code and Codex, and trajectories of Harbor, mini-swe-agent and SWE-agent, become traces."""
+"""Sessions of Claude Code and Codex, and trajectories of Harbor, OpenHands, mini-swe-agent and SWE-agent, become traces."""
 
 from typing import Any, Final
 
@@ -106,10 +106,14 @@ def test_what_a_subagent_does_is_a_run_of_its_own() -> None:
     assert ids == ["s1", "s1:b2"]
 
 
+def at_hour(lines: list[Json], hour: int) -> list[Json]:
+    return [line | {"timestamp": f"2026-03-01T{hour:02}:00:00Z"} for line in lines]
+
+
 @pytest.mark.parametrize("beginning", [{}, {"id": 7}, {"id": ""}])
 def test_codex_sessions_whose_beginnings_are_broken_join_no_other(beginning: Json) -> None:
     broken = [of_codex("session_meta", **beginning), *CODEX[2:]]
-    traces, refused = converted_and_refused("", [*CODEX, *broken, *broken])
+    traces, refused = converted_and_refused("", [*CODEX, *at_hour(broken, 9), *at_hour(broken, 10)])
     (alone,) = converted("", *CODEX)
     assert alone in traces
     assert [steps_in(trace) for trace in traces] == [steps_in(alone)] * 3
@@ -117,7 +121,7 @@ def test_codex_sessions_whose_beginnings_are_broken_join_no_other(beginning: Jso
 
 
 def test_a_session_begins_where_its_file_says_so() -> None:
-    second = [of_codex("session_meta", id="c2"), *CODEX[1:]]
+    second = at_hour([of_codex("session_meta", id="c2"), *CODEX[1:]], 9)
     assert [trace["id"] for trace in converted("", *CODEX, *second)] == ["kp:trace:codex:c1", "kp:trace:codex:c2"]
 
 
@@ -211,4 +215,195 @@ def test_errors_in_a_trajectory_name_the_place(change: Json, field: str) -> None
     assert refused_fields("sweagent", RUN | change, RUN) == [(1, field)]
 
 
-EXAMPLES: Final[dict[str, object]] = {"sweagent": RUN, "atif": ATIF, "claude-code": CLAUDE, "codex": CODEX}
+def forked(*lines: Json) -> list[Json]:
+    """Return a session that goes on from ``CODEX``, with these lines behind those that it repeats."""
+    return [of_codex("session_meta", id="c2", forked_from_id="c1"), *CODEX, *at_hour(list(lines), 9)]
+
+
+MORE: Final = (
+    of_codex("event_msg", type="user_message", message="And tomorrow?"),
+    of_codex("response_item", type="message", role="assistant", content=[{"type": "output_text", "text": "At 05:01."}]),
+)
+
+
+def test_a_fork_is_a_run_of_its_own_and_what_it_repeats_counts_once() -> None:
+    (alone,) = converted("", *forked(*MORE))
+    assert alone["id"] == "kp:trace:codex:c2"
+    assert steps_in(alone)[-2:] == [("observation", "And tomorrow?"), ("thought", "At 05:01.")]
+    parent, fork = converted("", *CODEX, *forked(*MORE))
+    assert parent["id"] == "kp:trace:codex:c1"
+    assert (fork["id"], fork["task"]["objective"], steps_in(fork)) == (alone["id"], "And tomorrow?", [("thought", "At 05:01.")])
+    assert converted("", *CODEX, *forked()) == converted("", *CODEX)
+
+
+def of_chain(kind: str, content: object, own: str, parent: str | None, **fields: object) -> Json:
+    """Return a line of a session of Claude Code with its place in the chain of lines."""
+    return of_claude(kind, content, uuid=own, parentUuid=parent, timestamp=f"2026-03-01T08:00:{len(own):02}Z", **fields)
+
+
+USED: Final = {"type": "tool_use", "id": "t1", "name": "Bash", "input": {"command": "ls"}}
+RETURNED: Final = {"type": "tool_result", "tool_use_id": "t1", "content": "a"}
+CHAIN: Final = [
+    of_chain("user", "List the fils", "x1", None),
+    of_chain("assistant", [{"type": "text", "text": "Which fils?"}], "x2", "x1"),
+    of_chain("user", "List the files", "u1", None),
+    of_chain("assistant", [USED], "a1", "u1"),
+    of_chain("user", [RETURNED], "r1", "a1"),
+    of_chain("assistant", [USED | {"id": "t2", "input": {"command": "pwd"}}], "a2", "a1"),
+    of_chain("user", [RETURNED | {"tool_use_id": "t2"}], "r2", "a2"),
+    of_chain("assistant", [{"type": "text", "text": "One."}], "a3", "r2"),
+]
+LISTED: Final = [
+    ("tool_call", "Bash", 'Bash({"command": "ls"})'),
+    ("observation", "a"),
+    ("tool_call", "Bash", 'Bash({"command": "pwd"})'),
+    ("observation", "a"),
+    ("thought", "One."),
+]
+
+
+def test_branch_that_was_given_up_is_no_part_of_the_run_and_parallel_calls_are() -> None:
+    (trace,) = converted("", *CHAIN)
+    assert trace["task"]["objective"] == "List the files"
+    assert steps_in(trace) == LISTED
+    # Without a way back to a beginning, all is read.
+    assert len(steps_of("", *CHAIN[:-1], CHAIN[-1] | {"parentUuid": "lost"})) == len(LISTED) + 2
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        CHAIN,
+        [line | {"uuid": f"z{line['uuid']}"} for line in CHAIN],
+        [line | {"sessionId": "s2"} for line in CHAIN],
+        [
+            CHAIN[-1]
+            | {"message": {"role": "assistant", "content": [{"type": "text", "text": "One."}], "id": "m"}, "uuid": "a3"}
+        ],
+    ],
+    ids=["the same lines", "under other ids", "in another session", "one of them"],
+)
+def test_lines_that_are_recorded_again_count_once(again: list[Json]) -> None:
+    assert steps_of("", *CHAIN, *again) == LISTED
+
+
+def test_beginning_of_a_text_that_is_recorded_while_it_is_streamed_is_left_out() -> None:
+    longer = [of_claude("assistant", [{"type": "text", "text": text}]) for text in ("It i", "It is", "It is four.")]
+    for line in longer:
+        line["message"]["id"] = "m1"
+    assert steps_of("", of_claude("user", "What is 2 + 2?"), *longer) == [("thought", "It is four.")]
+
+
+PROGRAM: Final = [
+    of_claude("user", "<local-command-caveat>Ignore this.</local-command-caveat>", isMeta=True),
+    of_claude("user", "<command-name>/clear</command-name>\n<command-args></command-args>"),
+    of_claude("user", "<local-command-stdout></local-command-stdout>"),
+    of_claude("user", "This session goes on from another.", isCompactSummary=True),
+]
+
+
+def test_what_the_program_says_is_neither_the_users_nor_the_agents() -> None:
+    failed = of_claude("assistant", [{"type": "text", "text": "API Error: 500"}], isApiErrorMessage=True)
+    stopped = of_claude("user", [{"type": "text", "text": "[Request interrupted by user]"}])
+    reminded = [
+        {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"},
+        {"type": "text", "text": "What is 2 + 2?"},
+    ]
+    (trace,) = converted("", *PROGRAM, of_claude("user", reminded), failed, stopped, *CLAUDE[-1:])
+    assert trace["task"]["objective"] == "What is 2 + 2?"
+    assert steps_in(trace) == [("thought", "At 04:12.")]
+
+
+def test_command_with_arguments_is_what_the_user_asked() -> None:
+    command = "<command-message>review</command-message><command-name>/review</command-name><command-args>the PR</command-args>"
+    (trace,) = converted("", of_claude("user", command), *CLAUDE[-1:])
+    assert trace["task"]["objective"] == "/review the PR"
+
+
+def test_subagents_of_earlier_versions_are_told_apart_by_their_lines() -> None:
+    def inner(own: str) -> list[Json]:
+        asked = of_chain("user", f"Count {own}", own, None, isSidechain=True)
+        return [asked, of_chain("assistant", [{"type": "text", "text": "Three."}], f"{own}2", own, isSidechain=True)]
+
+    traces = converted("", *inner("files"), *inner("folders"))
+    assert [trace["id"].removeprefix("kp:trace:claude-code:s1:") for trace in traces] == ["files", "folders"]
+    assert [trace["task"]["objective"] for trace in traces] == ["Count files", "Count folders"]
+
+
+def test_sessions_of_qwen_code_have_contents_of_gemini() -> None:
+    def line(kind: str, *parts: Json, **fields: object) -> Json:
+        return of_claude(kind, None, message={"role": kind, "parts": list(parts)}, **fields)
+
+    hint = {"text": "<qwen:user-prompt-submit-context>\nA hint.\n</qwen:user-prompt-submit-context>"}
+    returned = {"functionResponse": {"id": "c", "name": "read_file", "response": {"output": "ok"}}}
+    (trace,) = converted(
+        "",
+        line("user", {"text": "Read it."}, hint),
+        line("model", {"functionCall": {"id": "c", "name": "read_file", "args": {}}}) | {"type": "assistant"},
+        line("user", returned) | {"type": "tool_result"},
+        line("user", {"text": "A job has ended."}, subtype="notification"),
+        line("model", {"text": "It is fine."}) | {"type": "assistant"},
+    )
+    assert trace["task"]["objective"] == "Read it."
+    assert steps_in(trace) == [("tool_call", "read_file", "read_file({})"), ("observation", "ok"), ("thought", "It is fine.")]
+    assert trace["metadata"]["framework"] == "qwen-code"
+
+
+@pytest.mark.parametrize("output", ["Process exited with code 127\nOutput:\nnot found", '{"metadata": {"exit_code": 127}}'])
+def test_code_of_a_command_that_failed_is_an_error(output: str) -> None:
+    returned = of_codex("response_item", type="function_call_output", call_id="t1", output=output)
+    again = of_codex("response_item", type="function_call", name="Bash", arguments="{}", call_id="t2")
+    (trace,) = converted("", *CODEX[:6], returned, again, *CODEX[-1:])
+    assert [step["type"] for step in trace["steps"]].count("error_recovery") == 1
+
+
+def test_trajectory_that_continues_another_has_what_was_asked_there() -> None:
+    copied = [step | {"is_copied_context": True} for step in ATIF["steps"]]
+    linked = {"step_id": 5, "source": "system", "message": "x", "observation": {"results": [{"subagent_trajectory_ref": []}]}}
+    (trace,) = converted("", ATIF | {"steps": [*copied, linked, {"source": "agent", "message": "At 05:01."}]})
+    assert trace["task"]["objective"] == "When is high water?"
+    assert steps_in(trace) == [("thought", "At 05:01.")]
+
+
+EVENTS: Final[list[Json]] = [
+    {"id": 0, "source": "agent", "action": "system", "args": {"content": "You can use a shell."}},
+    {
+        "id": 1,
+        "source": "user",
+        "action": "message",
+        "args": {"content": "When is high water?"},
+        "timestamp": "2026-03-01T08:00:00",
+    },
+    {"id": 2, "source": "environment", "observation": "recall", "content": "Added context", "extras": {}},
+    {
+        "id": 3,
+        "source": "agent",
+        "action": "run",
+        "args": {"command": "tide", "thought": "I look it up.", "blocking": True},
+        "tool_call_metadata": {"function_name": "bash", "tool_call_id": "t1"},
+    },
+    {"id": 4, "source": "agent", "observation": "run", "content": "none", "extras": {"metadata": {"exit_code": 1}}},
+    {"id": 5, "source": "agent", "action": "run", "args": {"command": "tide esbjerg"}},
+    {"id": 6, "source": "agent", "observation": "run", "content": "04:12", "extras": {"metadata": {"exit_code": 0}}},
+    {"id": 7, "source": "agent", "action": "finish", "args": {"final_thought": "At 04:12."}},
+]
+
+
+@pytest.mark.parametrize(
+    "source", [EVENTS, {"instance_id": "i", "history": EVENTS}, {"instruction": "When is high water?", "history": EVENTS[2:]}]
+)
+def test_events_of_openhands_are_a_run(source: object) -> None:
+    (trace,) = converted("", source)
+    assert trace["task"]["objective"] == "When is high water?"
+    assert steps_in(trace) == [
+        ("thought", "I look it up."),
+        ("tool_call", "bash", 'bash({"command": "tide"})'),
+        ("observation", "none"),
+        ("error_recovery", "run", 'run({"command": "tide esbjerg"})'),
+        ("observation", "04:12"),
+        ("tool_call", "finish", 'finish({"final_thought": "At 04:12."})'),
+    ]
+    assert trace["outcome"]["result_summary"] == "At 04:12."
+
+
+EXAMPLES: Final[dict[str, object]] = {"openhands": EVENTS, "sweagent": RUN, "atif": ATIF, "claude-code": CLAUDE, "codex": CODEX}

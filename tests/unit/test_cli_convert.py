@@ -56,7 +56,7 @@ def test_converted_traces_can_be_read() -> None:
 
 
 def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
-    mute = {"messages": [user("Any mail?"), {"role": "ghost"}]}
+    mute = {"messages": [user("Any mail?"), assistant(5)]}
     done = run(b"{broken\n\n" + json_lines(mute, CHAT), "--success")
     assert done.exit_code == 1
     broken, invalid, trace = rows(done)
@@ -64,10 +64,10 @@ def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     assert invalid == {
         "line": 3,
         "state": "invalid",
-        "problems": [{"field": "messages.1.role", "expected": "expected system, developer, user, assistant, tool or function"}],
+        "problems": [{"field": "messages.1.content", "expected": "expected a text or a list of parts"}],
     }
     assert trace["@type"] == "ReasoningTrace"
-    assert "line 3: messages.1.role: expected system" in done.stderr
+    assert "line 3: messages.1.content: expected a text" in done.stderr
     assert done.stderr.endswith(
         "converted 1 of 2 runs: 1 steps, 0 tool calls, 0 errors, 0 error recoveries; 0 tools in 1 of 1 runs\n"
     )
@@ -231,9 +231,10 @@ def test_example_of_the_document_converts_as_described() -> None:
 
 def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
     for name in ("1.jsonl", "2.jsonl"):
-        lines = [line | {"sessionId": name} for line in test_adapter_agents.CLAUDE[1:]]
+        lines = [line | {"sessionId": name, "uuid": name, "timestamp": None} for line in test_adapter_agents.CLAUDE[1:]]
         (tmp_path / name).write_bytes(json_lines(*lines))
-    supplied = ("--domain", "code", "--confidence", "0.5", "--success", "--set", "embedding.embedder=words")
+    supplied = ["--domain", "code", "--confidence", "0.5", "--success", "--created-at", "2026-01-31T12:00Z"]
+    supplied += ["--set", "embedding.embedder=words"]
     done = CliRunner().invoke(score, [str(tmp_path), *supplied])
     assert [row["trace_id"] for row in rows(done)] == [f"kp:trace:claude-code:{name}" for name in ("1.jsonl", "2.jsonl")]
 

@@ -2,7 +2,9 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from types import MappingProxyType
@@ -10,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
-from kp_scorer.adapters.node import Node, as_json, field_at, parsed
+from kp_scorer.adapters.node import Node, as_json, field_at, parsed, spelt
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
@@ -32,6 +34,15 @@ _EXPECTED: Final = {
     "task_domain": "a text that is the domain",
     "confidence": "a number from 0 to 1",
 }
+_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:\d\d)")
+_TIMES: Final = (
+    "timestamp created createdat createtime starttime startedat time ts requestcreatedat requesttime sessionstart date".split()  # noqa: SIM905
+)
+"""Fields with the time of a record, by their letters."""
+_MOST_DIGITS: Final = 19
+_LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
+"""Names, by their letters, of tools by which an agent ends its run, and gives its answer."""
+_ANSWERS: Final = ("final_answer", "answer", "message", "result", "final_thought", "summary", "response", "text", "output")
 _OWN_IDS: Final = ("custom_id", "id", "session_id", "instance_id")
 _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%", "")
 
@@ -77,8 +88,36 @@ def run_of_session(kind: str, own_id: str, lines: Sequence[Node], pieces: Sequen
 
 
 def first_timestamp(records: Iterable[Node]) -> str | None:
-    """Return the first ``timestamp`` of any record."""
-    return next((time for record in records if (time := record.at("timestamp").text())), None)
+    """Return the first time in any record."""
+    return next(filter(None, map(time_in, records)), None)
+
+
+def time_in(record: Node) -> str | None:
+    """Return the time of a record, in whichever field and form it is, as ISO 8601; None if it has none that can be read."""
+    if not isinstance(record.value, dict):
+        return None
+    names = spelt(record.value)
+    for key in (names[name] for name in _TIMES if name in names):
+        place = record.at(key)
+        time = time_in(place) if isinstance(place.value, dict) else time_of(place)
+        if time:
+            return time
+    return None
+
+
+def time_of(place: Node) -> str | None:
+    """Return a time as ISO 8601: of a text of one, or of a number since 1970 in any unit; None for anything else."""
+    value = place.value
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
+        value = int(value)
+    with suppress(NotConverted):
+        if isinstance(value, str) and value:
+            in_utc = moment(place, microseconds(place))
+            return value if _RFC3339.fullmatch(value) else in_utc
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
+            # Its size shows the unit: times of today are some 10^9 seconds, 10^12 ms, 10^15 µs or 10^18 ns.
+            return moment(place, value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3)))))
+    return None
 
 
 def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
@@ -171,12 +210,11 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
             return value >= _LEAST_SUCCESSFUL_NUMBER
         case "success", str() if value.lower() in _SUCCESSES + _FAILURES:
             return value.lower() in _SUCCESSES
-        case "created_at", int() | float() if is_number and value > 0:
-            # Its size shows the unit: times of today are some 10^9 seconds, 10^12 ms, 10^15 µs or 10^18 ns.
-            return moment(place, value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3)))))
+        case "created_at", int() | float() | str() if time := time_of(place._replace(value=value)):
+            return time
         case "confidence", int() | float() if is_number and 0 <= value <= 1:
             return value
-        case (("created_at" | "task_domain"), str()) if value:
+        case "task_domain", str() if value:
             return value
     raise place.refusal(f"expected {_EXPECTED[name]}")
 
@@ -184,6 +222,11 @@ def _field(name: str, value: object, run: Run, place: Node) -> Any:
 def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
     if run.answer and run.answer.text().strip():
         return run.answer, run.answer.text()
+    last = next((piece for piece in reversed(pieces) if piece.kind != "result"), None)
+    if last and last.kind == "call" and "".join(filter(str.isalpha, last.name)).lower() in _LAST_CALLS:
+        arguments = call_input(last) or {}
+        if text := next((text for key in _ANSWERS if isinstance(text := arguments.get(key), str) and text.strip()), ""):
+            return last.node, text
     for kind in ("agent", "result"):
         for piece in reversed(pieces):
             if piece.kind == kind:

@@ -1,15 +1,18 @@
 """Joins the records of runs as sources arrive, and makes a trace of each complete run."""
 
+import hashlib
 import heapq
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.messages import is_error
-from kp_scorer.adapters.node import Node, source, unread_in
+from kp_scorer.adapters.node import Node, skipped_in, source, unread_in
+from kp_scorer.adapters.programs import without_programs
+from kp_scorer.adapters.written import with_written_calls
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
 
@@ -27,6 +30,7 @@ _MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; 
 _MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
 _MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
 _MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
+_MOST_IDENTITIES: Final = 500_000  # Of records that are remembered, so that a copy is not counted.
 _MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
 
 
@@ -51,6 +55,8 @@ class Converter:
         self._ends: list[tuple[int, _Key]] = []  # A heap.
         self._file = 1  # The number of the current file.
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
+        self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
+        self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: whether a late record was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
@@ -80,8 +86,12 @@ class Converter:
                 if own is None:
                     yield from self._convert(_Key(name, ""), [record])
                     continue
-                own = self._latest[name] = own or self._latest.get(name, "")
-                now = max(now, self._add(_Key(name, own, self._file * FORMATS[name].has_ids_of_files), record))
+                latest = self._latest.get(name, "")
+                key = _Key(name, own or latest, self._file * FORMATS[name].has_ids_of_files)
+                if own and (before := self._open.get(key._replace(run_id=latest))) and FORMATS[name].continues(before, record):
+                    key = key._replace(run_id=latest)
+                self._latest[name] = key.run_id
+                now = max(now, self._add(key, record))
             except Exception as error:
                 yield _refusal(record, error)
             while self._open_records > _MOST_OPEN:
@@ -101,6 +111,7 @@ class Converter:
                     yield error
         yield from self._close_ended(0)
         self._of_file.clear()
+        self._repeating.clear()
         self._latest.clear()
         self._file += 1
 
@@ -119,6 +130,10 @@ class Converter:
             self._ended[key] = True
             raise record.refusal("expected no record of a run that was complete, and so was converted already")
         name = key.format
+        if self._is_repeated(FORMATS[name].identities(record)):
+            self.counts["repeated"] += 1
+            self._repeating[key] = None
+            return 0
         if key.file or FORMATS[name].is_of_one_file:
             self._of_file.pop(key, None)
             self._of_file[key] = None  # The newest is last, as among the open runs.
@@ -134,6 +149,15 @@ class Converter:
         except NotConverted:
             # The record is refused together with its run.
             return 0
+
+    def _is_repeated(self, identities: Iterable[str]) -> bool:
+        """Return whether a record was read before, and note that it was read."""
+        digests = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in identities]
+        is_repeated = any(digest in self._identities for digest in digests)
+        self._identities |= dict.fromkeys(digests)
+        while len(self._identities) > _MOST_IDENTITIES:
+            del self._identities[next(iter(self._identities))]
+        return is_repeated
 
     def _close_ended(self, now: int) -> Iterator[Converted]:
         while self._ends and self._ends[0][0] <= now:
@@ -158,8 +182,13 @@ class Converter:
             if len(records) > _MOST_RECORDS:
                 raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
             reads: dict[str, Any] = {}
-            run = read.run(key.run_id, [record._replace(reads=reads) for record in records])._replace(records=records)
-            yield from self._hold_back(run) if read.has_chats and run.pieces else [self._trace(run)]
+            made = read.run(key.run_id, [record._replace(reads=reads) for record in records])
+            for run in made if isinstance(made, list) else [made]:
+                run = run._replace(pieces=with_written_calls(without_programs(run.pieces)), records=records)
+                if key in self._repeating and not run.pieces:
+                    # All that was said was read in another file.
+                    continue
+                yield from self._hold_back(run) if read.has_chats and run.pieces else [self._trace(run)]
         except Exception as error:
             yield _refusal(records[0], error)
 
@@ -185,6 +214,7 @@ class Converter:
         steps, calls = trace["steps"], sum("tool" in step for step in trace["steps"])
         self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
+        self.counts["skipped"] += skipped_in(run.node)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return ConvertedRun(trace, run)
 

@@ -10,10 +10,11 @@ from kp_scorer.adapters.node import Node
 class Format(NamedTuple):
     """Finds the records in a source, the run of each record, and the events of a run."""
 
-    fits: Callable[[dict[str, Any]], bool]
-    """Returns whether an object looks like a source of this format, or like an item of one."""
-    run: Callable[[str, Sequence[Node]], Run]
-    """Makes a run from its id and its records; raises NotConverted."""
+    fits: Callable[[Any], bool]
+    """Returns whether an object looks like a source of this format, or like an item of one. A general format is asked about a
+    source as it is, which may be a list."""
+    run: Callable[[str, Sequence[Node]], Run | list[Run]]
+    """Makes a run, or several, from its id and its records; raises NotConverted."""
     records: Callable[[Node], Iterable[Node]] = Node.each
     """Returns the records in a source."""
     run_id: Callable[[Node], str | None] = lambda _: None
@@ -31,3 +32,7 @@ class Format(NamedTuple):
     """True if a run is complete at the end of its file."""
     has_ids_of_files: bool = False
     """True if two files may use one id for two runs: records are joined with those of their own file first."""
+    continues: Callable[[Sequence[Node], Node], bool] = lambda _, __: False
+    """Returns whether a record with an id of its own is nevertheless one of the run before it, whose records are these."""
+    identities: Callable[[Node], Iterable[str]] = lambda _: ()
+    """Returns the texts that identify a record, which may be recorded several times, also in several files."""

@@ -1,15 +1,17 @@
 """Reads the messages of a run in any format: roles, blocks of content, calls of tools and their results.
 
 One reader serves all formats and goes by the shapes of messages: OpenAI's chats and items of the Responses API, Anthropic's
-blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions.
-A format only leads to the inputs and outputs of models and agents.
+blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions. What
+has a name and arguments is a call, and what answers the id of one is its result, whatever their types are called. A format only
+leads to the inputs and outputs of models and agents.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.adapters.node import Node, as_json, parsed
+from kp_scorer.adapters.node import Node, as_json, parsed, spelt
 from kp_scorer.errors import NotConverted
 
 Speaker = Literal["user", "agent", "result"]
@@ -17,31 +19,64 @@ Speaker = Literal["user", "agent", "result"]
 _ERROR: Final = re.compile(
     r"\s*(?:Traceback \(most recent call last\)|(?:[\w.]*(?:Error|Exception)|(?i:error|exception))\b[^\n:]{0,60}:)"
 )
+_EXIT: Final = re.compile(
+    r"^[\[(<]?[\w' ]{0,40}\b(?:exit(?:ed)?(?: with)?(?: code| status)|returncode|return code|exit_code)\W{1,3}[1-9]",
+    re.MULTILINE | re.I,
+)
+"""A line of a result that says with which code a command ended, if it is not 0."""
+_EXIT_CODES: Final = ("exitcode", "returncode", "exitstatus")
+_EXIT_CHARS: Final = (
+    300  # Programs say so in the first or in the last lines of a result. Between them are those of the command.
+)
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
+_FAILURES: Final = ("error", "failed", "failure", "output-error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-_SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type.
+SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
     # Instructions are no part of a run.
-    **dict.fromkeys(("system", "developer"), None),
-    **dict.fromkeys(("user", "human"), "user"),
-    **dict.fromkeys(("assistant", "ai", "model", "tool-call"), "agent"),
-    **dict.fromkeys(("tool", "function", "tool-response", "functionexecutionresult"), "result"),
+    **dict.fromkeys(("system", "developer", "systemprompt"), None),
+    **dict.fromkeys(("user", "human", "userprompt"), "user"),
+    **dict.fromkeys("assistant ai model agent bot chatbot gpt gemini llm toolcall functioncall".split(), "agent"),  # noqa: SIM905
+    **dict.fromkeys(
+        "tool function toolresponse toolresult toolreturn functionexecutionresult functionresponse functionresult ipython "  # noqa: SIM905
+        "environment observation".split(),
+        "result",
+    ),
 }
-_CONTENTS: Final = ("parts", "content", "blocks", "text", "message")
-_NAMES: Final = ("name", "toolName", "tool_name", "function_name")
-_ARGUMENTS: Final = ("arguments", "args", "input", "server_tool_call")
-_IDS: Final = ("call_id", "tool_use_id", "toolUseId", "toolCallId", "tool_call_id", "source_call_id", "id")
+_ONLY_ROLES: Final = (
+    "toolcall",
+    "functioncall",
+    "toolresponse",
+    "toolresult",
+    "toolreturn",
+    "functionresponse",
+    "functionresult",
+)
+"""Roles that are types of blocks elsewhere."""
+_ROLE_KEYS: Final = ("role", "author", "from", "sender", "info")  # Each may hold the name of a role, or an object that has it.
+_CONTENTS: Final = ("parts", "content", "blocks", "items", "text", "message", "value", "data")
+# All of these are names of fields without signs and in lower case: ``toolcallid`` is ``toolCallId`` and ``tool_call_id``.
+_NAMES: Final = ("name", "toolname", "functionname", "tool", "function", "toolid")
+_ARGUMENTS: Final = ("arguments", "args", "input", "toolinput", "toolargs", "toolkwargs", "servertoolcall")
+_CALL_IDS: Final = ("callid", "tooluseid", "toolcallid", "sourcecallid")
+_IDS: Final = (*_CALL_IDS, "id")
 # ``response`` was ``result`` in earlier GenAI conventions.
-_RETURNED: Final = ("output", "response", "result", "server_tool_call_response", "content")
+_RETURNED: Final = ("output", "response", "result", "servertoolcallresponse", "content", "observation", "errortext", "value")
+_RETURNED_BY_CALLS: Final = ("output", "result", "observation", "errortext")
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
 """Types of blocks that are a call with a name, beside those that end in ``tool_use``. Other calls are built in."""
-_ENDS_OF_RESULT_TYPES: Final = ("_call_output", "tool_call_response", "tool_result")
-_CALL_KEYS: Final = ("functionCall", "function_call", "toolUse", "tool_call")
-_RESULT_KEYS: Final = ("functionResponse", "function_response", "toolResult", "tool_call_result")
-_THOUGHTS: Final = ("reasoning", "thinking")
+_ENDS_OF_RESULT_TYPES: Final = (
+    *("_call_output", "tool_call_response", "tool_result", "tool_return", "tool_response", "function_result"),
+    "function_response",
+)
+_LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
+_CALL_KEYS: Final = ("functioncall", "tooluse", "toolcall", "toolinvocation")
+_RESULT_KEYS: Final = ("functionresponse", "toolresult", "toolcallresult")
+_TEXTS: Final = ("text", "refusal", "value")
+_THOUGHTS: Final = ("reasoning", "thinking", "think")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
 _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
-    "user": "messages contents new_message input prompt question query task message content kwargs".split(),  # noqa: SIM905
+    "user": "messages contents new_message input prompt question query instruction task message content kwargs".split(),  # noqa: SIM905
     "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
 }
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
@@ -150,38 +185,71 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
 def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
     _, *parts = _TRANSCRIPT.split(content.text())
     for role, text in zip(parts[::2], parts[1::2], strict=True):
-        if (speaker := _SPEAKERS[role.lower()]) and text.strip() != "None":
+        if (speaker := SPEAKERS[role.lower()]) and text.strip() != "None":
             yield from utterance(content, speaker, text.strip())
 
 
 def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Piece]:
-    """Yield the pieces in messages, and in the items that stand beside messages in place of a block."""
+    """Yield the pieces in messages, and in the items that stand beside messages in place of a block.
+
+    A message whose role is unknown, such as the name of a tool, is a result if it follows a call.
+    """
+    has_called = False
     for item in items:
         if is_message(item.value):
-            yield from pieces_of_message(item)
-        elif text := _text_of_block(item.value):
-            yield from utterance(item, speaker, text)
+            pieces = list(pieces_of_message(item, "tool" if has_called else ""))
+        elif text := text_of_block(item.value):
+            pieces = utterance(item, speaker, text)
+        elif isinstance(item.value, dict) and isinstance(item.value.get("parts"), list):
+            pieces = list(pieces_of(item.at("parts").items(), speaker))
         else:
-            yield from _pieces_of_block(item)
+            pieces = list(_pieces_of_block(item))
+        yield from pieces
+        has_called = pieces[-1].kind in ("call", "result") if pieces else has_called
 
 
-def pieces_of_message(message: Node) -> Iterator[Piece]:
-    """Yield the pieces in a message, which must have a role. A message of the system or the developer has none."""
-    message = message._replace(value=_with_role(message.object()))
-    role = message.at("role")
-    if (name := _role(role.required_text())) not in _SPEAKERS:
-        raise role.refusal("expected system, developer, user, assistant, tool or function")
-    speaker, content = _SPEAKERS[name], _blocks_in(message.first(*_CONTENTS))
-    if speaker == "agent":
+def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
+    """Yield the pieces in a message, which must have a role. A message of the system or the developer has none.
+
+    An unknown role is read as ``unknown_role``; without one, the message is skipped.
+    """
+    message = message._replace(value=with_role(message.object()))
+    role = role_of(message.at("role").required_text())
+    if (name := role if role in SPEAKERS else unknown_role) not in SPEAKERS:
+        message.skip()
+        return
+    speaker, content = SPEAKERS[name], _blocks_in(_content_of(message))
+    sorts = {sort_of(block) for block in content.value} if isinstance(content.value, list) else set()
+    if role in _ONLY_ROLES and speaker == "agent" and all(_is_called(each.value) for each in content.parsed().each()):
+        yield from map(_call, content.parsed().each())
+    elif speaker == "agent":
         yield from _pieces_of_answer(message, content)
     elif speaker == "user":
         yield from _pieces_of_content(message, "user", content)
-    elif speaker and isinstance(content.value, list) and any(_sort_of(block) in ("call", "result") for block in content.value):
+    elif speaker and sorts & {"call", "result"}:
         yield from _pieces_of_content(message, "result", content)
     elif speaker == "result":
         is_definition = isinstance(content.value, dict) and bool(_DEFINITION_FIELDS & set(content.value))
         if message.at("tool_call_id").value or not is_definition:
             yield _result(message, content)
+
+
+def _is_called(value: object) -> bool:
+    """Return whether a value, which says that it is a call, has what a call needs."""
+    return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in spelt(value))
+
+
+def _content_of(message: Node) -> Node:
+    """Return the content of a message, which may be in an envelope of its own."""
+    content = _first_content(message)
+    while isinstance(content.value, dict) and not sort_of(content.value) and any(key in content.value for key in _CONTENTS):
+        content = _first_content(content)
+    return content
+
+
+def _first_content(message: Node) -> Node:
+    contents = (message.at(key) for key in _CONTENTS if message.value.get(key) not in (None, "", []))
+    return next(contents, message.first(*_CONTENTS))
 
 
 def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
@@ -191,14 +259,14 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     own_pieces = list(_pieces_of_content(message, "agent", content))
     yield from own_pieces
     ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
-    calls = message.first("tool_calls", "toolCalls").parsed().items()
-    for call in calls or message.at("additional_kwargs", "tool_calls").items():
-        # LangChain repeats here the calls that are blocks.
-        if (piece := _call(call)).call_id not in ids or not ids:
-            yield piece
-    # The earlier form, in which a message has one call.
-    legacy = message.at("function_call"), message.at("additional_kwargs", "function_call")
-    yield from map(_call, [each for each in legacy if each.value is not None][:1])
+    # LangChain repeats the calls that are blocks. The earlier form of OpenAI's messages has one call.
+    wrapped = message.at("additional_kwargs") if isinstance(message.value.get("additional_kwargs"), dict) else message
+    calls = message.like(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
+    calls = calls or [each for each in (message.at("function_call"), wrapped.at("function_call")) if each.value is not None][:1]
+    for call in calls:
+        pieces = list(_call_and_result(call))
+        if pieces[0].call_id not in ids or not ids:
+            yield from pieces
 
 
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
@@ -208,8 +276,9 @@ def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
 
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
     """Yield the pieces in a text or in a list of blocks, in which texts are one piece if only images are between them."""
-    if isinstance(content.value, dict) and "parts" in content.value:
-        content = content.at("parts")
+    if sort_of(content.value):
+        yield from _pieces_of_block(content)
+        return
     if not isinstance(content.value, list):
         if content.value is not None and not isinstance(content.value, str):
             raise content.refusal("expected a text or a list of parts")
@@ -217,7 +286,7 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
         return
     texts: list[str] = []
     for block in content.items():
-        if (text := _text_of_block(block.value)) is not None:
+        if (text := text_of_block(block.value)) is not None:
             texts.append(text)
         elif pieces := list(_pieces_of_block(block)):
             yield from utterance(message, kind, "\n".join(filter(None, texts)))
@@ -228,47 +297,110 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 
 def _pieces_of_block(block: Node) -> Iterator[Piece]:
     """Yield the pieces in a block that is no text: in a thought, a call or a result. Other blocks have none."""
-    kind, sort = _type(block.object()), _sort_of(block.value)
-    if sort in ("call", "result"):
-        keys = _CALL_KEYS if sort == "call" else _RESULT_KEYS
-        inner = next((block.at(key) for key in keys if isinstance(block.value.get(key), dict)), block)
-        yield _call(inner) if sort == "call" else _result(inner, inner.first(*_RETURNED))
+    kind, sort = _type(block.object()), sort_of(block.value)
+    if sort == "call":
+        yield from _call_and_result(block)
+    elif sort == "result":
+        inner = _inner(block, _RESULT_KEYS)
+        yield _result(inner, inner.like(*_RETURNED))._replace(call_id=_id_of(inner) or _id_of(block))
     elif sort == "thought":
-        thoughts = (text_in(block.at(key).value) for key in ("summary", "content", "text", "thinking") if block.at(key).value)
+        thoughts = (text_in(block.at(key).value) for key in ("summary", "content", "text", *_THOUGHTS) if block.at(key).value)
         yield from utterance(block, "agent", "\n".join(thoughts))
-    elif block.at("type").required_text() and sort == "built-in call":
-        arguments, call_id = _own_fields(block, kind), block.first("call_id", "id").text()
-        yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=arguments, call_id=call_id)
-    if kind == "mcp_call" and (returned := block.first("error", "output")).value is not None:
-        yield _result(block, returned)._replace(is_error=block.at("error").value is not None)
+    elif sort == "built-in call":
+        yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=_own_fields(block, kind), call_id=_id_of(block))
+    elif not sort:
+        block.skip()
 
 
 def _blocks_in(content: Node) -> Node:
     """Return a content as a list of blocks if it is the JSON of one, as some exporters record it; else as it is."""
     blocks = content.parsed() if isinstance(content.value, str) else content
-    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(_sort_of, blocks.value))
+    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(sort_of, blocks.value))
     return blocks if are_blocks else content
 
 
 def _call(call: Node) -> Piece:
-    function = call if any(key in call.object() for key in _NAMES) else call.first("function", "custom")
-    name, arguments = function.first(*_NAMES).required_text(), function.first(*_ARGUMENTS).value
-    return Piece(call, "call", name=name, arguments=arguments, call_id=call.first(*_IDS).text())
+    inner = _inner(call, _CALL_KEYS)
+    kind = str(inner.value.get("type")) if isinstance(inner.value, dict) else ""
+    if not _name_of(inner.object()) and kind.startswith("tool-"):
+        # The AI SDK names the type of a part by its tool.
+        return Piece(
+            call, "call", name=kind.removeprefix("tool-"), arguments=inner.like(*_ARGUMENTS).value, call_id=_id_of(inner)
+        )
+    function = inner if _name_of(inner.value) else inner.first("function", "custom")
+    arguments = function.like(*_ARGUMENTS).value
+    return Piece(call, "call", name=_name(function).required_text(), arguments=arguments, call_id=_id_of(inner) or _id_of(call))
+
+
+def _call_and_result(call: Node) -> Iterator[Piece]:
+    """Yield a call, and its result if it is recorded beside the arguments."""
+    piece, inner = _call(call), _inner(call, _CALL_KEYS)
+    yield piece
+    error = inner.at("error")
+    returned = error if error.value and error.value is not True else inner.like(*_RETURNED_BY_CALLS)
+    if returned.value is not None:
+        yield _result(inner, returned)._replace(
+            call_id=piece.call_id, is_error=_result(inner, returned).is_error or returned is error
+        )
+
+
+def _inner(block: Node, keys: Iterable[str]) -> Node:
+    """Return the object within a block that has the fields of a call or of a result; the block itself if it has them."""
+    names = spelt(block.object())
+    inner = next((block.at(names[key]) for key in keys if key in names and isinstance(block.value[names[key]], dict)), block)
+    for key in ("value", "state"):
+        if isinstance(own := inner.object().get(key), dict):
+            inner = inner._replace(value=own | {name: value for name, value in inner.value.items() if name != key})
+    return inner
+
+
+def _name_of(fields: dict[str, Any]) -> str:
+    """Return the name of the tool in a call or a result; empty if it has none."""
+    names = spelt(fields)
+    return next((name for key in _NAMES if key in names and isinstance(name := fields[names[key]], str) and name), "")
+
+
+def _name(holder: Node) -> Node:
+    """Return the field with the name of a tool, which is named in errors."""
+    names = spelt(holder.object())
+    texts = (holder.at(names[key]) for key in _NAMES if key in names and isinstance(holder.value[names[key]], str))
+    return next(texts, holder.at(_NAMES[0]))
+
+
+def _id_of(holder: Node) -> str:
+    value = holder.like(*_IDS).value if isinstance(holder.value, dict) else None
+    return value if isinstance(value, str) else ""
 
 
 def _result(holder: Node, content: Node) -> Piece:
     text, is_error = returned_in(content.value)
-    is_error = is_error or any(holder.at(key).value is True for key in _ERROR_KEYS) or holder.at("status").value == "error"
-    call_id, name = holder.first(*_IDS).text(), holder.first(*_NAMES).text()
-    return Piece(holder, "result", text, name, call_id=call_id, is_error=is_error)
+    fields = holder.object()
+    return Piece(holder, "result", text, _name_of(fields), call_id=_id_of(holder), is_error=is_error or _is_failure(fields))
+
+
+def _is_failure(fields: dict[str, Any]) -> bool:
+    """Return whether the fields of a result mark it as an error."""
+    is_marked = any(fields.get(key) is True for key in _ERROR_KEYS) or fields.get("success") is False
+    return is_marked or _has_exit_code(fields) or any(fields.get(key) in _FAILURES for key in ("status", "state"))
+
+
+def _has_exit_code(fields: object) -> bool:
+    """Return whether a field of an object is the code of a command that failed."""
+    codes = [fields[key] for name, key in spelt(fields).items() if name in _EXIT_CODES] if isinstance(fields, dict) else []
+    return any(isinstance(code, int) and code for code in codes)
 
 
 def returned_in(value: object) -> tuple[str, bool]:
     """Return the text of a result without the envelopes of protocols, and whether an envelope marks it as an error."""
+    if isinstance(value, list) and len(value) == 1 and sort_of(value[0]) == "result":
+        value = value[0]
     if isinstance(value, dict):
-        fields, is_error = set(value), any(value.get(key) is True for key in _ERROR_KEYS) or value.get("status") == "error"
-        message = _with_role(value)
-        is_message_of_tool = _SPEAKERS.get(_role(message.get("role"))) == "result" or "tool_call_id" in fields
+        names = spelt(value)
+        if key := next((names[each] for each in _RESULT_KEYS if each in names and isinstance(value[names[each]], dict)), ""):
+            return returned_in(value[key])
+        fields, is_error = set(value), _is_failure(value)
+        message = with_role(value)
+        is_message_of_tool = SPEAKERS.get(role_of(message.get("role"))) == "result" or "tool_call_id" in fields
         if is_message_of_tool and "content" in message:
             return text_in(message["content"]), is_error
         if isinstance(value.get("content"), list) and fields <= {"content", "structuredContent", "_meta", *_ERROR_KEYS}:
@@ -277,46 +409,58 @@ def returned_in(value: object) -> tuple[str, bool]:
             return text_in(value["value"]), value["type"].startswith("error")
         for key in ("response", "message"):
             if key in fields and fields <= {"id", "name", key}:
-                return text_in(parsed(value[key])), False
+                return returned_in(parsed(value[key]))
+        for key in ("output", "result", "content"):
+            if fields - {"success", "status", "is_error", "isError"} == {key} and isinstance(value[key], str):
+                return value[key], is_error
     return text_in(value), False
 
 
-def _sort_of(block: object) -> str:
+def sort_of(block: object) -> str:
     """Return the sort of a block: call, built-in call, result, thought, text or left out; empty if it is none of them."""
     if not isinstance(block, dict):
         return ""
-    kind, function = _type(block), block.get("function")
+    kind, names, function = _type(block), spelt(block), block.get("function")
+    if isinstance(block.get("state"), dict):
+        names = spelt(block["state"]) | names
     # In Chat Completions a call has arguments, and the definition of a tool has none.
     is_of_function = isinstance(function, dict) and {"name", "arguments"} <= set(function)
-    has_all = not kind and all(any(key in block for key in keys) for keys in (_NAMES, _ARGUMENTS, _IDS))
-    if any(isinstance(block.get(key), dict) for key in _CALL_KEYS):
+    has_call_id = any(key in names for key in _CALL_IDS)
+    has_arguments = any(key in names for key in _ARGUMENTS)
+    is_named = bool(_name_of(block)) or (has_call_id and kind.startswith("tool_"))
+    # Other objects may have a name and an input too.
+    is_of_tool = has_call_id or any(word in kind for word in ("tool", "call", "function")) or (not kind and "id" in names)
+    if any(isinstance(block.get(names.get(key, "")), dict) for key in _CALL_KEYS):
         return "call"
-    if any(isinstance(block.get(key), dict) for key in _RESULT_KEYS):
+    if any(isinstance(block.get(names.get(key, "")), dict) for key in _RESULT_KEYS):
         return "result"
     if kind in _THOUGHTS or block.get("thought") is True:
         return "thought"
-    if kind.endswith(_ENDS_OF_RESULT_TYPES) or (not kind and "call_id" in block and "content" in block):
+    if kind.endswith(_ENDS_OF_RESULT_TYPES):
         return "result"
-    if is_of_function or has_all or kind in _CALL_TYPES or kind.endswith("tool_use"):
+    is_call = is_of_function or (is_named and has_arguments and is_of_tool) or (is_named and "tool_invocation" in kind)
+    if is_call or kind in _CALL_TYPES or kind.endswith("tool_use"):
         return "call"
+    if has_call_id and not has_arguments and any(key in names for key in _RETURNED):
+        return "result"
     if kind.endswith("_call"):
         return "built-in call"
-    if (kind or set(block) == {"text"}) and _text_of_block(block) is not None:
+    if (kind or set(block) == {"text"}) and text_of_block(block) is not None:
         return "text"
-    return "left out" if kind in (*_MEDIA_TYPES, "item_reference", "redacted_thinking") else ""
+    return "left out" if kind in (*_MEDIA_TYPES, "item_reference", "redacted_thinking", "step_start") else ""
 
 
 def _is_item(value: object) -> bool:
-    return is_message(value) or bool(_sort_of(value))
+    return is_message(value) or bool(sort_of(value))
 
 
 def _is_item_for_sure(value: object) -> bool:
     """Return whether a value that may be anything is a message: it has a known role, and content or calls."""
     if not isinstance(value, dict):
         return False
-    message = _with_role(value)
-    if _role(message.get("role")) not in _SPEAKERS:
-        return ("toolCallId" in value and _sort_of(value) == "call") or set(value) == {"text"}
+    message = with_role(value)
+    if role_of(message.get("role")) not in SPEAKERS:
+        return ("toolCallId" in value and sort_of(value) == "call") or set(value) == {"text"}
     contents = [message.get(key) for key in _CONTENTS]
     is_empty = "content" in message and message["content"] is None
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))
@@ -325,42 +469,67 @@ def _is_item_for_sure(value: object) -> bool:
 def _item_in(item: object) -> object:
     """Return an item of a list of messages. It may be recorded as a text, or as a pair of its role and its text."""
     item = parsed(item)
-    if isinstance(item, list) and len(item) == 2 and _role(item[0]) in _SPEAKERS and isinstance(item[1], str):
+    if isinstance(item, list) and len(item) == 2 and role_of(item[0]) in SPEAKERS and isinstance(item[1], str):
         return {"role": item[0], "content": item[1]}
     return item
 
 
 def is_message(value: object) -> bool:
     """Return whether a value looks like a chat message."""
-    return isinstance(value, dict) and isinstance(_with_role(value).get("role"), str)
+    return isinstance(value, dict) and isinstance(with_role(value).get("role"), str)
 
 
-def _with_role(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its role. Messages of LangChain and AutoGen have a type instead, or are a constructor call."""
-    kind: object = value.get("type")
+def with_role(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its role. Many have a type or an author instead, are in an envelope, or are a constructor call."""
+    kind: object = _named_type(value)
     fields: object = value
     if isinstance(value.get("role"), str):
         return value
+    for inner in (value[key] for key in ("message", "llm_message", "content") if key in value):
+        # A choice holds its message, as an event of one does.
+        if isinstance(inner, dict) and isinstance(inner.get("role"), str):
+            return dict(inner)
+    for holder in (value[key] for key in _ROLE_KEYS if key in value):
+        name = holder.get("role", holder.get("label", holder.get("Label"))) if isinstance(holder, dict) else holder
+        if role_of(name) in SPEAKERS:
+            return value | {"role": role_of(name)}
     if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
         kind, fields = value["id"][-1], value.get("kwargs")
     elif isinstance(value.get("data"), dict):
         fields = value["data"]
-    elif isinstance(value.get("message"), dict) and "role" in value["message"]:
-        # A choice holds its message, as an event of one does.
-        return dict(value["message"])
-    if isinstance(fields, dict) and "content" in fields and _role(kind) in _SPEAKERS:
-        return fields | {"role": _role(kind)}
-    return value
+    if isinstance(fields, dict) and {"content", "message", "text"} & set(fields):
+        is_of_autogen = isinstance(value.get("source"), str) and isinstance(kind, str) and kind.endswith(("Message", "Event"))
+        if (role := role_of(kind)) in SPEAKERS and (role not in _ONLY_ROLES or str(kind).endswith(("Message", "message"))):
+            return fields | {"role": role}
+        if is_of_autogen:
+            return fields | {"role": "user" if value["source"] == "user" else "assistant"}
+    return {"role": "assistant"} | value if isinstance(value.get("tool_calls"), list) else value
 
 
-def _role(name: object) -> str:
-    own = name.lower().rpartition(".")[2] if isinstance(name, str) else ""
-    return own.removesuffix("chunk").removesuffix("message")
+@lru_cache(maxsize=1_024)
+def _plain_role(name: str) -> str:
+    own = [part for part in name.lower().split(".") if part != "message"]
+    return re.sub(r"[\W_]+", "", own[-1] if own else "").removesuffix("chunk").removesuffix("message")
+
+
+def role_of(name: object) -> str:
+    """Return the name of a role or of a type of messages, without signs and without what all of them have."""
+    return _plain_role(name[:64]) if isinstance(name, str) else ""
+
+
+def _named_type(block: dict[str, Any]) -> str:
+    return next(
+        (kind for key in ("type", "part_kind", "kind", "$type", "block_type") if isinstance(kind := block.get(key), str)), ""
+    )
+
+
+@lru_cache(maxsize=1_024)
+def _plain_type(kind: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).replace("-", "_").replace(".", "_").lower().removesuffix("_content")
 
 
 def _type(block: object) -> str:
-    kind = block.get("type") if isinstance(block, dict) else None
-    return kind.replace("-", "_") if isinstance(kind, str) else ""
+    return _plain_type(_named_type(block)[:64]) if isinstance(block, dict) else ""
 
 
 def _own_fields(item: Node, kind: str) -> dict[str, Any]:
@@ -372,14 +541,16 @@ def _own_fields(item: Node, kind: str) -> dict[str, Any]:
     return fields
 
 
-def _text_of_block(block: object) -> str | None:
+def text_of_block(block: object) -> str | None:
     """Return the text of a block; None if the block is no text, or a thought."""
     if isinstance(block, str):
         return block
     if not isinstance(block, dict) or _type(block) in _THOUGHTS or block.get("thought") is True:
         return None
-    keys = ("text", "refusal", "content") if block.get("type") == "text" else ("text", "refusal")
-    return next((text for key in keys if isinstance(text := block.get(key), str)), None)
+    kind = _type(block)
+    keys = ("text", "refusal", "content") if kind == "text" else ("text", "refusal") if kind or _name_of(block) else _TEXTS
+    texts = (block[key].get("value") if isinstance(block.get(key), dict) else block.get(key) for key in keys)
+    return next((text for text in texts if isinstance(text, str)), None)
 
 
 def text_in(value: object) -> str:
@@ -387,7 +558,7 @@ def text_in(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):
-        texts = [_text_of_block(block) for block in value if {"type", "block_type"} & set(block) or set(block) == {"text"}]
+        texts = [text_of_block(block) for block in value if {"type", "block_type"} & set(block) or set(block) == {"text"}]
         if len(texts) == len(value) and (any(texts) or all(block.get("type") in _MEDIA_TYPES for block in value)):
             return "\n".join(filter(None, texts))
     is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _MEDIA_TYPES)
@@ -398,8 +569,12 @@ def is_error(result: Piece) -> bool:
     """Return whether a result is an error, as ``worker/CONVERT.md`` defines it."""
     if result.is_error or _ERROR.match(result.text):
         return True
+    if any(_EXIT.search(part) for part in (result.text[:_EXIT_CHARS], result.text[-_EXIT_CHARS:])):
+        return True
     content = parsed(result.text)
-    return isinstance(content, dict) and any(content.get(key) for key in _ERROR_KEYS)
+    if not isinstance(content, dict):
+        return False
+    return any(content.get(key) for key in _ERROR_KEYS) or any(map(_has_exit_code, (content, content.get("metadata"))))
 
 
 def call_input(call: Piece) -> dict[str, Any] | None:

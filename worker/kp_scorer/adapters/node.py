@@ -3,6 +3,7 @@
 import json
 import re
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.shown import shown_by_python
@@ -15,6 +16,9 @@ _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
 """Fields that state the kind of an object. Most readers know it by its other fields, so these do not count as unread."""
+_NOT_SPELT: Final = re.compile(r"[\W_]+")
+_MOST_KEY: Final = 64  # Longer keys are data.
+_SKIPPED: Final = "\0"  # No path has this character in the place of its first key.
 
 
 class Node(NamedTuple):
@@ -39,6 +43,17 @@ class Node(NamedTuple):
     def first(self, *keys: str) -> "Node":
         """Return the value under the first of these keys that is present; a missing one if none is."""
         return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
+
+    def like(self, *names: str) -> "Node":
+        """Return the value under the first of these names that is present, however it is spelt: ``toolcallid``, for example."""
+        keys = spelt(self.object())
+        present = (self.at(keys[name]) for name in names if name in keys and self.value[keys[name]] is not None)
+        return next(present, self.at(names[0]))
+
+    def skip(self) -> None:
+        """Note that this value is not understood, and so is left out of its run."""
+        if self.reads is not None:
+            self.reads.setdefault(_SKIPPED, ({}, set()))[1].add(f"{self.line}:{self.path}")
 
     def object(self) -> dict[str, Any]:
         """Return this value, which must be an object."""
@@ -99,6 +114,21 @@ def source(line: int, value: object) -> Node:
     if _is_too_deep(value):
         raise node.refusal(f"expected nesting of at most {MOST_DEPTH}")
     return node
+
+
+def spelt(fields: dict[str, Any]) -> dict[str, str]:
+    """Return the keys of an object by their letters and digits in lower case; of keys that are spelt alike, the first."""
+    return {_plain(key): key for key in reversed(fields)}
+
+
+@lru_cache(maxsize=4_096)
+def _plain(key: str) -> str:
+    return _NOT_SPELT.sub("", key[:_MOST_KEY]).lower()
+
+
+def skipped_in(run: Node) -> int:
+    """Return the number of values of a run that were skipped."""
+    return len((run.reads or {}).get(_SKIPPED, ({}, set()))[1])
 
 
 def unread_in(run: Node) -> set[str]:

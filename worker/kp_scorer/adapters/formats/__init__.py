@@ -27,4 +27,6 @@ def format_of(value: object) -> str:
     while items and isinstance(items[0], list):
         items = items[0]
     objects = objects_in(items)
-    return next((name for name, each in FORMATS.items() if any(map(each.fits, objects))), "")
+    return next(
+        (name for name, each in FORMATS.items() if (each.fits(value) if each.is_general else any(map(each.fits, objects)))), ""
+    )

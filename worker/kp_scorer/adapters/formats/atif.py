@@ -25,7 +25,11 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
     """Make a run of a trajectory."""
     (trajectory,) = trajectories
     steps = trajectory.at("steps").items()
-    pieces = [piece for step in steps for piece in _pieces_of(step)]
+    pieces = [piece for step in steps if step.at("is_copied_context").value is not True for piece in _pieces_of(step)]
+    if not any(piece.kind == "user" for piece in pieces):
+        # A trajectory that continues another repeats its steps first, with what was asked.
+        asked = (piece for step in steps for piece in _pieces_of(step) if piece.kind == "user")
+        pieces = [*list(asked)[:1], *pieces]
     own_id = trace_id("atif", trajectory.first("trajectory_id", "session_id").text(), trajectory.value)
     return Run(trajectory, own_id, pieces, first_timestamp(steps), framework=trajectory.at("agent", "name").text())
 
@@ -33,11 +37,11 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
 def _pieces_of(step: Node) -> Iterator[Piece]:
     if (speaker := step.at("source").required_text()) not in _ROLES:
         raise step.at("source").refusal("expected system, user or agent")
-    if step.at("is_copied_context").value is True:
-        # A trajectory that continues another repeats its steps first.
-        return
     yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
     for result in step.at("observation", "results").items():
+        if "content" not in result.object():
+            # It refers to the trajectories of subagents.
+            continue
         yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 
 

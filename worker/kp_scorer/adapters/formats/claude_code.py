@@ -1,24 +1,36 @@
-"""Sessions of Claude Code, as JSON Lines of the Messages API's messages. No specification is published."""
+"""Sessions of Claude Code, as JSON Lines of the Messages API's messages, and of Qwen Code, whose lines have Gemini's contents.
 
-from collections.abc import Sequence
-from typing import Any
+No specification is published. Lines of other types than those of messages are about settings and the program's state.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, run_of_session
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import pieces_of_message
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.messages import Piece, pieces_of
+from kp_scorer.adapters.node import Node, as_json
+from kp_scorer.adapters.turns import active_branch, without_repeats
+
+_SPOKEN: Final = ("user", "assistant", "tool_result")
+_OF_THE_PROGRAM: Final = ("isMeta", "isCompactSummary", "isApiErrorMessage")
+_BOOKKEEPING: Final = frozenset(
+    {"leafUuid", "snapshot", "aiTitle", "lastPrompt", "permissionMode", "operation", "prNumber", "mode"}
+)
 
 
 def fits(value: dict[str, Any]) -> bool:
     """Return whether an object is a line of a session."""
-    return ("sessionId" in value and {"type", "uuid"} <= set(value)) or (
-        value.get("type") in ("summary", "file-history-snapshot") and bool({"leafUuid", "snapshot"} & set(value))
+    names = set(value)
+    return ("type" in names and "sessionId" in names and bool(({"uuid"} | _BOOKKEEPING) & names)) or (
+        value.get("type") in ("summary", "file-history-snapshot") and bool(_BOOKKEEPING & names)
     )
 
 
 def records(source: Node) -> list[Node]:
-    """Return the lines of sessions in a source. Other lines summarise sessions, or hold files."""
-    return [line for line in source.each() if not isinstance(line.value, dict) or "sessionId" in line.value]
+    """Return the lines of messages in a source, and others that have a place among them."""
+    return [line for line in source.each() if not isinstance(line.value, dict) or {"sessionId", "uuid"} <= set(line.value)]
 
 
 def run_id(line: Node) -> str:
@@ -27,12 +39,67 @@ def run_id(line: Node) -> str:
     return f"{session_id}:{line.at('agentId').text() or 'sidechain'}" if line.at("isSidechain").value is True else session_id
 
 
-def run(own_id: str, lines: Sequence[Node]) -> Run:
-    """Make a run of a session, or of the part of it that is a subagent's."""
-    # ``isMeta`` marks remarks of the program itself, such as those about commands.
-    spoken = [line for line in lines if line.at("type").value in ("user", "assistant") and line.at("isMeta").value is not True]
-    pieces = [piece for line in spoken for piece in pieces_of_message(line.at("message"))]
-    return run_of_session("claude-code", own_id, lines, pieces)
+def identities(line: Node) -> list[str]:
+    """Return what identifies a message: a session that goes on or branches off repeats some of its lines, or of their ids."""
+    message = line.at("message").value
+    if not isinstance(message, dict):
+        return []
+    own, content = line.object(), as_json([message.get("role"), message.get("content", message.get("parts"))])
+    ids = (own.get("uuid"), message.get("id"), own.get("timestamp"))
+    return [f"{place} {number} {own.get('agentId')} {content}" for place, number in enumerate(ids) if number]
 
 
-FORMAT = Format(fits, run, records, run_id, is_of_one_file=True)
+def run(own_id: str, lines: Sequence[Node]) -> list[Run]:
+    """Make a run of a session, or of each of its parts that is a subagent's."""
+    kind = (
+        "qwen-code"
+        if any(isinstance(line.at("message").value, dict) and "parts" in line.at("message").value for line in lines)
+        else "claude-code"
+    )
+    if not own_id.endswith(":sidechain"):
+        return [run_of_session(kind, own_id, lines, _pieces(lines))]
+    # The subagents of earlier versions have no ids. Each begins with a line of its own.
+    parts: defaultdict[str, list[Node]] = defaultdict(list)
+    first_of: dict[str, str] = {}
+    for line in lines:
+        number, parent = line.at("uuid").text(), line.at("parentUuid").text()
+        first_of[number] = first_of.get(parent, number)
+        parts[first_of[number]].append(line)
+    several = len(parts) > 1
+    return [
+        run_of_session(kind, f"{own_id.removesuffix('sidechain')}{first}" if several else own_id, part, _pieces(part))
+        for first, part in parts.items()
+    ]
+
+
+def _pieces(lines: Sequence[Node]) -> list[Piece]:
+    branch = active_branch(lines, ("uuid", "parentUuid"))
+    spoken = [line for line in branch if line.at("type").value in _SPOKEN and line.at("subtype").value != "notification"]
+    own = [line for line in spoken if not any(line.at(mark).value is True for mark in _OF_THE_PROGRAM)]
+    return list(without_repeats(pieces_of(_complete(own))))
+
+
+def _complete(lines: Iterable[Node]) -> list[Node]:
+    """Return the messages in lines, without the beginnings of those that are recorded again once they are longer."""
+    messages: list[Node] = []
+    for line in lines:
+        message = line.at("message")
+        if messages and _is_beginning(messages[-1].object(), message.object()):
+            messages.pop()
+        messages.append(message)
+    return messages
+
+
+def _is_beginning(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    texts = [_only_text(message) for message in (first, second)]
+    return bool(first.get("id")) and first.get("id") == second.get("id") and bool(texts[0]) and texts[1].startswith(texts[0])
+
+
+def _only_text(message: dict[str, Any]) -> str:
+    blocks = message.get("content")
+    block = blocks[0] if isinstance(blocks, list) and len(blocks) == 1 else None
+    text = block.get("text", block.get("thinking")) if isinstance(block, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+FORMAT = Format(fits, run, records, run_id, identities=identities, is_of_one_file=True)

@@ -9,8 +9,10 @@ from typing import Any, Final
 from kp_scorer.adapters.building import Run, run_of_session
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, pieces_of, utterance
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import Node, as_json
 
+_MOST_FORKS: Final = 8
+_PARENTS: Final = ("forked_from_id", "parent_thread_id")
 _TYPES: Final = ("session_meta", "response_item", "event_msg", "turn_context", "compacted")
 
 
@@ -22,6 +24,17 @@ def fits(value: dict[str, Any]) -> bool:
 def run_id(line: Node) -> str:
     """Return the id of the session that begins with a line; empty for a line that continues one."""
     return line.at("payload", "id").required_text() if line.at("type").value == "session_meta" else ""
+
+
+def continues(lines: Sequence[Node], line: Node) -> bool:
+    """Return whether the beginning of a session is that of the one which the session before was forked from, and repeats."""
+    parents = {each.at("payload", key).text() for each in lines[:_MOST_FORKS] for key in _PARENTS}
+    return line.at("payload", "id").text() in parents - {""}
+
+
+def identities(line: Node) -> list[str]:
+    """Return the line itself: a session that goes on, or was forked, repeats the lines of the one before."""
+    return [as_json(line.value)] if line.at("type").value in ("response_item", "event_msg") else []
 
 
 def run(own_id: str, lines: Sequence[Node]) -> Run:
@@ -41,4 +54,4 @@ def _is_typed(line: Node) -> bool:
     return [line.at("type").value, line.at("payload").at("type").value] == ["event_msg", "user_message"]
 
 
-FORMAT = Format(fits, run, run_id=run_id, is_of_one_file=True)
+FORMAT = Format(fits, run, run_id=run_id, continues=continues, identities=identities, is_of_one_file=True)

@@ -1,29 +1,40 @@
-"""Conversations of OpenAI: the messages of Chat Completions, and the items of the Responses API.
+"""Conversations of any tool: the messages of Chat Completions, the items of the Responses API, and what is like them.
 
 A source is an object with ``messages``, and with ``choices`` where the answer is recorded beside its request; an object with
 ``input`` and ``output``, which are the fields of the Responses API; a log with ``request`` and ``response``; a line of a batch,
-whose other half has the same ``custom_id``; or a list of messages or items alone. Requests to models of Anthropic and Gemini,
-and their answers, are read from the same fields.
+whose other half has the same ``custom_id``; or a list of messages or items alone. In any other object, the list of turns is
+looked for. Requests to models of Anthropic and Gemini, and their answers, are read from the same fields.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.openai.com/docs/api-reference/responses/object.
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from kp_scorer.adapters.building import Run, moment, trace_id
+from kp_scorer.adapters.building import Run, first_timestamp, time_in, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.turns import ANSWERS, are_turns, is_exchange, is_turn, list_of_turns, turns_of, without_repeats
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
+_REQUESTS: Final = ("request", "request_body", "requestBody", "params", "inputs")
+_RESPONSES: Final = ("response", "response_body", "responseBody", "result", "outputs")
+_HALVES: Final = (("body", "params", "request"), ("response", "result"))
+"""The keys of the two lines of a batch that have the same id."""
+_MOST_ASKED: Final = 50
 
 
-def fits(value: dict[str, Any]) -> bool:
-    """Return whether an object is a conversation, a message or an item."""
+def fits(value: object) -> bool:
+    """Return whether a source is a conversation, or a list of messages or of conversations."""
+    if isinstance(value, list):
+        return are_turns(value) or any(map(fits, value[:_MOST_ASKED]))
+    if not isinstance(value, dict) or is_turn(value):
+        return False
     is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
-    return bool(_KEYS & set(value)) or is_of_responses or is_message(value)
+    is_alone = bool(_KEYS & set(value)) or is_of_responses or is_exchange(value)
+    return is_alone or list_of_turns(Node(1, "", value)) is not None or _lists_of_conversations(Node(1, "", value)) != []
 
 
 def run_id(conversation: Node) -> str | None:
@@ -34,44 +45,82 @@ def run_id(conversation: Node) -> str | None:
 
 def ends(conversations: Sequence[Node]) -> int | None:
     """Return 0 once both halves of a conversation of a batch are there, or one half twice, which makes it ambiguous."""
-    return 0 if len(conversations) > 1 or {"body", "response"} <= set(conversations[0].object()) else None
+    return 0 if len(conversations) > 1 or all(_halves(conversations[0])) else None
+
+
+def _halves(conversation: Node) -> list[bool]:
+    return [any(key in conversation.object() for key in keys) for keys in _HALVES]
 
 
 def records(source: Node) -> list[Node]:
-    """Return the conversations in a source: several if it is a list that holds neither messages nor items."""
-    is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
-    return [source] if is_alone else source.each()
+    """Return the conversations in a source: itself if it is one, or those in its lists."""
+    if isinstance(source.value, list):
+        is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
+        return [source] if is_alone or are_turns(source.value) else [each for item in source.items() for each in records(item)]
+    if not isinstance(source.value, dict) or _KEYS & set(source.value) or list_of_turns(source) or is_exchange(source.value):
+        return [source]
+    return [each for inner in _lists_of_conversations(source) for item in inner.items() for each in records(item)] or [source]
+
+
+def _lists_of_conversations(source: Node) -> list[Node]:
+    """Return the lists of conversations that an object holds, as logs of evaluations do."""
+    lists = [source._replace(path=key, value=value) for key, value in source.object().items() if isinstance(value, list)]
+    return [each for each in lists if any(fits(item) for item in objects_in(each.value[:_MOST_ASKED]))]
 
 
 def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     """Make a run of a conversation."""
     conversation = conversations[0]
     if len(conversations) > 1:
-        if any(sum(half in each.object() for each in conversations) > 1 for half in ("body", "response")):
+        if any(sum(halves) > 1 for halves in zip(*map(_halves, conversations), strict=True)):
             raise conversation.refusal("expected one request and one response of its custom_id: give each batch by itself")
         conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
-        pieces = list(pieces_of(conversation.items()))
-        return Run(conversation, trace_id("openai", "", conversation.value), pieces)
-    request, response = _body(conversation, "request"), _body(conversation, "response")
-    question, answer = _first(request, "messages", "input"), _first(response, "choices", "output", "candidates")
-    pieces = _pieces(question, "user")
-    if answer is not response and answer.path.endswith("choices"):
-        # Clients use the first of several choices.
-        pieces += [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
-    elif answer is not conversation:
-        pieces += _pieces(answer, "agent")
+        turns = conversation.items()
+        run_id = trace_id("openai", "", conversation.value)
+        return Run(conversation, run_id, _pieces_of_turns(turns), first_timestamp(turns[:1]))
+    listed = list_of_turns(conversation) if not _KEYS & set(conversation.object()) else None
+    turns = listed.items() if listed else []
+    pieces = _pieces_of_turns(turns)
+    request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
+    asked = _pieces(_first(request, "messages", "input"), "user") if not any(piece.kind == "user" for piece in pieces) else []
+    pieces = _joined(_joined(asked, pieces), _answer(conversation, response))
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
-    time = (response if isinstance(response.value, dict) else conversation).first("created_at", "created")
-    created_at = None if (seconds := time.number()) is None else moment(time, seconds * 1_000_000)
-    return Run(conversation, trace_id("openai", "", conversation.value), pieces, created_at)
+    created_at = time_in(response) or time_in(conversation) or first_timestamp(turns[:1])
+    return Run(conversation, trace_id("openai", "", conversation.value), list(without_repeats(pieces)), created_at)
 
 
-def _body(conversation: Node, key: str) -> Node:
+def _answer(conversation: Node, response: Node) -> list[Piece]:
+    answer = _first(response, "choices", "output", "candidates")
+    if answer is not response and answer.path.endswith("choices"):
+        # Clients use the first of several choices.
+        return [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
+    if answer is conversation and is_exchange(conversation.object()):
+        answer = conversation.like(*ANSWERS)
+    return _pieces(answer, "agent") if answer is not conversation else []
+
+
+def _joined(asked: list[Piece], answered: list[Piece]) -> list[Piece]:
+    """Return a question and its answer as one: many logs have the answer among the messages, or the messages in the answer."""
+    before, after = ([(piece.kind, piece.text.strip(), piece.name) for piece in pieces] for pieces in (asked, answered))
+    if after[: len(before)] == before:
+        return answered
+    return asked if before[len(before) - len(after) :] == after else asked + answered
+
+
+def _pieces_of_turns(turns: Sequence[Node]) -> list[Piece]:
+    times = [turn.value.get("created_at") if isinstance(turn.value, dict) else None for turn in turns]
+    if all(isinstance(time, int) for time in times) and times != sorted(times, key=int) == times[::-1]:  # type: ignore[arg-type]
+        # Some services list the newest message first.
+        turns = turns[::-1]
+    return list(without_repeats(pieces_of(turns_of(turns))))
+
+
+def _body(conversation: Node, keys: Sequence[str]) -> Node:
     """Return the request or the response in a log or in the body of a batch; without one, the conversation itself."""
-    message = conversation.at(key).parsed()
-    message = conversation if message.value is None else message
+    message = conversation.first(*keys).parsed()
+    message = message if isinstance(message.value, str | list | dict) else conversation
     body = message.at("body").parsed() if isinstance(message.value, dict) else message
     return body if isinstance(body.value, dict) else message
 
@@ -81,14 +130,22 @@ def _first(message: Node, *keys: str) -> Node:
     return message if value.value is None else value
 
 
-def _pieces(node: Node, speaker: Speaker) -> list[Piece]:
+def _pieces(node: Node, speaker: Speaker, levels: int = 3) -> list[Piece]:
     """Return the pieces in a question or an answer; raise NotConverted where a list of them holds no message."""
     content = node.parsed()
-    items = content.value if isinstance(content.value, list) else []
-    if node.path.endswith("messages") and not any(isinstance(item, str | list) for item in items):
-        return [piece for message in content.items() for piece in pieces_of_message(message)]
+    items = content.items() if node.path.endswith("messages") else []
+    if any(not isinstance(item.value, str | list) and not is_turn(item.value) for item in items):
+        # What is no message is refused, and not skipped as among other turns.
+        return [piece for message in items for piece in pieces_of_message(message)]
     pieces = pieces_in(content, speaker, Transcript(), is_model=True)
-    return list(pieces_of(node.items() if isinstance(node.value, list) else [])) if pieces is None else pieces
+    if pieces is None and isinstance(content.value, list):
+        return list(pieces_of(content.items()))
+    if pieces is None and isinstance(content.value, dict) and levels:
+        inner = (
+            _pieces(content.at(key), speaker, levels - 1) for key, value in content.value.items() if isinstance(value, dict)
+        )
+        return next(filter(None, inner), [])
+    return pieces or []
 
 
 FORMAT = Format(fits, run, records, run_id, ends=ends, is_general=True, has_chats=True, has_ids_of_files=True)

@@ -6,17 +6,14 @@
   user's next message held the output: https://mini-swe-agent.com/latest/usage/output_files/
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, Transcript, pieces_in, pieces_of_message, utterance
+from kp_scorer.adapters.messages import Piece, pieces_of, pieces_of_message, utterance
 from kp_scorer.adapters.node import Node
-
-_FENCE: Final = re.compile(r"```(?:bash|mswea_bash_command)\s++")
-"""The fence before a command, which ends at the next fence."""
+from kp_scorer.adapters.written import with_written_calls
 
 
 def fits(value: dict[str, Any]) -> bool:
@@ -34,14 +31,14 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
     if steps.value is not None:
         framework, pieces = "SWE-agent", _pieces_of_steps(trajectory, steps)
     elif messages.value is not None:
-        framework, pieces = "mini-swe-agent", list(_pieces_of_messages(messages.items()))
+        framework, pieces = "mini-swe-agent", _pieces_of_messages(messages.items())
     else:
         raise steps.refusal("expected the list of steps")
     answer = trajectory.at("info", "submission")
     return Run(trajectory, trace_id("sweagent", "", trajectory.value), pieces, framework=framework, answer=answer)
 
 
-def _pieces_of_steps(trajectory: Node, steps: Node) -> list[Piece]:
+def _pieces_of_steps(trajectory: Node, steps: Node) -> Sequence[Piece]:
     history = trajectory.at("history").items()
     if not history and steps.items():
         # The first input of the model holds the task too. Before version 1.1 it was ``messages``.
@@ -53,35 +50,10 @@ def _pieces_of_steps(trajectory: Node, steps: Node) -> list[Piece]:
     return [*objective, *(piece for step in steps.items() for piece in _step(step, calls))]
 
 
-def _pieces_of_messages(messages: Iterable[Node]) -> Iterator[Piece]:
-    has_called = False
-    for message in messages:
-        if message.at("role").value == "exit":
-            # ``info`` holds the submission as well.
-            continue
-        pieces = pieces_in(message, "agent", Transcript(), is_model=True) or []
-        for piece in pieces:
-            commands = list(_commands(piece.text)) if piece.kind == "agent" else []
-            if len(pieces) == len(commands) == 1:
-                start, command = commands[0]
-                yield from utterance(message, "agent", piece.text[:start])
-                yield Piece(message, "call", name="bash", arguments={"command": command})
-            else:
-                yield piece._replace(kind="result") if has_called and piece.kind == "user" else piece
-            has_called = bool(commands)
-
-
-def _commands(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each command in a text, with the place of the fence before it."""
-    place = 0
-    while fence := _FENCE.search(text, place):
-        place = fence.end()
-        # The command may be indented, so the fence may match into its first line.
-        if start := text.rfind("\n", fence.start(), place) + 1:
-            if (end := text.find("\n```", start)) < 0:
-                return
-            yield fence.start(), text[start:end]
-            place = end + len("\n```")
+def _pieces_of_messages(messages: Iterable[Node]) -> Sequence[Piece]:
+    # ``info`` holds the submission as well.
+    spoken = (message for message in messages if message.at("role").value != "exit")
+    return with_written_calls(list(pieces_of(spoken)), acts_by_fences=True)
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:

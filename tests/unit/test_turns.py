@@ -1,0 +1,196 @@
+"""Turns are found in any envelope and in any list, and calls in texts: all samples say the same."""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from tests.support.converting import converted, converted_and_refused, steps_in, steps_of
+from tests.unit.test_adapter_openai import assistant, call, result, user
+from tests.unit.test_message_shapes import ANSWER, ARGUMENTS, ASKED, FUNCTION, RETURNED, STEPS, THOUGHT
+
+Json = dict[str, Any]
+
+CHAT: Final = [user(ASKED), assistant(THOUGHT, call("c", **FUNCTION)), result("c", RETURNED), assistant(ANSWER)]
+TAGGED: Final = f"{THOUGHT}\n<tool_call>\n{json.dumps({'name': 'lock_state', 'arguments': ARGUMENTS})}\n</tool_call>"
+TOOL: Final = {"toolCallId": "c", "toolName": "lock_state", "input": ARGUMENTS, "output": RETURNED}
+
+
+def text_block(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def parts(*own: Json) -> list[Json]:
+    return [
+        {"id": "1", "role": "user", "parts": [text_block(ASKED)]},
+        {"id": "2", "role": "assistant", "parts": [text_block(THOUGHT), {"type": "step-start"}, *own, text_block(ANSWER)]},
+    ]
+
+
+def part(kind: str, **fields: object) -> Json:
+    return {"part_kind": kind, **fields}
+
+
+ENVELOPES: Final[dict[str, object]] = {
+    "under another key": {"task_id": 1, "traj": CHAT},
+    "in an object": {"values": {"messages": CHAT}, "next": []},
+    "in the item of a list": {"eval": {"task": "t"}, "samples": [{"id": 1, "messages": CHAT}]},
+    "in the longest of several lists": {"answer": {"train": [CHAT[:2], CHAT]}},
+    "in the events of a session": {"id": "s", "events": [{"author": turn["role"], "content": turn} for turn in CHAT]},
+    "with from and value": {
+        "conversations": [
+            {"from": "human", "value": ASKED},
+            {"from": "gpt", "value": TAGGED},
+            {"from": "tool", "value": f"<tool_response>\n{RETURNED}\n</tool_response>"},
+            {"from": "gpt", "value": ANSWER},
+        ]
+    },
+    "with a call as a message": {
+        "conversations": [
+            {"from": "human", "value": ASKED},
+            {"from": "gpt", "value": THOUGHT},
+            {"from": "function_call", "value": json.dumps({"name": "lock_state", "arguments": ARGUMENTS})},
+            {"from": "observation", "value": RETURNED},
+            {"from": "gpt", "value": ANSWER},
+        ]
+    },
+    "the answer twice": {"input": ASKED, "messages": CHAT, "output": {"choices": [{"message": CHAT[-1]}]}},
+    "the messages in the answer": {"inputs": {"messages": CHAT[:1]}, "outputs": {"messages": CHAT}},
+    "a question, steps and an answer": {
+        "query": ASKED,
+        "answer": ANSWER,
+        "agent_thoughts": [{"thought": THOUGHT, "tool": "lock_state", "tool_input": ARGUMENTS, "observation": RETURNED}],
+    },
+    "a task and steps": [
+        {"system_prompt": "You keep the locks."},
+        {"task": ASKED},
+        {"step_number": 1, "model_output": THOUGHT, "tool_calls": [call("c", **FUNCTION)], "observations": RETURNED},
+        {"step_number": 2, "model_output": ANSWER, "tool_calls": [], "observations": ""},
+    ],
+    "parts of the AI SDK": parts({"type": "tool-lock_state", "state": "output-available", **TOOL}),
+    "its dynamic parts": {"id": "c", "messages": parts({"type": "dynamic-tool", **TOOL})},
+    "its earlier parts": parts(
+        {"type": "tool-invocation", "toolInvocation": {"state": "result", "args": ARGUMENTS, "result": RETURNED, **TOOL}}
+    ),
+    "parts with a state": {
+        "info": {"id": "s"},
+        "messages": [
+            {"info": {"role": "user"}, "parts": [text_block(ASKED)]},
+            {
+                "info": {"role": "assistant"},
+                "parts": [
+                    text_block(THOUGHT),
+                    {"type": "tool", "callID": "c", "tool": "lock_state", "state": {"input": ARGUMENTS, "output": RETURNED}},
+                    text_block(ANSWER),
+                ],
+            },
+        ],
+    },
+    "parts of requests and responses": [
+        {"kind": "request", "parts": [part("system-prompt", content="x"), part("user-prompt", content=ASKED)]},
+        {
+            "kind": "response",
+            "parts": [
+                part("text", content=THOUGHT),
+                part("tool-call", tool_name="lock_state", args=ARGUMENTS, tool_call_id="c"),
+            ],
+        },
+        {"kind": "request", "parts": [part("tool-return", tool_name="lock_state", content=RETURNED, tool_call_id="c")]},
+        {"kind": "response", "parts": [part("text", content=ANSWER)]},
+    ],
+    "names of authors": {
+        "messages": [
+            {"source": "user", "type": "TextMessage", "content": ASKED},
+            {"source": "keeper", "type": "TextMessage", "content": THOUGHT},
+            {"source": "keeper", "type": "ToolCallRequestEvent", "content": [{"id": "c", **FUNCTION}]},
+            {"source": "keeper", "type": "ToolCallExecutionEvent", "content": [{"call_id": "c", "content": RETURNED}]},
+            {"source": "keeper", "type": "TextMessage", "content": ANSWER},
+        ]
+    },
+    "labels of roles": {
+        "messages": [
+            {"role": {"Label": "user"}, "items": [{"$type": "TextContent", "text": ASKED}]},
+            {"role": {"Label": "assistant"}, "items": [text_block(THOUGHT)], "tool_calls": [call("c", **FUNCTION)]},
+            {"role": {"Label": "tool"}, "items": [{"$type": "FunctionResultContent", "callId": "c", "result": RETURNED}]},
+            {"role": {"Label": "assistant"}, "items": [{"$type": "TextContent", "text": ANSWER}]},
+        ]
+    },
+    "a role that is a tool's name": {"messages": [*CHAT[:2], {"role": "lock_state", "content": RETURNED}, CHAT[3]]},
+    "a role that nobody knows": {"messages": [*CHAT, {"role": "session_meta"}]},
+    "XML": {
+        "messages": [
+            user(ASKED),
+            assistant(f"{THOUGHT}\n<function=lock_state>\n<parameter=lock>7</parameter>\n</function>"),
+            user(f"OBSERVATION:\n{RETURNED}"),
+            assistant(ANSWER),
+        ]
+    },
+    "ReAct": [
+        user(ASKED),
+        assistant(f"Thought: {THOUGHT}\nAction: lock_state\nAction Input: {json.dumps(ARGUMENTS)}\nObservation: made up"),
+        user(f"Observation: {RETURNED}"),
+        assistant(f"Final Answer: {ANSWER}"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ENVELOPES)
+def test_turns_are_read_wherever_they_are(name: str) -> None:
+    (trace,) = converted("", ENVELOPES[name])
+    assert trace["task"]["objective"] == ASKED
+    steps = [(kind, *names, content.replace('"7"', "7")) for kind, *names, content in steps_in(trace)]
+    assert steps == STEPS
+    assert trace["outcome"]["result_summary"] == ANSWER
+
+
+def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned() -> None:
+    run = [user("Do it."), assistant("I look.\n```bash\nls\n```"), user("<returncode>1</returncode>\n<output>\nno\n</output>")]
+    twice = [kind for kind, *_ in steps_of("", [*run, *run[1:]])]
+    assert twice == ["thought", "tool_call", "observation", "error_recovery", "tool_call", "observation"]
+    explained = [user("How?"), assistant("So:\n```bash\nls\n```"), user("Thanks."), assistant("Gladly.")]
+    assert [kind for kind, *_ in steps_of("", explained)] == ["thought", "observation", "thought"]
+
+
+def test_call_in_the_text_of_an_agent_that_calls_otherwise_is_a_text() -> None:
+    quoted = assistant(f"It writes {TAGGED}")
+    assert [kind for kind, *_ in steps_of("", [*CHAT, quoted])].count("tool_call") == 1
+
+
+@pytest.mark.parametrize("at", ["2026-01-01T00:00:00Z", 1_767_225_600, 1_767_225_600_000, "1767225600", "2026-01-01"])
+@pytest.mark.parametrize("key", ["created_at", "created", "createTime", "timestamp"])
+def test_time_is_read_in_any_field_and_form(key: str, at: object) -> None:
+    (trace,) = converted("", {"messages": CHAT, key: at})
+    assert trace["metadata"]["created_at"] in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00")
+
+
+def test_newest_message_may_be_first() -> None:
+    page = [message | {"created_at": 1_767_225_600 - number} for number, message in enumerate(reversed(CHAT))]
+    assert steps_of("", {"object": "list", "data": page}) == STEPS
+
+
+def test_conversations_in_a_list_are_runs_and_what_is_none_is_refused() -> None:
+    windy = [user("Is it windy?"), assistant("Very.")]
+    assert len(converted("", {"simulations": [{"messages": CHAT}, {"messages": windy}]})) == 2
+    for foreign in ({"rows": [{"name": "a", "note": "b"}]}, [{"x": 1}], {"tools": [{"name": "f", "parameters": {}}]}):
+        assert len(converted_and_refused("", [foreign])[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("<environment_context>\n  <cwd>/x</cwd>\n</environment_context>\nIs it open?", "Is it open?"),
+        ("Is it open?\n<system-reminder>Be brief.</system-reminder>", "Is it open?"),
+        ("<user_query>\nIs it open?\n</user_query>", "Is it open?"),
+        ("<b>Is it open?</b>", "<b>Is it open?</b>"),
+        ("<system-reminder>Is it open?", "<system-reminder>Is it open?"),
+    ],
+)
+def test_objective_is_what_the_user_wrote(text: str, own: str) -> None:
+    (trace,) = converted("", [user(text), assistant(ANSWER)])
+    assert trace["task"]["objective"] == own
+
+
+def test_events_among_the_messages_of_the_user_are_left_out() -> None:
+    heartbeat, asked = ({"type": kind, "message": text} for kind, text in (("heartbeat", "x"), ("user_message", ASKED)))
+    (trace,) = converted("", [user(json.dumps(heartbeat)), user(json.dumps(asked)), assistant(ANSWER)])
+    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])

@@ -1,0 +1,58 @@
+"""Sessions of any agent, as JSON Lines with one message, event or part of a message on each line.
+
+All lines of a file are one run, unless they name the sessions to which they belong. Lines that are no turn, such as those about
+settings, are skipped; the first of them may have the id and the time of the session.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from kp_scorer.adapters.building import Run, first_timestamp, trace_id
+from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.messages import Piece, pieces_of
+from kp_scorer.adapters.node import Node, as_json, spelt
+from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
+
+_SESSION_IDS: Final = ("sessionid", "conversationid", "threadid", "chatid")
+
+
+def fits(value: object) -> bool:
+    """Return whether a source is a turn alone."""
+    return isinstance(value, dict) and is_turn(value)
+
+
+def run_id(line: Node) -> str:
+    """Return the id of the session that a line names; empty for a line that names none."""
+    own_id = line.like(*_SESSION_IDS).value
+    return own_id if isinstance(own_id, str) else ""
+
+
+def identities(line: Node) -> list[str]:
+    """Return the line itself, if it has an id and a time: a session that goes on in another file may repeat it there."""
+    names = spelt(line.object())
+    return [as_json(line.value)] if {"id", "uuid"} & set(names) and first_timestamp([line]) else []
+
+
+def run(own_id: str, lines: Sequence[Node]) -> Run:
+    """Make a run of the lines of a session."""
+    headers = (line for line in lines if isinstance(line.value, dict) and not is_turn(line.value))
+    if not own_id and (header := next(headers, None)):
+        places = (header, header.at("data")) if isinstance(header.value.get("data"), dict) else (header,)
+        ids = [place.like(*_SESSION_IDS).value for place in places] + [header.at("id").value]
+        own_id = next((each for each in ids if isinstance(each, str)), "")
+    turns = turns_of(active_branch(lines, ("id", "parentId")))
+    pieces = list(without_repeats(_of_calls(pieces_of(turns))))
+    return Run(lines[0], trace_id("session", own_id, [line.value for line in lines]), pieces, first_timestamp(lines))
+
+
+def _of_calls(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield pieces without what only looks like a result, such as the permission for a call that comes later."""
+    called: set[str] = set()
+    for piece in pieces:
+        if piece.kind == "call":
+            called.add(piece.call_id)
+        if piece.kind != "result" or piece.call_id in called or "" in called or not called:
+            yield piece
+
+
+FORMAT = Format(fits, run, run_id=run_id, identities=identities, is_general=True, is_of_one_file=True)

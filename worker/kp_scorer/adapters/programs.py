@@ -1,0 +1,74 @@
+"""Takes out what the program around an agent wrote in place of the user: reminders, its own commands, its events."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from kp_scorer.adapters.messages import Piece, role_of
+from kp_scorer.adapters.node import parsed
+
+_TAG: Final = re.compile(
+    r"\s*+<((?:system|local|command|environment|ide|hook|bash|task|qwen|permissions|user)[-_:][\w:-]{1,60}"
+    r"|[\w:-]{1,60}[-_](?:reminder|context|caveat|stdout|stderr|instructions|notification|details))(?:\s[^<>]{0,200})?>"
+)
+"""The beginning of what a program adds to a text of the user, who types no such names."""
+_CLOSING: Final = re.compile(r"</([\w:-]{1,80})>\s{0,9}\Z")
+_MOST_CLOSING: Final = 100  # Characters that a closing tag may have, with the white space behind it.
+_OF_USERS: Final = ("user_query", "user-query", "user_message", "user_request", "user_input", "user_prompt")
+_COMMAND: Final = re.compile(r"<command-name>\s*+([^<]{1,200})</command-name>")
+_ARGUMENTS: Final = re.compile(r"<command-args>([^<]++)</command-args>")
+_BARE_COMMAND: Final = re.compile(r"/[\w:-]{1,60}\s{0,9}")
+_NOTES: Final = ("[Request interrupted by user", "This is the Gemini CLI. We are setting up the context")
+"""Beginnings of messages that programs write in the name of the user."""
+_REPLIES: Final = ("Got it. Thanks for the context!",)
+
+
+def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces of a run, of which those of the user have what he wrote alone."""
+    pieces = list(pieces)
+    events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
+    has_events = any(event and event[0] == "user" for event in events)
+    own: list[Piece] = []
+    for piece, event in zip(pieces, events, strict=True):
+        if piece.kind == "user":
+            role, content = event if event and has_events else ("user", piece.text)
+            text = users_own(content) if role == "user" else ""
+            if text.startswith(_NOTES) or not text.strip():
+                continue
+            if own and own[-1].kind == "user" and _BARE_COMMAND.fullmatch(own[-1].text):
+                # The program has carried out the command, and no agent.
+                own.pop()
+            own.append(piece if text == piece.text else piece._replace(text=text))
+        elif not (piece.kind == "agent" and piece.text.startswith(_REPLIES) and not own):
+            own.append(piece)
+    return own
+
+
+def _event(text: str) -> tuple[str, str] | None:
+    """Return the role and the text of an event that a message of the user holds as JSON; None if it holds none."""
+    event = parsed(text)
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+        return None
+    texts = (event.get(key) for key in ("message", "content"))
+    return role_of(event["type"]), next((text for text in texts if isinstance(text, str)), "")
+
+
+def users_own(text: str) -> str:
+    """Return a text of the user without what a program put before it, behind it or around it."""
+    if command := _COMMAND.search(text, 0, 2_000):
+        arguments = _ARGUMENTS.search(text)
+        return f"{command[1].strip()} {arguments[1].strip() if arguments else ''}".strip()
+    start, end = 0, len(text)
+    while tag := _TAG.match(text, start):
+        closing = text.find(f"</{tag[1]}>", tag.end())
+        if tag[1] in _OF_USERS:
+            return text[tag.end() : closing if closing >= 0 else end].strip()
+        if closing < 0:
+            break
+        start = closing + len(f"</{tag[1]}>")
+    while last := _CLOSING.search(text, max(start, end - _MOST_CLOSING), end):
+        opening = text.rfind(f"<{last[1]}", start, last.start())
+        if opening < 0 or not _TAG.match(text, opening):
+            break
+        end = opening
+    return text if end - start == len(text) else text[start:end].strip()

@@ -1,0 +1,197 @@
+"""Finds the turns of a run in any object, and makes messages of them: in whichever envelope and list they are.
+
+A turn is a message, or a call, result or thought that stands for itself; a step, which has what the agent thought, did and
+observed; or an exchange, which has a question and its answer.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from kp_scorer.adapters.messages import SPEAKERS, Piece, is_message, pieces_of, role_of, sort_of, with_role
+from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
+from kp_scorer.adapters.programs import without_programs
+
+_ENVELOPES: Final = ("message", "data", "event", "payload", "item", "part", "update", "content")
+_MOST_LEVELS: Final = 6  # Of envelopes, and of objects around a list of turns.
+_MOST_ASKED: Final = 50  # The items of a list that are looked at to see what it holds.
+_QUESTIONS: Final = ("query", "question", "instruction", "prompt", "input", "task", "problem", "message", "user", "human")
+ANSWERS: Final = ("answer", "response", "output", "completion", "assistant", "finalanswer")
+_EXCHANGES: Final = ("requests", "turns", "exchanges", "rounds", "history", "chat_history")
+_THOUGHTS: Final = ("thought", "thoughts", "reasoning", "modeloutput", "response")
+_TOOLS: Final = ("tool", "toolname", "action")
+_INPUTS: Final = ("toolinput", "actioninput", "input", "args")
+_OBSERVED: Final = ("observation", "observations")
+
+
+def turn_in(record: Node) -> Node | None:
+    """Return the message or the block that a record is, or holds in envelopes; None if there is none."""
+    for _ in range(_MOST_LEVELS):
+        if not isinstance(record.value, dict):
+            return None
+        if _is_step(record.value):
+            return None
+        if is_message(record.value) or sort_of(record.value) or _has_parts(record.value):
+            return record
+        envelopes = (record.at(key) for key in _ENVELOPES if isinstance(record.value.get(key), dict))
+        if (record := next(envelopes, record._replace(value=None))).value is None:
+            return None
+    return None
+
+
+def is_turn(value: object) -> bool:
+    """Return whether an object is a turn, or an envelope of one."""
+    return turn_in(Node(1, "", value)) is not None
+
+
+def turns_of(records: Iterable[Node]) -> Iterator[Node]:
+    """Yield messages and blocks for the turns that records are. Records that are none are skipped."""
+    for record in records:
+        if turn := turn_in(record):
+            yield turn
+            continue
+        messages = _messages_of(record) if isinstance(record.value, dict) else []
+        yield from (record._replace(value=message) for message in messages)
+        if not messages:
+            record.skip()
+
+
+def _messages_of(record: Node) -> list[dict[str, Any]]:
+    """Return the messages that a step or an exchange stands for."""
+    if _is_step(record.value):
+        name, arguments = _text(record, _TOOLS), record.like(*_INPUTS)
+        calls: object = record.like("toolcalls").value
+        if not calls and name:
+            calls = [{"name": name, "arguments": arguments.value, "id": ""}]
+        observed = record.like(*_OBSERVED).value
+        called = {"role": "assistant", "content": _text(record, _THOUGHTS), "tool_calls": calls}
+        return [called, *([{"role": "tool", "content": observed}] if observed not in (None, "") else [])]
+    if is_exchange(record.value):
+        asked, answered = record.like(*_QUESTIONS).value, record.like(*ANSWERS).value
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [message for message in messages if isinstance(message["content"], str | list | dict)]
+    task = record.like(*_QUESTIONS).value
+    return [{"role": "user", "content": task}] if isinstance(task, str) and task else []
+
+
+def _text(record: Node, keys: Sequence[str]) -> str:
+    names = spelt(record.object())
+    texts = (record.at(names[key]).value for key in keys if key in names)
+    return next((text for text in texts if isinstance(text, str) and text), "")
+
+
+def _has_parts(value: dict[str, Any]) -> bool:
+    return any(is_message(part) or sort_of(part) for part in objects_in(value.get("parts")))
+
+
+def _is_step(value: dict[str, Any]) -> bool:
+    if isinstance(with_role({**value, "tool_calls": None}).get("role"), str):
+        return False
+    names = set(spelt(value))
+    has_call = bool(names & {*_TOOLS, "toolcalls"})
+    return has_call and bool(names & {*_OBSERVED, *_THOUGHTS[:-1]})
+
+
+def is_exchange(value: dict[str, Any]) -> bool:
+    """Return whether an object has a question and its answer."""
+    names = spelt(value)
+    return all(any(key in names and value[names[key]] for key in keys) for keys in (_QUESTIONS, ANSWERS))
+
+
+def are_turns(value: object) -> bool:
+    """Return whether a list holds turns of one run."""
+    items = [parsed(item) for item in value[:_MOST_ASKED]] if isinstance(value, list) else []
+    return any(isinstance(item, dict) and (_is_spoken(item) or _is_step(item)) for item in items)
+
+
+def _is_spoken(item: dict[str, Any]) -> bool:
+    turn = turn_in(Node(1, "", item))
+    if turn is None or _has_parts(turn.value):
+        return turn is not None
+    return is_message(turn.value) and role_of(with_role(turn.value)["role"]) in SPEAKERS
+
+
+def list_of_turns(holder: Node) -> Node | None:
+    """Return the list of turns in an object: the outermost, and of several on one level the longest; None if there is none."""
+    level: list[tuple[Any, tuple[str | int, ...]]] = [(holder.value, ())]
+    for _ in range(_MOST_LEVELS):
+        inner = [(parsed(value), (*path, key)) for outer, path in level for key, value in _within(outer)]
+        if lists := [each for each in inner if are_turns(each[0]) or _are_exchanges(*each)]:
+            _, path = max(reversed(lists), key=lambda each: len(each[0]))
+            for key in path:
+                holder = holder.parsed()
+                holder = holder.items()[key] if isinstance(key, int) else holder.at(key)
+            return holder.parsed()
+        level = [each for each in inner if isinstance(each[0], dict | list)]
+    return None
+
+
+def _are_exchanges(value: object, path: tuple[str | int, ...]) -> bool:
+    """Return whether a list holds the questions and answers of one run. Under other keys, each of them is a run."""
+    return path[-1] in _EXCHANGES and isinstance(value, list) and any(map(is_exchange, objects_in(value[:_MOST_ASKED])))
+
+
+def _within(value: object) -> Iterable[tuple[str | int, Any]]:
+    """Yield the values of an object, and the lists in a list: an object in a list is no part of what is around it."""
+    if isinstance(value, dict):
+        return value.items()
+    return ((place, each) for place, each in enumerate(value) if isinstance(each, list)) if isinstance(value, list) else ()
+
+
+def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
+    """Return the records without those of branches that were given up: the last turn and all before it are the run.
+
+    ``keys`` are the fields with the id of a record and with that of the one before. What belongs to a message of the branch, or
+    is the result of one of its calls, stays. If the way back from the last turn ends elsewhere than at a beginning, all stay.
+    """
+    own, before = keys
+    ids: dict[str, Node] = {
+        str(each.value[own]): each for each in records if isinstance(each.value, dict) and each.value.get(own)
+    }
+    last = next((each for each in reversed(records) if is_turn(each.value)), None)
+    branch: dict[str, None] = {}
+    while last is not None:
+        number = str(last.value.get(own))
+        parent = last.value.get(before) or last.value.get(f"logical{before[0].upper()}{before[1:]}")
+        if number in branch or before not in last.value or (parent and str(parent) not in ids) or number not in ids:
+            return list(records)
+        branch[number] = None
+        last = ids[str(parent)] if parent else None
+    on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(own)) in branch]
+    pieces = without_programs(pieces_of(turns_of(on_branch)))
+    if not any(piece.kind == "user" for piece in pieces):
+        return list(records)
+    calls = {piece.call_id for piece in pieces if piece.kind == "call"}
+    messages = {_message_id(each) for each in on_branch} - {""}
+
+    def stays(record: Node) -> bool:
+        if not isinstance(record.value, dict) or str(record.value.get(own)) in branch or not record.value.get(own):
+            return True
+        pieces = list(pieces_of(turns_of([record])))
+        has_calls = _message_id(record) in messages and any(piece.kind == "call" for piece in pieces)
+        calls.update(piece.call_id for piece in pieces if has_calls and piece.kind == "call")
+        return has_calls or any(piece.kind == "result" and piece.call_id in calls for piece in pieces)
+
+    return [record for record in records if stays(record)]
+
+
+def _message_id(record: Node) -> str:
+    message = record.value.get("message")
+    return str(message.get("id") or "") if isinstance(message, dict) else ""
+
+
+def without_repeats(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield pieces without the calls that repeat an open one of the same id, and without repeated results."""
+    open_calls: dict[str, str] = {}
+    answered: dict[str, str] = {}
+    for piece in pieces:
+        if piece.kind == "call" and piece.call_id:
+            if open_calls.get(piece.call_id) == piece.name:
+                continue
+            open_calls[piece.call_id] = piece.name
+            answered.pop(piece.call_id, None)
+        elif piece.kind == "result" and piece.call_id:
+            if answered.get(piece.call_id) == piece.text:
+                continue
+            answered[piece.call_id] = piece.text
+            open_calls.pop(piece.call_id, None)
+        yield piece
