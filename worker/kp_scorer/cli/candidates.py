@@ -209,7 +209,7 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
     A label says better than the trace whether it was good. A decision has no success, but an outcome dimension that no failure
     has. What was kept before counts as far as the log still holds it.
     """
-    earlier_ids = set(_ids_in(earlier))
+    earlier_ids = set(ids_in(earlier))
     first_ms = since.timestamp() * 1_000 if since else 0.0
     with Store.open(with_endpoints(settings)) as store:
         logs = sorted(store.novelty_logs(), key=lambda log: log.newest(1)[0].place)
@@ -233,8 +233,8 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
         print_note(f"{undecided} entries of the novelty log have no decision at their place, and are left out")
 
 
-def _ids_in(files: Iterable[Path]) -> Iterator[str]:
-    """Yield the ids in files of what was kept before, which hold traces or lines about them."""
+def ids_in(files: Iterable[Path]) -> Iterator[str]:
+    """Yield the ids in files that `keep` wrote, which hold traces or lines about them."""
     for file in files:
         with open_input(str(file)) as stream:
             for number, line in lines_in(stream, _LONGEST_ROW):
@@ -242,4 +242,4 @@ def _ids_in(files: Iterable[Path]) -> Iterator[str]:
                     row = json.loads(line)
                     yield row.get("trace_id") or row["id"]
                 except (ValueError, AttributeError, KeyError):
-                    raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="--into") from None
+                    raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="FILE") from None

@@ -22,6 +22,8 @@ _MOST_DAYS = 31
 _FEWEST_SHARED = 10
 _UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
 _LEADS: Final = {
+    "map": "Traces that are alike lie together, as far as two dimensions can show it. Kept ones are large and filled, failed "
+    "ones are crosses. Click a trace to read it.",
     "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Bars count traces in steps of "
     "0.05. From the dashed line on, the domain's threshold, they are accepted. A quarter of all scores is below that for 25%.",
     "thresholds": "The share of traces that each threshold would accept, if nothing else changed and no submission requested "
@@ -48,7 +50,7 @@ class Chart(NamedTuple):
     chart_id: str
     title: str
     detail: str
-    kind: Literal["scores", "dimension", "acceptance", "novelty"]  # ``page.js`` draws each kind in its own way.
+    kind: Literal["scores", "dimension", "acceptance", "novelty", "map"]  # ``page.js`` draws each kind in its own way.
     figures: Mapping[str, Any]
     counts: Sequence[int] = ()  # Its histogram, if it is one.
 
@@ -96,11 +98,25 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
     return title, f"{source} · decided {decided} · threshold {_threshold_words(total)}", figures
 
 
-def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
-    """Return the sections for which an analysis has figures."""
-    first = _scores(analysis), _thresholds(analysis), _examples(analysis, objectives), _closest(analysis, objectives)
+def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+    """Return the sections for which an analysis has figures, after a map of what was kept if there are points for one."""
+    first = (
+        _map(points),
+        _scores(analysis),
+        _thresholds(analysis),
+        _examples(analysis, objectives),
+        _closest(analysis, objectives),
+    )
     others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
+
+
+def _map(points: Sequence[Mapping[str, Any]]) -> Section | None:
+    if not points:
+        return None
+    number = sum(point["kept"] for point in points)
+    chart = Chart("map-0", "Kept and dropped", f"{number:,} of {plural(len(points), 'trace')} kept", "map", {"points": points})
+    return Section("map", "What was kept, among what was not", [chart])
 
 
 def _scores(analysis: Analysis) -> Section:

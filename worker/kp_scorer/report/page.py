@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import escape
 from importlib import resources
@@ -29,10 +30,13 @@ def check_installed() -> None:
         raise SettingsError("report: the page's charts need vl-convert-python: install kp-scorer[report], or take --text")
 
 
-def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
+def page(
+    analysis: Analysis, source: str, refused: int, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()
+) -> str:
     """Return the page for an analysis of decisions from ``source``, which had ``refused`` lines that could not be read."""
     script, style = _drawing_script(), _asset("page.css")
-    sections = sections_of(analysis, objectives)
+    sections = sections_of(analysis, objectives, points)
+    content = "the beginnings of traces" if points else "objectives of traces, but nothing else of their content"
     title, facts, figures = head_of(analysis, source, refused)
     names = {section.anchor: section.anchor.replace("-", " ").capitalize() for section in sections}
     # The policy of the page allows no fetch, and no script but this one, whatever a trace brings onto the page.
@@ -45,7 +49,7 @@ def page(analysis: Analysis, source: str, refused: int, objectives: Objectives) 
         figures="".join(element("div", element("dt", name), element("dd", figure)) for name, figure in figures.items()),
         contents="".join(element("li", element("a", name, href=f"#{anchor}")) for anchor, name in names.items()),
         sections="".join(map(_section, sections)),
-        content="objectives of traces, but nothing else of their content" if objectives else "no trace's content",
+        content=content if objectives or points else "no trace's content",
         charts=_json({chart.chart_id: {"kind": chart.kind, **chart.figures} for each in sections for chart in each.charts}),
         script=script,
     )
@@ -86,7 +90,7 @@ def _figure(chart: Chart) -> Html:
     caption = element("figcaption", element("h3", chart.title), element("p", chart.detail))
     description = f"{chart.title}: {chart.detail}; the tables below have its figures"
     place = element("div", class_="chart", id=chart.chart_id, role="img", tabindex="0", aria_label=description)
-    return element("figure", caption, place)
+    return element("figure", caption, place, element("div", class_="clicked", aria_live="polite"))
 
 
 def _table(content: Table) -> Html:
