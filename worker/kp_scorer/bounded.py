@@ -1,6 +1,6 @@
-"""Work on hostile texts in a process of its own, bounded in time and memory: a text can end that process, and nothing else.
+"""Works on hostile texts in a process of its own, bounded in time and memory: a text can end that process, and nothing else.
 
-A question and its answer are frames: a line with a number and a length, then as many bytes. Answers are JSON: to unpickle them
+A question and its answer are frames: a line with a number and a length, then as many bytes. Answers are JSON: unpickling them
 could run code in the process that asked. ``multiprocessing``, and pools that build on it, would run the main module of the
 program that uses this package once more, or fork it with its threads.
 """
@@ -24,15 +24,15 @@ from kp_scorer.errors import ProcessFailed, ScorerError, SettingsError
 
 _SPARE_S: Final = 1.0
 _HEADER_BYTES: Final = 64
-_QUESTION_BYTES: Final = 2**40  # Whoever asks is trusted.
+_QUESTION_BYTES: Final = 2**40  # The process that asks is trusted.
 
-Answers = Callable[[bytes], object]  # From a question to what JSON has; its errors fail that question alone.
+Answers = Callable[[bytes], object]  # Turns a question into a value that JSON has; its errors fail that question alone.
 
 
 class Bounds(NamedTuple):
     """The time and the memory that a process may take."""
 
-    start_s: float  # To start anew; the first start may take four times as long, as it may have to compile something.
+    start_s: float  # The time to start anew; the first start may take four times as long, as it may have to compile something.
     answer_s: float
     memory_bytes: int
     answer_bytes: int = 65_536  # The longest answer that is read.
@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 class BoundedProcess:
     """Asks a module in a process of its own, which is started anew after a timeout or a crash. One thread may ask.
 
-    The module has a function ``load``, from the arguments to a greeting, which JSON has, and to its :data:`Answers`.
+    The module's function ``load`` turns the arguments into a greeting, which JSON has, and its :data:`Answers`.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], bounds: Bounds) -> None:
@@ -58,7 +58,7 @@ class BoundedProcess:
             ProcessFailed: an error was the answer, or the process ended. The message quotes no question.
             SettingsError: the process had to be started anew and could not be.
         """
-        # Where this process was forked, its parent asks as well, and each would get answers to the other's questions.
+        # After a fork, parent and child would ask the same process, and each would get answers to the other's questions.
         if not self.close.alive or self._owner != os.getpid():
             self.close()
             self._start(self._bounds.start_s)
@@ -72,21 +72,22 @@ class BoundedProcess:
         with theirs:
             limits = theirs.fileno(), start_s, self._bounds.answer_s, self._bounds.memory_bytes
             process = subprocess.Popen(
-                # -P: a module in the current folder must not be imported instead of ours.
+                # Without -P, a module in the current folder would be imported in place of ours.
                 [sys.executable, "-P", "-m", "kp_scorer.bounded", *map(str, limits), self._module, *self._arguments],
                 pass_fds=[theirs.fileno()],
-                # Whatever it prints may be text of a trace.
+                # Discard its output, which may contain text of a trace.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Our passwords are none of its business.
+                # Hide our passwords from it.
                 env={name: value for name, value in os.environ.items() if not name.upper().startswith("KP_")},
-                # It must outlive Ctrl-C, as this process does until its work is done, and end with what it starts.
+                # With a session of its own, it outlives Ctrl-C, as this process does until its work is done, and ends with its
+                # children.
                 start_new_session=True,
             )
         self._owner = os.getpid()
         self._channel, self._stream = ours, ours.makefile("rb")
-        # Ends the process, which otherwise ends with self.
+        # This ends the process, which otherwise ends with self.
         self.close = weakref.finalize(self, _end, self._owner, process, self._stream, ours)
         try:
             loaded = self._exchange(0, None, start_s)
@@ -144,7 +145,7 @@ def main() -> None:
     own_pid, number = os.getpid(), 0
     answers: Answers
     _end_in(float(start_s))
-    # Only the soft limit: a check that needs more may raise it.
+    # Set only the soft limit: a check that needs more may raise it.
     with suppress(ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     os.set_inheritable(int(channel), False)
@@ -160,17 +161,18 @@ def main() -> None:
                 connection.sendall(_frame(number, json.dumps(reply).encode()))
                 number, question = _received(stream, _QUESTION_BYTES)
             except (OSError, ValueError):
-                # Threads that the module started do not keep it.
+                # End the process without waiting for threads that the module started.
                 os._exit(0)
             _end_in(float(answer_s))
             reply = _reply(answers, question)
             if os.getpid() != own_pid:
-                # The module forked, and its child returned.
+                # The module has forked, and this is the child.
                 os._exit(1)
 
 
 def _end_in(seconds: float) -> None:
-    # Who kills the process that asks leaves nobody to end an answer that does not end. This signal needs no Python for it.
+    # If the process that asks is killed, nobody is left to end an answer that takes forever. This signal ends the process
+    # without needing Python.
     signal.setitimer(signal.ITIMER_REAL, seconds + _SPARE_S)
 
 
@@ -186,7 +188,7 @@ def _reply(answers: Answers, question: bytes) -> dict[str, Any]:
 def _described(error: BaseException) -> str:
     if isinstance(error, ScorerError):
         return str(error)
-    # Its message may quote the question.
+    # The message may quote the question.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}, raised by {frame.name} in {frame.filename}:{frame.lineno}"
 

@@ -17,10 +17,10 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_IGNORED}]")
-_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The characters of ASCII that stay.
-_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Every combining mark is among these.
+_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The ASCII characters that are kept.
+_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # The pattern covers every combining mark.
 _JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.
-_HARMLESS_BYTES: Final = 4_000  # So few marks, which are not ASCII, are sorted in a millisecond.
+_HARMLESS_BYTES: Final = 4_000  # A text with at most this many bytes outside ASCII is sorted in a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
 _ACTS: Final = re.compile(f"[{_ACTING}]")
 _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
@@ -43,7 +43,7 @@ def check_name(text: str) -> str:
 
 def without_unseen(text: str) -> str:
     """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
-    # Most texts have none. Few characters are not ASCII, and finding those takes a fifth of the time.
+    # Most texts have none of these. Few characters are not ASCII, and finding only those takes a fifth of the time.
     unusual = text.encode("utf-8", "surrogatepass").translate(None, _VISIBLE_ASCII).decode("utf-8", "surrogatepass")
     return _UNSEEN.sub("", text) if _UNSEEN.search(unusual) else text
 
@@ -54,7 +54,7 @@ def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
     Python sorts each run of marks, before the fix of its issue 149079 in quadratic time: 80 kB of them would take seconds.
     """
     if form == "NFKD":
-        # The only letters that become marks, and a word that becomes 18 characters.
+        # The only letters that become marks, and the ligature that becomes 18 characters.
         text = text.replace("\uff9e", "\u3099").replace("\uff9f", "\u309a").replace("\ufdfa", " ")
     if len(text.encode("utf-8", "surrogatepass")) > len(text) + _HARMLESS_BYTES:
         text = _LONG_RUN.sub(rf"\1{_JOINER}", text)
@@ -68,7 +68,7 @@ def escaped(text: str) -> str:
 
 
 def escaped_lines(text: str) -> str:
-    """Return a text as ``escaped`` does, except that its line ends stay."""
+    """Escape a text as ``escaped`` does, but keep its line ends."""
     return _ACTS_WITHIN_LINES.sub(_escape, text)
 
 

@@ -34,7 +34,7 @@ UNREADABLE: Final = (
     "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
     "or novelty.unreadable to unknown"
 )
-Comparison = tuple[Novelty, tuple[Pinned, ...]]  # With earlier traces, and with pinned sets.
+Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with earlier traces, and with pinned sets.
 
 
 def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None) -> Pins | None:
@@ -113,7 +113,7 @@ class NoveltyMeter:
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """Add how much of the text was embedded; make the source ``unreadable`` if that says too little about the trace."""
+        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text says too little about the trace."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:
@@ -144,7 +144,7 @@ class PendingDecision:
     digests: Digests
     is_claimed: bool = False  # True if this worker decides it.
     vector: Vector | None = None
-    objective_vector: Vector | None = None  # Only where texts are pinned.
+    objective_vector: Vector | None = None  # None unless texts are pinned.
     tokens: Counts = field(default_factory=Counts)
     checks: tuple[CheckResult, ...] = ()
     resolved: Resolved | None = None  # None until it is resolved; it stays None if the trace is to be decided again, alone.
@@ -167,18 +167,18 @@ class Decider:
 
     ledger: Ledger
     policy: Policy
-    novelty: NoveltyMeter | None  # Without it every trace's novelty is unknown.
-    max_attempts: int  # A trace is poison once this many workers have died or stalled while they decided it.
+    novelty: NoveltyMeter | None  # Without it, every trace's novelty is unknown.
+    max_attempts: int  # A trace is poison once this many workers have died or stalled while deciding it.
     _: KW_ONLY
     names_nearest: bool = True
     checks: Checks | None = None
     sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
-        """Decide the traces, in order, in this thread; ``alone``: there is one, which failed before together with others.
+        """Decide traces, in order, in this thread; ``alone`` if there is one, which failed before together with others.
 
-        Deciding again is idempotent: a decided trace keeps its decision. Nothing is lost after ServiceUnavailable, as Redis
-        cannot be reached, nor after EmbedderUnhealthy, when another process has to decide.
+        Deciding again is idempotent: a decided trace keeps its decision. Nothing is lost after ServiceUnavailable, which means
+        that Redis cannot be reached, nor after EmbedderUnhealthy, when another process has to decide.
         """
         decisions = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
@@ -197,10 +197,10 @@ class Decider:
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[PendingDecision]:
         """Look traces up, and lease those that are to be decided.
 
-        A trace that has attempts is not leased unless it is acquired ``alone``: if it ends this worker too, no other trace is
-        charged with that. Raises the errors of :meth:`decide`.
+        A trace with attempts is not leased unless it is acquired ``alone``: if it ends this worker too, no other trace is
+        charged an attempt. Raises the errors of :meth:`decide`.
         """
-        # Only the log looks for copies, and the digest for it takes a quarter of a millisecond for a long trace.
+        # The digest of the visible part takes a quarter of a millisecond for a long trace, and only the log needs it.
         decisions = [
             PendingDecision(trace, trace.digests() if self.novelty else Digests(trace.digest(), b"")) for trace in traces
         ]
@@ -231,14 +231,14 @@ class Decider:
             pending.times_ms["embed_ms"] = ms_since(started)
 
     def finish(self, decisions: Sequence[PendingDecision]) -> None:
-        """Place, judge and commit the claimed traces, which resolves all but those that are to be decided again, alone."""
+        """Place, judge and commit the claimed traces. This resolves all except those that are to be decided again, alone."""
         if claimed := [pending for pending in decisions if pending.is_claimed]:
             with self._releasing(claimed):
                 self._place_and_commit(claimed)
 
     def release(self, decisions: Sequence[PendingDecision]) -> None:
-        """End the leases of traces whose deciding failed, so that another worker need not wait until they expire."""
-        # In an outage they expire.
+        """End the leases of traces that could not be decided, so that another worker need not wait until they expire."""
+        # In an outage the leases expire.
         with suppress(ServiceUnavailable):
             self.ledger.release([pending.trace.id for pending in decisions])
 

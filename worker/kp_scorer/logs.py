@@ -24,7 +24,7 @@ _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
 # connections itself.
 _QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
-_MOST_LINES: Final = 10_000  # Waiting lines; they take some 4 MB.
+_MOST_LINES: Final = 10_000  # The most lines that wait; they take some 4 MB.
 _LINES_AT_ONCE: Final = 100
 _FLUSH_S: Final = 1.0
 
@@ -32,14 +32,14 @@ _FLUSH_S: Final = 1.0
 class BackgroundHandler(logging.Handler):
     """Writes lines to a descriptor in a thread of its own, so that no other thread waits for the reader of the log.
 
-    While ``most_lines`` wait to be written, it drops and counts further ones.
+    While ``most_lines`` wait to be written, further ones are dropped and counted.
     """
 
     def __init__(self, descriptor: int, most_lines: int = _MOST_LINES) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._most_lines = most_lines
-        # Its put may be interrupted by a signal handler that logs too. That of Queue would then wait for itself.
+        # A signal handler that logs may interrupt its put. The put of Queue would then wait for itself.
         self._lines: SimpleQueue[bytes | threading.Event] = SimpleQueue()
         self._dropped = 0
         self.count_dropped: Callable[[], object] = lambda: None
@@ -56,7 +56,7 @@ class BackgroundHandler(logging.Handler):
         self.count_dropped()
 
     def flush(self) -> None:
-        """Wait until all lines are written, for a second at most."""
+        """Wait until all lines are written, but at most a second."""
         written = threading.Event()
         self._lines.put(written)
         written.wait(_FLUSH_S)
@@ -85,9 +85,9 @@ class BackgroundHandler(logging.Handler):
 
 
 def configure_logs(settings: LogSettings, *, in_background: bool = False) -> None:
-    """Send structlog's and the standard library's log lines to stderr: as text to a terminal, else as JSON.
+    """Send the log lines of structlog and the standard library to stderr: as text to a terminal, otherwise as JSON.
 
-    It is safe to call again. With ``in_background`` a thread writes them, so that the process goes on while nobody reads them.
+    It may be called again. With ``in_background`` a thread writes them, so that the process goes on while nobody reads them.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -128,14 +128,14 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
 
 
 def count_dropped_lines(count: Callable[[], object]) -> None:
-    """Call ``count``, which must not wait, for each line that is dropped because nobody reads the log."""
+    """Call ``count`` for each line that is dropped because nobody reads the log; it must not wait."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, BackgroundHandler):
             handler.count_dropped = count
 
 
 def flush_logs() -> None:
-    """Write all lines, which takes a second at most; call it before a process ends without Python's usual steps."""
+    """Write all lines, which takes at most a second; call this before a process ends without Python's usual steps."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 

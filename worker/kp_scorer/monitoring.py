@@ -33,9 +33,10 @@ Reasons = Callable[[], Sequence[str]]
 
 class _Handler(WSGIRequestHandler):
     def handle(self) -> None:
-        """Answer a request once the blank line behind its headers has arrived; disconnect if that is not within the limits.
+        """Answer a request once the blank line behind its headers has arrived.
 
-        ``http.server`` would read 6.5 MB of headers, and allow each line of them its own time.
+        Disconnect if it does not arrive within the limits. ``http.server`` would read 6.5 MB of headers, and allow each line of
+        them its own time.
         """
         request, deadline = b"", time.monotonic() + _TIMEOUT_S
         with suppress(OSError):
@@ -59,7 +60,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Server(ThreadingMixIn, WSGIServer):
-    allow_reuse_port = False  # Otherwise a second process would silently take a part of the probes.
+    allow_reuse_port = False  # Otherwise a second process would silently receive some of the probes.
     daemon_threads = True
     request_queue_size = 128
 
@@ -71,15 +72,15 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        """Listen, without the look-up of the host's name that ``HTTPServer`` makes: DNS may take seconds to fail."""
+        """Listen without looking up the host's name, as ``HTTPServer`` does: DNS may take seconds to fail."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread, once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
+        """Answer in a thread once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
         with self._closed:
-            # At first the oldest may still answer the request that it has received.
+            # After the first step, the oldest may still answer the request that it has received.
             for how in (socket.SHUT_RD, socket.SHUT_RDWR):
                 if len(self._open) >= _OPEN_AT_ONCE:
                     with suppress(OSError):
@@ -116,7 +117,7 @@ def _application(registry: CollectorRegistry, why_not_live: Reasons, why_not_rea
             start_response("501 Not Implemented" if page else "404 Not Found", [])
             return []
         started: list[Any] = []
-        # Some monitors probe by HEAD, which gets the same headers alone.
+        # Some monitors probe by HEAD, which returns the same headers without a body.
         body = b"".join(page({**environ, "REQUEST_METHOD": "GET"}, lambda *arguments: started.extend(arguments)))
         status, headers = started
         start_response(status, [*headers, ("Content-Length", str(len(body)))])
@@ -139,7 +140,7 @@ def http_server(
     why_not_live: Reasons,
     why_not_ready: Reasons,
 ) -> Iterator[None]:
-    """Serve probes and metrics while the context lasts, unless the port is 0, or in use, which is logged.
+    """Serve probes and metrics until the context ends, unless the port is 0 or in use, which is logged.
 
     SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
     """

@@ -67,7 +67,10 @@ def chat_of_trace(trace: ReasoningTrace) -> Chat:
 
 
 def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
-    """Yield the messages of a run. What an agent says and calls up to the next result is one; each result names its call."""
+    """Yield the messages of a run.
+
+    All that an agent says and calls up to the next result is one; each result names its call.
+    """
     turn: Message | None = None
     unanswered: dict[str, str] = {}  # By the id of each call without a result: the name of its tool.
     calls = 0
@@ -88,7 +91,7 @@ def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
             turn = None
         answered = _answered(piece, unanswered) if piece.kind == "result" else None
         if answered is None:
-            # A result of no call, as of an environment, is what the agent is told next.
+            # A result without a call, such as an environment's, is the next message to the agent.
             yield {"role": "user", "content": piece.text}
         else:
             yield {"role": "tool", "tool_call_id": answered, "name": unanswered.pop(answered), "content": piece.text}
@@ -105,7 +108,7 @@ def _answered(result: Piece, unanswered: dict[str, str]) -> str | None:
 
 
 def _arguments(call: Piece) -> str:
-    """Return the arguments of a call as a text: the source's own, or JSON. To a table, objects of all calls are one type."""
+    """Return the arguments of a call as a text, the source's own or JSON: so a column of a table has one type for all calls."""
     if isinstance(call.arguments, str):
         return call.arguments
     return json.dumps({} if call.arguments is None else call.arguments, ensure_ascii=False)
@@ -116,7 +119,7 @@ class _Context:
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
-        self.tools: dict[str, dict[str, Any]] = {}  # By name.
+        self.tools: dict[str, dict[str, Any]] = {}  # The definition of each tool, by its name.
 
     def read(self, record: object) -> None:
         """Look through a record, in time that is linear in its size."""
@@ -131,7 +134,7 @@ class _Context:
                 waiting += reversed(list(self._read_object(value)))
 
     def _read_object(self, value: dict[str, Any]) -> Iterator[object]:
-        """Read what an object says itself; yield the values in it to look through."""
+        """Read the fields of an object itself; yield the values in it that are yet to be searched."""
         if isinstance(role := value.get("role", value.get("source")), str) and not value.keys() & _TOOLS_KEYS:
             if role in _SYSTEM_ROLES:
                 self._add(value.get("content", value.get("parts", value.get("message"))))
@@ -164,7 +167,7 @@ class _Context:
 
 
 def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Return attributes as OpenTelemetry's protocol has them, pairs of a key and a value with its kind, as an object."""
+    """Return attributes as an object. OpenTelemetry's protocol has them as pairs of a key and a value with its kind."""
     are_pairs = (
         isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs
     )
@@ -172,7 +175,7 @@ def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
 
 
 def _definitions(tools: object) -> Iterator[dict[str, Any]]:
-    """Yield the definitions in a list of tools, in the form of Chat Completions, whichever provider's form they have."""
+    """Yield the definitions in a list of tools in the form of Chat Completions, whichever provider's form they have."""
     for tool in tools if isinstance(tools, list) else []:
         tool = parsed(tool)
         if not isinstance(tool, dict):

@@ -58,7 +58,7 @@ class Converter:
         self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
         self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
-        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: whether a late record was refused.
+        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:

@@ -90,12 +90,12 @@ class Piece(NamedTuple):
 
     node: Node
     kind: Literal["user", "agent", "call", "result"]
-    text: str = ""  # For a call, the words in which the agent wrote it, if it did.
-    name: str = ""  # The tool's.
-    arguments: Any = None  # As the source holds them: JSON, or a text that mostly is JSON.
+    text: str = ""  # The words in which the agent wrote a call, if it wrote it itself.
+    name: str = ""  # The name of the tool.
+    arguments: Any = None  # In the form of the source: JSON, or a text that mostly is JSON.
     call_id: str = ""
     latency_ms: float | None = None
-    is_error: bool = False  # Whether the source marks a result as an error.
+    is_error: bool = False  # True if the source marks a result as an error.
 
 
 class Transcript:

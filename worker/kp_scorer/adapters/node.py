@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.adapters.shown import shown_by_python
 from kp_scorer.errors import NotConverted, Problem
 
-MOST_DEPTH: Final = 100  # Far deeper than any format nests, and far less deep than the stack allows.
+MOST_DEPTH: Final = 100  # Far deeper than any format nests, and far less than the stack allows.
 _MOST_SHOWN: Final = 1_000_000
 _HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
 """Matches the beginning of an object or a list. pydantic shows a message as its fields, with the role or content first."""

@@ -37,7 +37,7 @@ class Span(NamedTuple):
     started_ns: int
     ended_ns: int | None
     kind: SpanKind
-    name: str  # The tool's; empty for other spans.
+    name: str  # The tool's name; empty for other spans.
     inputs: Sequence[Piece]  # The call of a tool; the conversation so far of a model; the input of another span.
     outputs: Sequence[Piece]  # The result of a tool; the answer of a model; the output of another span.
     has_failed: bool = False
@@ -85,7 +85,7 @@ def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
     if not (places := _places(asked, pieces)):
         return [asked, *pieces]
     place = places[0]
-    # Messages of the user before it, while the agent has done nothing, are instructions.
+    # Earlier messages of the user, before the agent did anything, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
 
@@ -113,7 +113,7 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
     repeated: set[int] = set()
     around: Counter[str] = Counter()
     models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls directly within each span.
-    # Not by recursion: spans may be nested more deeply than the stack allows.
+    # This is no recursion, as spans may be nested more deeply than the stack allows.
     waiting = [(number, True) for number in within[None]]
     while waiting:
         number, is_entered = waiting.pop()
@@ -128,7 +128,7 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
         around[span.name] -= is_tool
         inside = models.pop(number, [])
         if span.kind == "model" and (span.inputs or span.outputs):
-            # Of two nested calls the larger one counts. A span around several calls is none itself.
+            # Of two nested calls the larger one counts. A span around several calls is no call itself.
             sizes = [len(spans[each].inputs) + len(spans[each].outputs) for each in (number, *inside)]
             is_outer = len(inside) < 2 and sizes[0] >= max(sizes)
             repeated.update(inside if is_outer else [number])
@@ -144,9 +144,9 @@ class _Call:
     place: int  # Its position among the pieces.
     name: str
     call_id: str
-    by_tool_alone: bool = False  # Whether only the span of a tool has it, and no model's.
+    by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
     started_ns: int = 0  # When the tool began, if no model had called it yet.
-    has_begun: bool = False  # Whether the tool has begun.
+    has_begun: bool = False  # True if the tool has begun.
     result: int | None = None  # The position of its result among the pieces.
 
 
@@ -194,7 +194,7 @@ class _Conversation:
         self._of_tools = _Queues(lambda call: call.by_tool_alone)
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
-        self._has_several = False  # Whether an id stands for several calls: then only an entire list tells them apart.
+        self._has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
 
     def add(self, number: int, span: Span, *, is_end: bool) -> None:
         match span.kind, is_end:
@@ -239,7 +239,7 @@ class _Conversation:
     def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
         """Return the pieces that the previous list lacks, or all of them, and for each call its match in the conversation."""
         before = len(self._history.pieces)
-        # By identity: a piece holds its message, so equality would compare each message once for each of its pieces.
+        # Compare by identity: a piece holds its message, so equality would compare each message once for each of its pieces.
         if not self._has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
             new = pieces[before:]
             calls = [piece for piece in new if piece.kind == "call"]

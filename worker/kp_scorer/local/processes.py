@@ -12,7 +12,7 @@ from typing import Final
 
 _PORTS_TRIED: Final = 50
 _PR_SET_PDEATHSIG: Final = 1
-# Loaded at import: between fork and exec, hardly anything is safe.
+# Load the library at import: between fork and exec, hardly anything is safe.
 _LIBC: Final = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -46,7 +46,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a ``preexec_fn`` with which a child gets this signal when its parent ends; None on other systems than Linux."""
+    """Return a ``preexec_fn`` that has a child get this signal when its parent ends; None on systems other than Linux."""
     libc, parent = _LIBC, os.getpid()
     if libc is None:
         return None

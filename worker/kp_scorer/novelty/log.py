@@ -74,7 +74,8 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    is_comparable: bool = True  # Whether all later traces are compared with it, or only those that are not comparable either.
+    # True if all later traces are compared with it; False if only those are that are not comparable either.
+    is_comparable: bool = True
     visible: bytes = b""  # The digest that copies share; empty if it is ``digest``.
 
 
@@ -111,8 +112,8 @@ class Tail(NamedTuple):
     epoch: str
     entries: Sequence[Entry]
     erasures: Sequence[Erasure]
-    restart: bool  # Whether the cursor belongs to another log, so that the mirror must drop everything and start again.
-    more: bool  # Whether the log has entries or erasures that are newer still.
+    restart: bool  # True if the cursor belongs to another log, so that the mirror must drop everything and start again.
+    more: bool  # True if the log has entries or erasures that are newer still.
 
 
 class NoveltyLog(Protocol):
@@ -137,7 +138,7 @@ class MemoryLog:
         self._records: dict[str, tuple[bytes, Place]] = {}
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        """Admit and read; see :class:`NoveltyLog`."""
+        """Admit candidates and read on; see :class:`NoveltyLog`."""
         places = [self._admit(candidate) for candidate in candidates]
         newest_read = cursor.place.number if cursor and cursor.place else 0
         # Places are consecutive, so the newest entries are the last ones. A deque has no slices.

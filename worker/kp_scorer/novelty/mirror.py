@@ -47,7 +47,7 @@ class Mirror:
         self._bounds = np.empty((2, capacity), np.float32)
         """Upper bounds of a row's similarity to traces that are not comparable, and to those that are; -inf excludes it."""
         self._trace_ids: list[str] = []
-        self.cursor: Cursor | None = None  # How far the log has been read; None before the first read.
+        self.cursor: Cursor | None = None  # The position up to which the log has been read; None before the first read.
 
     def __len__(self) -> int:
         return len(self._trace_ids)
@@ -175,7 +175,7 @@ class Mirror:
     def _drop_oldest(self, count: int) -> None:
         size = len(self)
         for array in (self._vectors, self._times, self._numbers, self._digests, *self._bounds):
-            # As bytes: numpy would copy everything twice if source and target overlap.
+            # Move bytes: numpy would copy everything twice if source and target overlap.
             memory, row_bytes = memoryview(array).cast("B"), array.strides[0]
             memory[: (size - count) * row_bytes] = memory[count * row_bytes : size * row_bytes]
         del self._trace_ids[:count]

@@ -1,4 +1,4 @@
-"""Pinned sets: traces, or texts such as the tasks of a benchmark, that every trace is compared with, beside the window.
+"""Pinned sets of traces or of texts, such as a benchmark's tasks, that every trace is compared with besides the window.
 
 Pinned traces are compared with the vector of a trace, and pinned texts with that of its objective.
 """
@@ -21,8 +21,8 @@ NO_EMBEDDER: Final = (
 _HEAD: Final = 128  # The axes that are compared first. They hold five sixths of a real text's vector of 384.
 _ROWS: Final = 4_096
 _AT_ONCE: Final = 32
-_SLACK: Final = 1e-5  # Far more than the rounding error of a bound.
-_MANY: Final = 4  # If a quarter of the entries reach the bound, comparing all costs less than copying those.
+_SLACK: Final = 1e-5  # This is far more than the rounding error of a bound.
+_MANY: Final = 4  # If one in this many entries reaches the bound, comparing all costs less than copying those that do.
 
 
 class PinnedSet(NamedTuple):
@@ -103,7 +103,7 @@ class Pins:
         self._limits = limits
         self._dimensions = dimensions
         self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
-        self.has_texts = False  # Whether objectives are compared too. Any thread may read it.
+        self.has_texts = False  # True if objectives are compared too. Any thread may read it.
         self.missing = ""  # The error about a missing set, which stops all deciding; empty if none. Any thread may read it.
 
     def load(self) -> None:
@@ -120,7 +120,7 @@ class Pins:
             raise ServiceUnavailable(self.missing)
         for name, version in versions:
             if name not in self._by_name or self._by_name[name][0] != version:
-                # Dropped first, as both versions would take memory at once.
+                # Drop the old version first, as both would take memory at once.
                 self._by_name.pop(name, None)
                 pinned = self._sets.read(name)
                 if pinned is None or pinned.vectors.shape[1] != self._dimensions:

@@ -15,7 +15,7 @@ from kp_scorer.novelty.mirror import Mirror
 from kp_scorer.scoring import novelty_of
 
 TOLERANCE: Final = 1e-5
-"""A smaller difference of novelty is rounding: the last bits of a similarity depend on the number computed together."""
+"""A smaller difference of novelty is rounding: the last bits of a similarity depend on how many are computed together."""
 _LOOKED_UP_AT_ONCE: Final = 500
 _BEFORE_ALL: Final = Place(0, 0)
 

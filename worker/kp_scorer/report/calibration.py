@@ -28,7 +28,8 @@ _WIDEST_PRECISION: Final = 0.15  # The same limit for a precision, which only th
 _FEWEST: Final = 10  # With fewer traces on one side of a threshold, its place is a guess.
 _FEWEST_ACCEPTED: Final = 20
 _STEPS: Final = 10_000
-_COARSE: Final = 10  # The number of steps in one of three decimals, to which thresholds are rounded where they can be.
+# The number of fine steps in one of three decimals. Thresholds are rounded to three decimals where possible.
+_COARSE: Final = 10
 _SAME: Final = 1e-9  # Scores that differ by less are equal, and only summed in another order.
 _GUARDED: Final = -1  # Replaces the score of a trace that a guard rejects.
 _ROUNDING: Final = 1e-12

@@ -1,4 +1,4 @@
-"""Load settings from flags, variables, files of secrets and a TOML file, and pass them to another process."""
+"""Loads settings from flags, variables, files of secrets and a TOML file, and passes them to another process."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from kp_scorer.settings.sections import ScoringSettings, Settings, read_secret
 
 Sections = dict[str, dict[str, Any]]
 
-_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")  # Variables of which ``…_FILE`` may name a file with the value.
+# Each of these has a variable ``…_FILE`` beside it, which names a file with the value.
+_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
@@ -37,13 +38,13 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     except OSError as error:
         raise SettingsError(f"config: {config}: {error.strerror}; `{_REFERENCE}` prints one to start from") from None
     for sections in (_read_variables(), _nested(flags or {})):
-        # Validation refuses a value of the file that should be a section and is none.
+        # Validation then refuses a value of the file where a section belongs.
         merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
     return _noting_files(_checked(merged), flags or {})
 
 
 def _noting_files(settings: Settings, flags: Mapping[str, Any]) -> Settings:
-    """Note in the sections which files hold their URLs, to read them again when a password changes. Flags win over files."""
+    """Note in the sections the files of their URLs, to read them again when a password changes. Flags win over files."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     files = {section: variables.get(f"KP_{section}_URL_FILE".upper()) for section in ("broker", "redis")}
     named = {section: file for section, file in files.items() if file and f"{section}.url" not in flags}
@@ -87,7 +88,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
         f"KP_{section}_{name}".upper(): value if isinstance(value, str) else json.dumps(value)
         for section, values in settings.model_dump(mode="json").items()
         for name, value in values.items()
-        # A variable cannot say None, which is the default of all settings that may be None.
+        # A variable cannot express None, which is the default of all settings that may be None.
         if value is not None
     }
 

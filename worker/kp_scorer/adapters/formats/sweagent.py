@@ -41,7 +41,7 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
 def _pieces_of_steps(trajectory: Node, steps: Node) -> Sequence[Piece]:
     history = trajectory.at("history").items()
     if not history and steps.items():
-        # The first input of the model holds the task too. Before version 1.1 it was ``messages``.
+        # The model's first input holds the task too. Before version 1.1, ``query`` was called ``messages``.
         history = steps.items()[0].first("query", "messages").items()
     # Demonstrations precede the task.
     tasks = [each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value][:1]
