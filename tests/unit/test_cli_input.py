@@ -237,6 +237,17 @@ def test_one_file_that_cannot_be_read_leaves_the_others(tmp_path: Path, raw: byt
     assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
 
 
+def test_one_file_that_is_gone_leaves_the_others(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json", "c.json"):
+        (tmp_path / name).write_bytes(FIRST)
+    lines = read_files([str(tmp_path)], LIMITS)
+    first = next(lines)
+    # As by a rotation of logs, after the folder was listed.
+    (tmp_path / "b.json").unlink()
+    invalid = [(Path(each.file).name, isinstance(each.trace, InvalidTrace)) for each in (first, *lines)]
+    assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
+
+
 @given(st.lists(st.binary(max_size=500), min_size=1), st.integers(1, 100), st.integers(0, 3))
 def test_members_are_decompressed_one_after_the_other(members: list[bytes], size: int, zeros: int) -> None:
     packed = io.BytesIO(bytes(zeros).join(map(gzip.compress, members)) + bytes(zeros))

@@ -67,16 +67,16 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
     files = [file for name in names for file in _files_in(name)]
     for name in files:
         place = name if len(files) > 1 else ""
-        with open_input(name) as stream:
-            if conversion:
-                conversion.begin_file(place)
-            try:
+        if conversion:
+            conversion.begin_file(place)
+        try:
+            with open_input(name) as stream:
                 for line in read_traces(stream, limits, conversion):
                     yield line if line.file else line._replace(file=place)
-            except click.BadParameter as error:
-                if not place:
-                    raise
-                yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
+        except click.BadParameter as error:
+            if not place:
+                raise
+            yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
         if conversion:
             yield from conversion.end_file()
     if conversion:
