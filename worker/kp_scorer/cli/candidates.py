@@ -34,9 +34,9 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
-_QUICK: Final = 1  # Of zlib's levels. What is read waits for seconds.
+_QUICK: Final = 1  # A level of zlib. What is read waits only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
-_LONGEST_ROW: Final = 2**20  # Of a line about a kept trace.
+_LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
 
 Ints = NDArray[np.intp]
 
@@ -49,7 +49,7 @@ class Candidates:
             self._documents = files.enter_context(tempfile.TemporaryFile())
             self._vectors = files.enter_context(tempfile.TemporaryFile())
             self._files = files.pop_all()
-        self.ids: list[str] = []  # By place.
+        self.ids: list[str] = []  # The ids by place.
         self._seen: set[str] = set()
         self._offsets = array("q", [0])
         self._domains = array("l")
@@ -58,8 +58,8 @@ class Candidates:
         self._scores = array("d")
         self._numbers: dict[str, int] = {}
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
-        self._dimensions = 0  # Of all vectors, by the first one.
-        self.has_objectives = False  # Redis has none.
+        self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
+        self.has_objectives = False  # False for decisions from Redis, which has no objectives.
 
     def __enter__(self) -> Self:
         return self
@@ -68,11 +68,11 @@ class Candidates:
         self._files.close()
 
     def __len__(self) -> int:
-        """Return how many runs there are."""
+        """Return the number of runs."""
         return len(self.ids)
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
-        """Add a run that was kept before, which stands for runs of its domain and is no candidate any more."""
+        """Add a run that was kept before. It stands for runs of its domain, and is no candidate any more."""
         if trace_id not in self._seen:
             self._seen.add(trace_id)
             self._earlier.setdefault(domain, []).append((trace_id, vector))
@@ -88,7 +88,7 @@ class Candidates:
         document: Mapping[str, Any] | None = None,
         score: float = 0.0,
     ) -> None:
-        """Add a run, unless one with its id is there. Of the ``document`` only that of a run that may be kept is stored."""
+        """Add a run, unless one with its id is there. The ``document`` is stored only if the run may be kept."""
         if trace_id in self._seen:
             return
         self._seen.add(trace_id)
@@ -142,7 +142,7 @@ class Candidates:
 
 
 def gather_earlier(candidates: Candidates, files: Iterable[Path], settings: Settings) -> None:
-    """Add the traces in the files of what was kept before; raises BadParameter for a line that is no trace."""
+    """Add the traces in the files of earlier kept runs; raise BadParameter for a line that is no trace."""
     embedder = WordsEmbedder()
     for file in files:
         for line in read_files([str(file)], settings.limits):
@@ -152,7 +152,7 @@ def gather_earlier(candidates: Candidates, files: Iterable[Path], settings: Sett
 
 
 def gather(candidates: Candidates, batches: Iterator[Sequence[Line]], settings: Settings, *, with_scores: bool) -> int:
-    """Add the traces on the lines of an input; return how many lines hold none.
+    """Add the traces on the lines of an input; return the number of lines without one.
 
     Candidates are the successes that no check keeps back, or ``with_scores`` all traces that no guard or check does.
     """
@@ -206,8 +206,8 @@ def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
     """Add the decided traces whose vectors the newest novelty log holds.
 
-    A label says better than the trace whether it was good. A decision has no success, but an outcome dimension that no failure
-    has. What was kept before counts as far as the log still holds it.
+    A label tells better than the trace whether it was good. A decision has no success, but an outcome dimension that no failure
+    reaches. Earlier kept runs count as far as the log still holds them.
     """
     earlier_ids = set(ids_in(earlier))
     first_ms = since.timestamp() * 1_000 if since else 0.0

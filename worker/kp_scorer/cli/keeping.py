@@ -1,4 +1,4 @@
-"""Choosing a set among candidates for ``kp-scorer keep --best``, domain by domain."""
+"""Chooses a set among candidates for ``kp-scorer keep --best``, domain by domain."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,8 +13,9 @@ from kp_scorer.cli.display import cell, console, progress
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
 _NEAR_COPY: Final = 0.7
-"""The similarity by words from which people take one run for another one of the same task, done in the same way."""
-_COMPARED: Final = 512  # Runs that are compared with all kept ones at once: with 10,000 of these their similarities take 20 MB.
+"""The similarity by words from which people take two runs for the same task, done in the same way."""
+# The runs that are compared with all kept ones at once: with 10,000 of these, their similarities take 20 MB.
+_COMPARED: Final = 512
 
 Rank = Literal["coverage", "score"]
 
@@ -26,23 +27,23 @@ class DomainSummary(NamedTuple):
     runs: int
     eligible: int  # Runs that may be kept: they succeeded, and no check keeps them back.
     kept: int
-    near_copies: int  # Eligible runs that were left out, each much like a kept one.
-    objectives: int | str  # Different ones; empty, like the next two, where nothing says them.
-    solved: int | str  # Those of them of which a run is eligible.
-    covered: int | str  # Those of them of which a run is kept.
+    near_copies: int  # Eligible runs that were left out because a kept one is much like them.
+    objectives: int | str  # The number of different objectives; empty, like the next two, if the input has none.
+    solved: int | str  # The number of objectives with an eligible run.
+    covered: int | str  # The number of objectives with a kept run.
 
 
 class Verdict(NamedTuple):
-    """Why one run is kept or not, as a row of ``--why``."""
+    """The reason why one run is kept or not, as a row of ``--why``."""
 
     trace_id: str
     domain: str
     eligible: bool
     kept: bool
-    adds: float | None  # Of a run kept for coverage: by how much it raised the covers of its batch.
-    stands_for: int | None  # Of a kept run: how many others are most like it.
-    nearest: str | None  # Of a kept run the most similar of these; of another run the kept one that stands for it.
-    similarity: float | None  # To the nearest.
+    adds: float | None  # For a run kept for coverage: the amount by which it raised the covers of its batch.
+    stands_for: int | None  # For a kept run: the number of other runs that are most like it.
+    nearest: str | None  # For a kept run, the most similar of these; for another run, the kept one that stands for it.
+    similarity: float | None  # The similarity to ``nearest``.
 
     def row(self) -> dict[str, Any]:
         """Return the verdict as an object for JSON, its figures rounded to four digits."""
@@ -50,9 +51,9 @@ class Verdict(NamedTuple):
 
 
 class Choice:
-    """The runs of one domain that are kept, and which of them stands for each of the others.
+    """The runs of one domain that are kept, and for each other run the kept one that stands for it.
 
-    Where runs were kept before, a run is kept only if it adds more than a near copy of these would.
+    If runs were kept before, a run is kept only if it adds more than a near copy of these would.
     """
 
     def __init__(self, candidates: Candidates, domain: str, places: Ints, most: int, rank: Rank) -> None:
@@ -60,10 +61,10 @@ class Choice:
         self._candidates, self._domain, self._places = candidates, domain, places
         self._earlier_ids, earlier = candidates.earlier(domain)
         self._coverage = Coverage(earlier)
-        self.kept_places: list[int] = []  # Their places, as they were chosen.
+        self.kept_places: list[int] = []  # In the order in which they were chosen.
         self._adds: list[float | None] = []
         eligible = candidates.eligible(places)
-        self.had_room = most >= eligible.sum()  # For every run that may be kept.
+        self.had_room = most >= eligible.sum()  # True if there was room for every run that may be kept.
         if rank == "score":
             self._keep_highest(places[eligible], most)
         else:
@@ -87,7 +88,7 @@ class Choice:
                 self._adds.append(chosen.adds)
 
     def summary(self) -> DomainSummary:
-        """Count what came of the domain's runs."""
+        """Count the domain's runs by what became of them."""
         candidates, places = self._candidates, self._places
         eligible = places[candidates.eligible(places)]
         kept_places = np.array(self.kept_places, np.intp)
@@ -100,7 +101,7 @@ class Choice:
         return DomainSummary(self._domain, *numbers, near_copies, asked, solved, covered)
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Say of each run why it is kept or not: first of the kept ones as they were chosen, then of the others in order."""
+        """Yield the verdict on each run: on the kept ones in the order of choice, then on the others in that of the input."""
         others = self._others
         stands_for = Counter[int]()
         nearest: dict[int, tuple[float, int]] = {}
@@ -120,7 +121,7 @@ class Choice:
             yield Verdict(self._id(place), self._domain, eligible, False, None, None, kept_id, similarity)
 
     def _found_stand_ins(self) -> Iterator[StandIn]:
-        """Find the stand-in of each run that is not kept; of none where nothing is kept."""
+        """Find the stand-in of each run that is not kept; find none if nothing is kept."""
         for first in range(0, len(self._others), _COMPARED):
             yield from self._coverage.stand_ins(self._candidates.vectors(self._others[first : first + _COMPARED]))
 
@@ -129,7 +130,7 @@ class Choice:
 
 
 def choices(candidates: Candidates, best: float | int, rank: Rank = "coverage") -> Iterator[Choice]:
-    """Choose of each domain, in the order in which domains first appear: a share of all runs, or a number of them."""
+    """Choose from each domain, in the order in which domains first appear, a share of all runs, or a number of them."""
     domains = candidates.by_domain()
     sizes = [len(places) for places in domains.values()]
     most = round(best * len(candidates)) if isinstance(best, float) else best

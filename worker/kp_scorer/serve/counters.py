@@ -1,4 +1,4 @@
-"""The figures that ``serve`` measures from its start on, in the counters, histograms and gauges of prometheus_client."""
+"""The figures that ``serve`` measures from its start on, as counters, histograms and gauges of prometheus_client."""
 
 import time
 from functools import partial
@@ -10,7 +10,7 @@ from kp_scorer.errors import REASONS, Reason
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store.runs import Outcome
 
-OTHER: Final = "other"  # The route of requests that none has: a peer may ask for any path.
+OTHER: Final = "other"  # Counts requests without a route: a peer may ask for any path.
 _PREFIX: Final = "kp_scorer_serve"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -19,7 +19,7 @@ class ServeMetrics:
     """The metrics of one process, and the counter of its dead letters. Any thread may update and read them."""
 
     def __init__(self) -> None:
-        """Begin every series that can be named by now at 0: no query sees the first increase of one that starts at 1."""
+        """Begin every series with a known name at 0: queries miss the first increase of a series that starts at 1."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -33,7 +33,7 @@ class ServeMetrics:
         self.runs_submitted = counter("runs_submitted", "Runs submitted")
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.ready = gauge("ready", "1 if runs can be submitted")
-        # The same on all processes, as they are about what these share.
+        # All processes show the same values here, as they describe what processes share.
         self._runs_open = gauge("runs_open", "Runs that are collected")
         self._held_bytes = gauge("held_bytes", "Bytes of their spans")
         self._used = gauge("room_used_ratio", "The part in use of 10,000 runs or serve.total_bytes, whichever is larger")
@@ -45,20 +45,20 @@ class ServeMetrics:
             self._dead_letters.labels(reason)
 
     def count_dead_letter(self, reason: Reason) -> None:
-        """Count a run that is dead."""
+        """Count a dead run."""
         self._dead_letters.labels(reason).inc()
 
     def count_dropped(self, reason: Reason, count: int) -> None:
-        """Count nothing: workers drop dead letters."""
+        """Count nothing, as workers drop dead letters."""
 
     def show_held(self, runs: int, held_bytes: int, limits: ServeSettings) -> None:
-        """Show how many runs are collected, and how many bytes of spans."""
+        """Show the number of runs that are being collected, and the bytes of their spans."""
         self._runs_open.set(runs)
         self._held_bytes.set(held_bytes)
         self._used.set(max(runs / limits.runs, held_bytes / limits.total_bytes))
 
     def measured(self, app: Any) -> Any:
-        """Wrap an ASGI application, to count and time its answers."""
+        """Wrap an ASGI application to count and time its answers."""
 
         async def measure(scope: Any, receive: Any, send: Any) -> None:
             status, began_s = 500, time.perf_counter()

@@ -1,4 +1,7 @@
-"""The ASGI application: what each path takes and answers, and whom. Handlers wait in the event loop, and work in threads."""
+"""The ASGI application: the input, the output and the tokens of each path.
+
+Handlers wait in the event loop, and work in threads.
+"""
 
 import asyncio
 import hmac
@@ -39,8 +42,8 @@ _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-_BODIES: Final = 8  # How many bodies of the largest size may be in memory at once; requests beyond them get 429.
-_REQUESTS: Final = 256  # How many of one token may be at work at once: half of the connections that the server keeps.
+_BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
+_REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = "/v1/traces"
 _REJECTED: Final = {
@@ -87,7 +90,7 @@ class _Handlers:
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
-        # By token, of which none may keep the others out.
+        # By token, so that none keeps the others out.
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
         self._most_of_one = _BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
 
@@ -114,7 +117,7 @@ class _Handlers:
             self._metrics.spans.labels(outcome).inc(rejected_of_run)
             self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":
-                # What is stored by now counts once, however often it comes.
+                # The spans that are stored by now count once, however often they are sent.
                 raise QueueFull("runs: no room until some are submitted")
             if rejected_of_run:
                 rejected += rejected_of_run
@@ -125,7 +128,8 @@ class _Handlers:
     async def submit(self, request: Request) -> JSONResponse:
         """Submit a trace, a JSON array of traces, or JSON Lines.
 
-        202 once the ledger and the broker have all of them; 207 if some are refused, 422 if all are: their rows say why.
+        The status is 202 once the ledger and the broker have all of them, 207 if some are refused, and 422 if all are; their
+        rows have the reasons.
         """
         media_type = _media_type(request, JSON, *_JSON_LINES)
         rows = await self._work_on(request, self._of_traces, partial(self._submit_all, media_type))
@@ -150,14 +154,17 @@ class _Handlers:
         return rows
 
     async def look_up(self, trace_id: str) -> TraceStatus:
-        """The state of a trace, and its decision. The id of one that came as spans is kp:trace:otel: and its trace id."""
+        """Return the state of a trace, and its decision.
+
+        A trace from spans has the id kp:trace:otel: with the spans' trace id.
+        """
         (status,) = await anyio.to_thread.run_sync(self._client.look_up, [trace_id]) if is_trace_id(trace_id) else [None]
         if status is None:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
 
     async def _work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
-        """Unpack a body while it comes, within bounds of size and time, and work on it in a thread."""
+        """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
         encoding = request.headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", "gzip"):
             raise HTTPException(415, "expected Content-Encoding gzip, or none")
@@ -193,10 +200,10 @@ class _Handlers:
 def make_app(
     settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter, metrics: ServeMetrics
 ) -> FastAPI:
-    """Make the application; its OpenAPI is at ``/openapi.json``."""
+    """Build the application; its OpenAPI is at ``/openapi.json``."""
     handlers = _Handlers(settings, store, client, tokens, metrics)
-    # Its pages of documentation would load scripts from elsewhere. Its redirects, of paths that end with a slash, would lead
-    # requests from a proxy that ends TLS to plain HTTP, with their tokens.
+    # FastAPI's pages of documentation would load scripts from other hosts. Its redirects, for paths that end with a slash,
+    # would lead requests from a proxy that ends TLS to plain HTTP, with their tokens.
     app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None, redirect_slashes=False)
     guarded: dict[str, Any] = {"dependencies": [Depends(handlers.authorize)]}
     spans, traces = _takes({JSON: "object", PROTOBUF: "string"}), _takes({JSON: ["object", "array"], _JSON_LINES[0]: "string"})
@@ -211,7 +218,7 @@ def make_app(
 
     for path in ("/livez", "/readyz"):
         app.get(path)(probe)
-        # Some monitors probe by it.
+        # Some monitors probe by HEAD.
         app.head(path, include_in_schema=False)(probe)
     app.add_middleware(_OneLength)
     for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
@@ -220,7 +227,7 @@ def make_app(
 
 
 class _OneLength:
-    """Refuses requests with two lengths, of which a proxy may believe the other, and closes their connections (RFC 9112)."""
+    """Refuses requests with two lengths, as a proxy may believe the other one, and closes their connections (RFC 9112)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -239,7 +246,7 @@ def _takes(types: Mapping[str, object]) -> dict[str, Any]:
 
 def _media_type(request: Request, *accepted: str) -> str:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Web pages from elsewhere may send other types unasked, also to what listens on this machine alone.
+    # Web pages of other sites may send other types without asking, even to a server that only this machine can reach.
     if media_type not in accepted:
         raise HTTPException(415, f"expected Content-Type {' or '.join(accepted)}")
     return media_type
@@ -254,7 +261,7 @@ def _row(number: int, result: Submitted) -> SubmittedTrace:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """The answer to a request that was not taken; it names fields and sizes, never content."""
+    """Return the answer to a refused request; it names fields and sizes, never content."""
     status, message, headers = 400, str(error), dict[str, str]()
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
@@ -263,7 +270,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         status = 429 if isinstance(error, QueueFull) else 503
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
     elif not isinstance(error, InvalidTrace | NotConverted):
-        # Its message may quote a trace.
+        # The message may quote a trace.
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))
         status, message = 500, "an error of ours, see the log"
     is_binary = request.url.path == _OTLP_PATH and request.headers.get("content-type") == PROTOBUF
@@ -272,9 +279,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 def read_tokens(file: str) -> list[str]:
-    """Read a file with a token on each line; lines that begin with # are comments. No file, no tokens.
+    """Read a file with a token on each line; lines that begin with # are comments. Without a file there are no tokens.
 
-    Raises SettingsError: it cannot be read, others may write to it, it has no token, or one that is none.
+    Raises SettingsError if it cannot be read, others may write to it, it has no token, or a line is no token.
     """
     try:
         if file:
@@ -289,8 +296,8 @@ def read_tokens(file: str) -> list[str]:
 
 
 def admits(tokens: Sequence[str], token: str) -> bool:
-    """Return whether a request with this token, or with an empty one, is admitted; each is where there are none."""
-    # Digests are of one length, and all are compared, so that how long it takes tells nothing.
+    """Return whether a request with this token, or an empty one, is admitted; without ``tokens`` every request is."""
+    # Digests have one length, and all of them are compared, so the duration reveals nothing.
     own = sha256(token.encode("utf-8", "surrogatepass")).digest()
     matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]
     return any(matches) or not matches

@@ -1,4 +1,4 @@
-"""From the spans of a run to its trace, in a process of its own: it alone parses what agents wrote."""
+"""Turns the spans of a run into its trace, in a process of its own, which alone parses what agents wrote."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from kp_scorer.errors import InvalidTrace, NotConverted, Problem
 
 SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
-"""Fields that no convention of spans has. Attributes named ``kp.`` and these carry them, on a root or its resource."""
+"""The fields that no convention of spans has. Attributes with the prefix ``kp.`` carry them, on a root span or its resource."""
 _DEFAULTS: Final = {"domain": "default", "privacy_level": "private", "visibility": "private"}
 
 _FIELDS: Final = TypeAdapter(SuppliedFields)
@@ -23,13 +23,13 @@ _LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "meta
 
 
 def load(arguments: Sequence[str]) -> tuple[None, Answers]:
-    """Return what converts exports: with these fields where runs lack them, these limits of traces, so many values of a run."""
+    """Return a function that converts exports, with these fields for runs that lack them, and these limits."""
     supplied, limits, most_values = arguments
     return None, partial(_converted, _DEFAULTS | json.loads(supplied), Limits.model_validate_json(limits), int(most_values))
 
 
 def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: bytes) -> dict[str, Any]:
-    """The trace of an export, or the problems because of which it makes none."""
+    """Return the trace of an export, or the problems that prevent one."""
     try:
         check_values(raw, most_values)
         export = json.loads(raw)
@@ -44,14 +44,14 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
             raise error.__cause__ from None
         return {"problems": [_LACKS.get(each.field, each) for each in error.problems]}
     trace, service = converted.trace, attributes.get(SERVICE)
-    # OpenTelemetry calls a service so that nobody has named.
+    # OpenTelemetry names a service like this if nobody has named it.
     if isinstance(service, str) and not service.startswith("unknown_service"):
         trace["metadata"]["agent_id"] = service
     return {"trace": trace}
 
 
 def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The attributes that describe a run: the root's win over others', and a span's over its resource's."""
+    """Return the attributes of a run: the root's win over those of other spans, and a span's over its resource's."""
     root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
     pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
     values = {str(pair.get("key")): pair.get("value") for pair in pairs}
@@ -60,7 +60,7 @@ def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _fields(values: dict[str, Any]) -> SuppliedFields:
     try:
-        # Attributes may be texts: OTEL_RESOURCE_ATTRIBUTES knows nothing else.
+        # Attributes may be texts, as OTEL_RESOURCE_ATTRIBUTES has no other type.
         return _FIELDS.validate_python({"task_domain": values.pop("domain"), "paths": {}, **values})
     except ValidationError as error:
         names = {str(item["loc"][0]).removeprefix("task_"): item["msg"] for item in error.errors(include_input=False)}

@@ -1,4 +1,4 @@
-"""The process that serves: its socket, TLS, how long a peer may take, and what SIGTERM does."""
+"""The process that serves: its socket, TLS, the time that a peer may take, and what SIGTERM does."""
 
 import logging
 import signal
@@ -27,25 +27,30 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store import Store
 
-_REQUEST_WITHIN_S: Final = 15.0  # A connection on which no request, with all its headers, has begun by then is closed.
+_REQUEST_WITHIN_S: Final = 15.0  # A connection is closed if no request, with all its headers, has begun on it by then.
 _HEADER_BYTES: Final = 16_384
-_MOST_CHUNKS: Final = 1_000  # Of a body whose chunks are smaller on average than this:
+_MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on average than this:
 _LEAST_CHUNK_BYTES: Final = 64
 _MOST_CONNECTIONS: Final = 512
 _MOST_HANDSHAKES: Final = 128
-_MOST_REQUESTS: Final = 1_024  # Those too whose connections are closed, until they are worked on. Requests beyond them get 503.
+# These include requests whose connections are closed, until they are answered. Requests beyond them get 503.
+_MOST_REQUESTS: Final = 1_024
 
 log = structlog.get_logger("kp_scorer.serve.server")
 
 
 def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then answer what has begun; SettingsError if tokens, certificate or port are unusable."""
+    """Serve until SIGTERM or SIGINT, then answer the requests in progress.
+
+    SettingsError if tokens, certificate or port fail.
+    """
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)
     listener = _listener(settings.serve)
-    # A record of TLS; asyncio's own buffers are 256 kB for each connection, closed ones until their cycles are collected.
+    # The size of a record in TLS. Asyncio's own buffers take 256 kB for each connection, even a closed one until it is
+    # collected.
     SSLProtocol.max_size = 16_384
-    # It logs what any peer can cause, and errors with their messages, which may quote a trace.
+    # Uvicorn logs what any peer can cause, and errors with their messages, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     metrics = ServeMetrics()
     with ExitStack() as opened:
@@ -57,7 +62,7 @@ def serve(settings: Settings) -> None:
         opened.enter_context(http_server(settings.metrics.of_serve(), metrics.registry, *reasons))
         app = metrics.measured(make_app(settings, store, client, tokens, submitter, metrics))
         server = uvicorn.Server(_config(settings, app, listener))
-        # For a signal before it runs, and the same one once more, by which uvicorn ends.
+        # For a signal before uvicorn runs, and for the same signal once more, by which it ends.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         log.info("serve_ready", host=settings.serve.host, port=listener.getsockname()[1], tls=bool(settings.serve.certificate))
@@ -84,25 +89,25 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
 
 
 class _Listener(socket.socket):
-    """Closes the oldest of too many connections in TLS's handshake, each of which asyncio waits a minute for."""
+    """Closes the oldest of too many connections in TLS's handshake; asyncio waits a minute for each of them."""
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
-        self.handshakes: dict[Any, socket.socket] = {}  # By the addresses of the peers.
+        self.handshakes: dict[Any, socket.socket] = {}  # By the address of the peer.
 
     def accept(self) -> tuple[socket.socket, Any]:
         connection, peer = super().accept()
         self.handshakes[peer] = connection
         if len(self.handshakes) > _MOST_HANDSHAKES:
-            # It may be closed by now.
+            # The connection may be closed by now.
             with suppress(OSError):
                 self.handshakes.pop(next(iter(self.handshakes))).shutdown(socket.SHUT_RDWR)
         return connection, peer
 
 
 class _Parser(h11.Connection):
-    # Ends connections that send bodies in many small chunks: each takes as long to parse as a large one does, while nobody else
-    # is answered.
+    # Ends connections that send bodies in many small chunks: a small chunk takes as long to parse as a large one, and meanwhile
+    # nobody else is answered.
 
     def __init__(self, close: Callable[[], None]) -> None:
         super().__init__(h11.SERVER, _HEADER_BYTES)
@@ -124,8 +129,9 @@ class _Parser(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    # Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte comes. Of too
-    # many it closes the one that has waited longest, so that probes are answered whatever peers hold open.
+    # Closes connections whose next request does not begin in time, as uvicorn waits for headers as long as any byte arrives.
+    # Beyond the most connections it closes the one that has waited longest, so that probes are answered whatever peers hold
+    # open.
 
     def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
         super().__init__(**options)

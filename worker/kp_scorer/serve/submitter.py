@@ -1,7 +1,8 @@
-"""From spans to submissions: complete runs are converted, submitted under ids made of their own, and only then removed.
+"""Turns spans into submissions: complete runs are converted, submitted under ids of their own, and only then removed.
 
-A process that dies in between leaves a claim that ends. Whoever claims the run next submits the same, which is decided once.
-Spans come as exporters of OpenTelemetry send them, in Protobuf or JSON: https://opentelemetry.io/docs/specs/otlp/#otlphttp
+A process that dies in between leaves a claim that ends. Whichever process claims the run next submits the same trace, which is
+decided once. Spans arrive as exporters of OpenTelemetry send them, in Protobuf or JSON:
+https://opentelemetry.io/docs/specs/otlp/#otlphttp
 """
 
 import json
@@ -45,29 +46,31 @@ from kp_scorer.store.runs import MOST_VALUES, ClosedRun, ReceivedSpan
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
 
-_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})  # What spans keep of their resource's.
+# The attributes of a resource that its spans keep.
+_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
-_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # Zeros are no id: spans of any agents may have them.
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agents may have it.
 _MOST_SPANS: Final = 20_000
-_MOST_FIELDS: Final = 6 * _MOST_SPANS  # Around spans, in Protobuf: each span may have a resource and a scope of its own.
-_MOST_SPAN_BYTES: Final = 1_048_576  # Of one span: parsed, it takes up to two hundred times as much memory.
-_MOST_LASTING_BYTES: Final = 1_024  # Of what all spans of a resource keep of it.
+# The fields around spans in Protobuf: each span may have a resource and a scope of its own.
+_MOST_FIELDS: Final = 6 * _MOST_SPANS
+_MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
+_MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
 _EVERY_S: Final = 0.5
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _AWAY_S: Final = 10.0
-# The largest runs that make traces take 3 s and 150 MB here. A claim must outlast a conversion.
+# The largest runs that make traces take 3 s and 150 MB. A claim must outlast a conversion.
 _CONVERTING: Final = Bounds(start_s=30.0, answer_s=20.0, memory_bytes=402_653_184)
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
 
 
 class Submitter:
-    """Submits complete runs, in a thread of its own. A context manager: it ends between two runs."""
+    """Submits complete runs, in a thread of its own. On leaving this context manager, it ends between two runs."""
 
     def __init__(self, settings: Settings, store: Store, client: Client, metrics: ServeMetrics | None = None) -> None:
-        """Take runs from ``store``, submit them by ``client``."""
+        """Claim runs from ``store`` and submit them by ``client``."""
         self._metrics = metrics or ServeMetrics()
         self._shown_at = -math.inf
         self._settings = settings
@@ -75,7 +78,7 @@ class Submitter:
         self._client = client
         supplied = settings.serve.model_dump_json(include={"confidence", "success"})
         arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
-        # In ASCII, as JSON comes from there, it may be six times as long.
+        # The answer is JSON in ASCII, which may be six times as long.
         bounds = _CONVERTING._replace(answer_bytes=8 * settings.limits.message_bytes)
         self._converting = BoundedProcess("kp_scorer.serve.run_converter", arguments, bounds)
         self._ending = threading.Event()
@@ -84,12 +87,12 @@ class Submitter:
         self._failing_since: float | None = None
 
     def why_not_live(self) -> list[str]:
-        """Why this process should be started again; empty if it should not."""
+        """Return why this process must be restarted; empty if it need not be."""
         is_moving = self._thread.is_alive() and time.monotonic() - self._moved_at < _STALLED_S
         return [] if is_moving else ["the thread that submits runs has stalled"]
 
     def why_not_ready(self) -> list[str]:
-        """Why requests should go elsewhere; empty if they should not."""
+        """Return why requests should go to another process; empty if they should not."""
         away_s = time.monotonic() - since if (since := self._failing_since) else 0.0
         return [f"Redis or the broker has been away for {away_s:.0f} s"] if away_s > _AWAY_S else []
 
@@ -107,10 +110,10 @@ class Submitter:
                 pause_s = 0.0 if run else _EVERY_S
                 self._failing_since = None
             except Exception as error:
-                # Where the queue is full, nobody else has room either: requests are to get their 429.
+                # If the queue is full, no other process has room either: requests must get their 429.
                 self._failing_since = None if isinstance(error, QueueFull) else self._failing_since or time.monotonic()
                 if isinstance(error, ScorerError):
-                    # The run is claimed again.
+                    # The run will be claimed again.
                     log.warning("runs_wait", detail=str(error))
                 else:
                     log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
@@ -127,7 +130,7 @@ class Submitter:
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 
     def _submit(self, run: ClosedRun) -> bool:
-        """Submit a run, or dead-letter it; return whether it is submitted."""
+        """Submit a run, or dead-letter it; return whether it was submitted."""
         attempts = run.attempts - 1
         if attempts >= self._settings.worker.max_attempts:
             took = f"took longer than {_CONVERTING.answer_s:g} s or more than {_CONVERTING.memory_bytes >> 20} MiB"
@@ -168,7 +171,10 @@ class Submitter:
 
 
 def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
-    """Spans of an export by their runs' ids, and how many were none or too large; InvalidTrace, NotConverted if it is none."""
+    """Return an export's spans by the ids of their runs, and the number of invalid or too large ones.
+
+    Raises InvalidTrace or NotConverted if it is no export.
+    """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
     for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
@@ -176,7 +182,7 @@ def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, li
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         if _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id):
-            # Nothing of a span that is too large: its run is.
+            # Keep nothing of a span that is too large: its run is too large, too.
             content = _as_bytes(fields) if "attributes" in fields else b""
             content = content if len(content) <= _MOST_SPAN_BYTES else b""
             by_run[run_id].append(ReceivedSpan(span_id, not fields.get("parentSpanId"), content))
@@ -195,7 +201,7 @@ def _from_json(body: bytes, limits: Limits) -> Iterator[dict[str, Any]]:
 
 
 def _from_protobuf(body: bytes) -> Iterator[dict[str, Any]]:
-    # Each span is parsed by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
+    # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
     left = iter(range(_MOST_FIELDS))
     try:
         for resource_spans in _at(1, _fields(body, left)):
@@ -228,7 +234,7 @@ def _at(number: int, fields: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
 
 
 def _fields(message: bytes, left: Iterator[int]) -> Iterator[tuple[int, bytes]]:
-    """The numbers of a message's fields and, of those that have a length, the contents; counts them down from what is ``left``.
+    """Yield the number of each field in a message, with its content if it has a length; take one from ``left`` for each.
 
     Raises DecodeError or IndexError if it is no message, InvalidTrace if none is left.
     """
@@ -254,7 +260,7 @@ def _fields(message: bytes, left: Iterator[int]) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place after it."""
+    """Return a number, and the place after it."""
     value = shift = 0
     while (byte := message[place]) > 127:
         value |= (byte & 127) << shift
@@ -275,7 +281,7 @@ def _as_bytes(value: object) -> bytes:
 
 
 def success(media_type: str, rejected: int, message: str) -> bytes:
-    """The answer to an export of which all but ``rejected`` spans are stored, because of ``message``."""
+    """Return the answer to an export of which all but ``rejected`` spans are stored; ``message`` has the reason."""
     partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
     answer = messages.ExportTraceServiceResponse(partial_success=partly)
     encoded: bytes = MessageToJson(answer, indent=None).encode() if media_type == JSON else answer.SerializeToString()
@@ -283,9 +289,9 @@ def success(media_type: str, rejected: int, message: str) -> bytes:
 
 
 def failure(media_type: str, message: str) -> bytes:
-    """The answer to an export that was not taken: a ``google.rpc.Status``."""
+    """Return the answer to an export that was not accepted: a ``google.rpc.Status``."""
     if media_type == JSON:
         return json.dumps({"message": message}).encode()
-    # Its message has the same field number in both.
+    # The message has the same field number in both types.
     encoded: bytes = messages.ExportTracePartialSuccess(error_message=message).SerializeToString()
     return encoded

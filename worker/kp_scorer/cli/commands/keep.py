@@ -128,7 +128,7 @@ def keep(
                     write(json_line(verdict.row(), allow_nan=False))
             else:
                 for place in sorted(place for choice in chosen for place in choice.kept_places):
-                    # What no field is for may hold NaN, as it was read.
+                    # Fields outside the schema may hold NaN, as they were read.
                     write(json_line(candidates.document(place), allow_nan=True))
         _print_summary(chosen, len(candidates))
     if refused:
@@ -185,7 +185,7 @@ def _keep_decided(
                         if result.checks and not isinstance(line.trace, InvalidTrace):
                             document = without_unchecked(line.trace)
                         scored = {**document, "metadata": {**document["metadata"], "quality_score": result.score}}
-                        # What no field is for may hold NaN, as it was read.
+                        # Fields outside the schema may hold NaN, as they were read.
                         write(json_line(scored, allow_nan=True))
                 case str():
                     counts[result] += 1
@@ -201,7 +201,7 @@ def _keep_decided(
 
 
 def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:
-    """Look up what the ledger decided on the traces of an input, in order, or the state in which it has them."""
+    """Look up the decisions on the traces of an input, in order, or the states of those without one."""
     with Store.open(with_endpoints(settings)) as store:
         for batch in batches:
             trace_ids = [line.trace.id for line in batch if not isinstance(line.trace, InvalidTrace)]
