@@ -72,7 +72,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.set_app(application)
 
     def server_bind(self) -> None:
-        """Listen without looking up the host's name, as ``HTTPServer`` does: DNS may take seconds to fail."""
+        """Listen without ``HTTPServer``'s look-up of the host's name: DNS may take seconds to fail."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()

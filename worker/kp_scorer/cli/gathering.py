@@ -1,7 +1,4 @@
-"""Gathers decisions for a command: from a file of decisions, from scoring a file of traces, or from the ledger.
-
-Reads labels.
-"""
+"""Gathers decisions for a command, from a file of them, a file of traces to score, or the ledger; and reads labels."""
 
 import codecs
 import io

@@ -92,7 +92,8 @@ Submitted = str | InvalidTrace | TraceConflict
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _BATCH_SIZE: Final = 100  # The number of traces that go to the ledger, and to the broker, in one round trip.
-_BATCH_BYTES: Final = 4_194_304  # Their size without the last: all of it is in memory several times, and has to arrive in time.
+# The size of a batch without its last trace: all of it is in memory several times, and has to arrive in time.
+_BATCH_BYTES: Final = 4_194_304
 
 _SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
 _LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"

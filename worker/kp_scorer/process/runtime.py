@@ -209,7 +209,7 @@ class Runtime:
     def most_in_flight(self) -> int:
         """Return the most messages that may be in flight.
 
-        On a GPU as many as fill three passes, of which two are being decided.
+        With a GPU, they fill three passes, of which two are being decided.
         """
         return most_in_flight(self._settings, 3 * self._pass_texts)
 

@@ -44,7 +44,7 @@ class DomainSummary(NamedTuple):
     """The figures of a domain; or of several together, which have an empty name."""
 
     name: str
-    smaller: int  # The number of domains that are too small to be shown alone, if these are they; else 0.
+    smaller: int  # The number of small domains that this summary stands for; 0 if it stands for one domain, or for all.
     decisions: Sequence[Decision]
     outcomes: Mapping[Outcome, int]
     histograms: Mapping[Outcome, tuple[int, ...]]  # For each outcome, the histogram of its scores.

@@ -42,7 +42,7 @@ log = structlog.get_logger("kp_scorer.serve.server")
 def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT, then answer the requests in progress.
 
-    SettingsError if tokens, certificate or port fail.
+    Raises SettingsError if the tokens, the certificate or the port cannot be used.
     """
     tokens = read_tokens(settings.serve.tokens)
     _check_certificate(settings.serve)

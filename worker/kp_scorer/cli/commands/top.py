@@ -44,8 +44,8 @@ class Snapshot(NamedTuple):
 def top(once: bool, settings: Settings) -> None:
     """Watch all workers and queues on stderr until Ctrl-C.
 
-    Rates, times and the forecast of when a queue of decisions is full are about the last seconds. The number that each worker
-    has decided counts from its start. `doctor` says what is wrong.
+    Rates, times and the forecast of when a queue of decisions will be full refer to the last seconds. The number of decisions
+    of each worker counts from its start. `doctor` explains what is wrong.
     """
     out = console()
     with Store.open(settings) as store, make_celery(settings) as app:
