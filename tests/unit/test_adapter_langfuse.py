@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
+from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields, steps_in, steps_of
 from tests.support.paths import EXPORTS
 from tests.unit.test_adapter_openai import assistant, call, result, user
 
@@ -103,7 +103,7 @@ def test_error_and_event_are_observations() -> None:
         observation("GENERATION", "plan", 5, input=[ASKED], output=again),
         observation("EVENT", "gauge", 6, input={"level": "high"}, endTime=None),
         observation("RETRIEVER", "berths", 7, input={"pier": "B"}, output=["B4"]),
-        observation("GENERATION", "answer", 9, input="And?", output=FREE),
+        observation("GENERATION", "answer", 9, input="A prompt of the program", output=FREE),
     ]
     assert steps_of("langfuse", spans) == [
         STEPS[0],
@@ -111,7 +111,6 @@ def test_error_and_event_are_observations() -> None:
         ("error_recovery", "berths", 'berths({"pier": "B"})'),
         ("observation", '{"level": "high"}'),
         ("observation", '["B4"]'),
-        ("observation", "And?"),
         ("thought", FREE),
     ]
 
@@ -180,7 +179,7 @@ SOUNDED_THRICE: Final = [step for text in ("3 m", "2 m", "1 m") for step in (SOU
                 ([ASKED, PILOT, depth("Three metres, says the pilot.")], FREE),
             ],
             [
-                *(("tool_call", "pilot", "pilot({})"), ("observation", "How deep is it?"), *SOUNDED[:2]),
+                *(("tool_call", "pilot", "pilot({})"), *SOUNDED[:2]),
                 *(("thought", "Three metres."), ("observation", "Three metres, says the pilot."), SOUNDED[4]),
             ],
         ),
@@ -199,19 +198,21 @@ def test_ids_that_each_answer_counts_anew_are_several_calls(turns: Any, expected
 @pytest.mark.parametrize(
     ("content", "asked"),
     [
-        ({"role": "admin", "berth": "B4"}, '{"berth": "B4", "role": "admin"}'),
-        ({"role": "user", "name": "Ann"}, '{"name": "Ann", "role": "user"}'),
-        ({"role": "user", "content": {"berth": "B4"}}, '{"content": {"berth": "B4"}, "role": "user"}'),
-        ([{"role": "admin"}], '[{"role": "admin"}]'),
-        ({"messages": [{"role": "admin"}]}, '{"messages": [{"role": "admin"}]}'),
+        ({"role": "admin", "berth": "B4"}, None),
+        ({"role": "user", "name": "Ann"}, None),
+        ({"role": "user", "content": {"berth": "B4"}}, None),
+        ([{"role": "admin"}], None),
+        ({"messages": [{"role": "admin"}]}, None),
         (ASKED, "Which berths are free?"),
         ({"messages": [ASKED]}, "Which berths are free?"),
     ],
 )
-def test_input_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(content: object, asked: str) -> None:
+def test_input_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(content: object, asked: str | None) -> None:
     for source in ([observation("SPAN", "book", 0, input=content, output=FREE)], TRACE | {"input": content}):
-        (trace,) = converted("langfuse", source)
-        assert (trace["task"]["objective"], steps_in(trace)) == (asked, [("thought", FREE)])
+        traces, refused = converted_and_refused("langfuse", [source])
+        assert [(each["task"]["objective"], steps_in(each)) for each in traces] == [(asked, [("thought", FREE)])] * bool(asked)
+        # JSON is nothing that a user says.
+        assert len(refused) == (not asked)
 
 
 @pytest.mark.parametrize(

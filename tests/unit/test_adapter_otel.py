@@ -298,11 +298,15 @@ def test_contents_in_parts_and_a_deprecated_function_call() -> None:
     assert steps(llm(0, 1, [SUM], [legacy]), llm(2, 3, [SUM, legacy, returned], [PRODUCT])) == ARITHMETIC
 
 
-def test_earlier_conversation_is_part_of_the_run_and_ten_messages_keep_their_order() -> None:
-    inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(13)]
-    (trace,) = converted("otel", export(llm(0, 1, inputs, [PRODUCT])))
-    assert trace["task"]["objective"] == "0."
-    assert steps_in(trace) == [(("observation", "thought")[n % 2], f"{n}.") for n in range(1, 13)] + [("thought", "It is 527.")]
+def test_run_is_what_happened_since_the_user_spoke_last_and_ten_messages_keep_their_order() -> None:
+    inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(12)]
+    root = span("agent", 0, 9, {"openinference.span.kind": "AGENT", "input.value": json.dumps({"messages": inputs[:1]})})
+    for spans in ([], [root | {"attributes": root["attributes"][:1]}]):
+        again = [*inputs, SUM, MULTIPLY, MULTIPLIED]
+        (trace,) = converted("otel", export(*spans, llm(1, 2, [*inputs, SUM], [MULTIPLY]), llm(3, 4, again, [PRODUCT])))
+        assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
+    thoughts = [{"role": "assistant", "content": f"{n}."} for n in range(12)]
+    assert steps(llm(0, 1, [SUM, *thoughts], [PRODUCT])) == [*(("thought", f"{n}.") for n in range(12)), ARITHMETIC[2]]
 
 
 def test_spans_without_messages_supply_question_and_answer() -> None:
@@ -332,7 +336,7 @@ def test_spans_of_the_ai_sdk_are_a_trace() -> None:
     ]
     (trace,) = converted("otel", export(*spans))
     assert trace["task"]["objective"] == "What is 17 times 31?"
-    assert steps_in(trace) == [ARITHMETIC[0], ("observation", '"527"'), ARITHMETIC[2]]
+    assert steps_in(trace) == ARITHMETIC
     assert trace["steps"][0]["latency_ms"] == 4
 
 
@@ -375,11 +379,12 @@ def asking(messages: str) -> Json:
         (unlike(attributes=5), f"{PLACE}.attributes"),
         (unlike(attributes=[{"key": "x", "value": {"textValue": ""}}]), f"{PLACE}.attributes.0.value"),
         (unlike(attributes=[{"key": "x", "value": {"intValue": "1e3"}}]), f"{PLACE}.attributes.0.value.intValue"),
-        (asking("no JSON"), f"{PLACE}.attributes.gen_ai.input.messages"),
+        (asking("no JSON"), PLACE),
         (asking('[{"role": "user", "parts": [{}]}]'), PLACE),
-        (export(span("x", 0, 1, {"gen_ai.operation.name": "execute_tool"})), f"{PLACE}.attributes.gen_ai.tool.name"),
+        (export(span("", 0, 1, {"gen_ai.operation.name": "execute_tool"})), f"{PLACE}.name"),
         (export(llm(0, 1, [{"role": "narrator"}], [])), PLACE),
-        (export(span("GET /", 0, 1, {})), PLACE),
+        (export(span("GET /", 0, 1, {})), None),
+        (export(span("chat", 0, 1, {"gen_ai.operation.name": "chat"})), PLACE),
         (export(chat(0, 1, [ASKED], [])), PLACE),
     ],
 )
@@ -457,6 +462,293 @@ def test_spans_on_a_console_are_read(tmp_path: Path) -> None:
     (line,) = read_files([str(file)], LIMITS, Conversion(SUPPLIED, LIMITS))
     assert line.document["id"] == f"kp:trace:otel:{TRACE.lower()}"
     assert steps_in(dict(line.document)) == STEPS
+
+
+# Dialects: each row is a question, a call, its result and the answer, as the attributes of one exporter.
+
+
+def dialect(**attributes: Any) -> tuple[Json, ...]:
+    """Return the spans of a run in a dialect: its root, a model that calls a tool, the tool, and the model that answers."""
+    asked = [{"role": "user", "content": "What is 17 times 31?"}]
+    call = {"id": "call_7", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    returned = {"role": "tool", "tool_call_id": "call_7", "content": "527"}
+    contents: list[tuple[str, str, Json, object, object]] = [
+        ("answer", "agent", {}, {"question": "What is 17 times 31?"}, "It is 527."),
+        ("ChatModel", "model", {}, {"messages": asked}, {"choices": [{"message": called}]}),
+        ("multiply", "tool", {}, {"args": [], "kwargs": {"a": 17, "b": 31}}, "527"),
+        ("ChatModel", "model", {}, {"messages": [*asked, called, returned]}, {"choices": [{"message": PRODUCT}]}),
+    ]
+    made = []
+    for number, (name, kind, more, question, got) in enumerate(contents):
+        values = {"kind": attributes["kinds"][kind], "input": json.dumps(question), "output": json.dumps(got)}
+        named = {attributes[key]: value for key, value in values.items() if value} | more
+        times = (0, 100) if kind == "agent" else (10 * number, 10 * number + 9)
+        made.append(span(name, *times, named, parent="" if kind == "agent" else "answer@0"))
+    return tuple(made)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        {
+            "kind": "langfuse.observation.type",
+            "kinds": {"agent": "span", "model": "generation", "tool": "tool"},
+            "input": "langfuse.observation.input",
+            "output": "langfuse.observation.output",
+        },
+        {
+            "kind": "mlflow.spanType",
+            "kinds": {"agent": '"AGENT"', "model": '"CHAT_MODEL"', "tool": '"TOOL"'},
+            "input": "mlflow.spanInputs",
+            "output": "mlflow.spanOutputs",
+        },
+        {
+            "kind": "gen_ai.operation.name",
+            "kinds": {"agent": "chain", "model": "chat", "tool": "execute_tool"},
+            "input": "gen_ai.prompt",
+            "output": "gen_ai.completion",
+        },
+        {
+            "kind": "some.span.type",
+            "kinds": {"agent": "agent_run", "model": "model_step", "tool": "tool_call"},
+            "input": "some.step.input",
+            "output": "some.step.output",
+        },
+        {
+            # Only a call of its name shows that a span is a tool's.
+            "kind": "some.kind",
+            "kinds": {"agent": "", "model": "", "tool": ""},
+            "input": "gcp.vertex.agent.llm_request",
+            "output": "gcp.vertex.agent.llm_response",
+        },
+    ],
+    ids=["langfuse", "mlflow", "whole prompts", "unknown prefixes", "no kinds"],
+)
+def test_attributes_mean_what_the_ends_of_their_names_say(names: Json) -> None:
+    spans = dialect(**names)
+    if not names["kinds"]["model"]:
+        model = key_values({"gen_ai.request.model": "some-model"})
+        spans = tuple(each | {"attributes": each["attributes"] + model * (each["name"] == "ChatModel")} for each in spans)
+    (trace,) = converted("otel", export(*spans))
+    assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
+    assert trace["steps"][0]["input"] == {"a": 17, "b": 31}
+    assert trace["steps"][0]["latency_ms"] == 9
+
+
+def event(name: str, **attributes: object) -> Json:
+    return {"name": name, "attributes": key_values(attributes)}
+
+
+def test_messages_in_events_are_read() -> None:
+    asked = event("gen_ai.user.message", content='[{"text": "What is 17 times 31?"}]')
+    called = '[{"toolUse": {"toolUseId": "call_7", "name": "multiply", "input": {"a": 17, "b": 31}}}]'
+    returned = '[{"toolResult": {"toolUseId": "call_7", "content": [{"text": "527"}]}}]'
+    history = [asked, event("gen_ai.assistant.message", content=called), event("gen_ai.tool.message", content=returned)]
+    chats = {"gen_ai.operation.name": "chat"}
+    used = [event("gen_ai.tool.message", content='{"a": 17, "b": 31}'), event("gen_ai.choice", message='[{"text": "527"}]')]
+    spans = [
+        span("chat", 0, 10, chats, events=[asked, event("gen_ai.choice", message=called)]),
+        tool("multiply", 11, 15, "call_7", events=used),
+        span("chat", 20, 30, chats, events=[*history, event("gen_ai.choice", message='{"content": "It is 527."}')]),
+    ]
+    assert steps(*spans) == ARITHMETIC
+    details = {"gen_ai.input.messages": json.dumps([ASKED]), "gen_ai.output.messages": json.dumps([ANSWERED])}
+    detailed = span("chat", 0, 10, chats, events=[event("gen_ai.client.inference.operation.details", **details)])
+    assert steps(detailed) == [STEPS[2]]
+    reasoning = {
+        "event.name": "gen_ai.unknown",
+        "data": {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+    }
+    listed = [{"event.name": "gen_ai.user.message", "content": "Why?"}, reasoning]
+    listed += [{"event.name": "gen_ai.assistant.message", "role": "assistant", "content": "So."}]
+    assert steps(span("chat", 0, 10, chats | {"events": json.dumps(listed)})) == [("thought", "Hm."), ("thought", "So.")]
+
+
+def test_events_in_logs_belong_to_their_spans() -> None:
+    def log(name: str, at_ms: int, body: Json) -> Json:
+        ids = {"traceId": TRACE, "spanId": "chat@0", "timeUnixNano": str(START + at_ms * MS)}
+        return ids | {"eventName": name, "body": any_value(body)}
+
+    logs = [log("gen_ai.user.message", 1, {"content": "Why?"}), log("gen_ai.choice", 2, {"message": {"content": "So."}})]
+    exported = {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}
+    (trace,) = converted("otel", exported, export(span("chat", 0, 10, {"gen_ai.operation.name": "chat"})))
+    assert (trace["task"]["objective"], steps_in(trace)) == ("Why?", [("thought", "So.")])
+
+
+def test_answer_is_before_the_tools_that_begin_during_the_span_of_its_model() -> None:
+    again = message("assistant", text("Once more."), CALL | {"id": "call_2"})
+    first = message("assistant", text("I look."), CALL)
+    failed = tool("get_wind", 5, 8, "call_1", status=FAILED, parent="chat some-model@0")
+    spans = [chat(0, 10, [ASKED], [first]), failed, chat(11, 20, [ASKED, first], [again])]
+    # Whole milliseconds, by which this tool begins before its model.
+    third = tool("get_wind", 11, 12, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"})
+    third["startTimeUnixNano"] = str(START + 11 * MS - 400_000)
+    assert steps(*spans, third, chat(30, 40, [ASKED, first, again], [ANSWERED])) == [
+        *(("thought", "I look."), STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more.")),
+        *STEPS,
+    ]
+
+
+def test_call_whose_tool_has_an_id_of_its_own_is_one() -> None:
+    recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": '{"result": "14 m/s"}'}
+    returned = message("user", {"type": "tool_call_response", "id": "call_0", "response": {"result": "14 m/s"}})
+    spans = [WINDY[0], tool("get_wind", 11, 19, "own-1", attributes=recorded)]
+    assert steps(*spans, chat(20, 30, [ASKED, CALLED, returned], [ANSWERED])) == STEPS
+
+
+def test_calls_recorded_beside_each_other_are_one() -> None:
+    beside = [each | {"spanId": f"beside{number}"} for number, each in enumerate(WINDY)]
+    recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
+    tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, attributes=recorded) | {"spanId": "inner"}]
+    assert steps(*WINDY, *beside, *tools) == STEPS
+    assert steps(*WINDY, *WINDY) == STEPS
+    # Messages in two forms: the flat ones are those of an earlier call.
+    stale = {"gen_ai.completion.0.function_call.name": "get_wind", "gen_ai.completion.0.function_call.arguments": "{}"}
+    answer = WINDY[1] | {"attributes": WINDY[1]["attributes"] + key_values(stale)}
+    assert steps(WINDY[0], answer) == STEPS
+
+
+def test_error_of_an_inner_span_is_that_of_the_tool() -> None:
+    outer = tool("get_wind", 11, 19, attributes={"gen_ai.tool.call.result": "no wind"}, status={"code": 1})
+    inner = tool("get_wind", 12, 18, "call_1", parent=outer["spanId"], status=FAILED)
+    again = message("assistant", CALL | {"id": "call_2"})
+    history = [ASKED, CALLED, message("tool", {"type": "tool_call_response", "id": "call_1", "response": "no wind"})]
+    assert kinds(WINDY[0], outer, inner, chat(20, 30, history, [again])) == ["tool_call", "observation", "error_recovery"]
+
+
+def test_handoff_is_the_call_by_which_the_model_asks_for_it() -> None:
+    call = message("assistant", {"type": "tool_call", "id": "call_1", "name": "transfer_to_ship_pilot", "arguments": {}})
+    handoff = span("handoff to Ship Pilot", 11, 12, {"openinference.span.kind": "TOOL"})
+    assert kinds(chat(0, 10, [ASKED], [call]), handoff, chat(20, 30, [ASKED, call], [ANSWERED])) == ["tool_call", "thought"]
+
+
+@pytest.mark.parametrize(("failed", "success"), [("skipper@1", False), ("chat some-model@20", True), ("scout@0", True)])
+def test_run_whose_agent_raised_did_not_succeed_whatever_is_around_it(failed: str, success: bool) -> None:
+    agent = {"openinference.span.kind": "AGENT"}
+    root, scout = span("workflow", 0, 50, agent, status={"code": 1}), span("scout", 0, 1, agent, parent="workflow@0")
+    skipper = span("skipper", 1, 40, agent, parent="workflow@0")
+    spans = [root, scout, skipper, *(each | {"parentSpanId": "skipper@1"} for each in WINDY)]
+    spans = [each | {"status": FAILED} if each["spanId"] == failed else each for each in spans]
+    (trace,) = converted("otel", export(*spans))
+    assert trace["metadata"]["success"] is success
+
+
+def test_prompts_and_results_that_a_program_tells_again_are_no_observations() -> None:
+    root = span("agent", 0, 90, {"openinference.span.kind": "AGENT", "input.value": "What is 17 times 31?"})
+    template = {"role": "user", "content": "Question: What is 17 times 31?\nSteps so far: {}"}
+    again = template | {"content": template["content"].format("multiply gave 527")}
+    spans = [llm(1, 10, [template], [MULTIPLY]), multiply(11, 15), llm(20, 30, [again], [PRODUCT])]
+    assert steps(root, *spans) == ARITHMETIC
+    retold = {"role": "assistant", "content": "Calling tools: [{'id': 'call_7', 'name': 'multiply'}]"}
+    for role in ("user", "tool"):
+        observed = {"role": role, "content": "Observation: 527"}
+        assert (
+            steps(llm(0, 10, [SUM], [MULTIPLY]), multiply(11, 15), llm(20, 30, [SUM, retold, observed], [PRODUCT]))
+            == ARITHMETIC
+        )
+
+
+def test_conversation_of_an_agent_without_models_is_the_run() -> None:
+    talk = [SUM, {"role": "assistant", "content": "", "tool_calls": [{"id": "call_7", "function": CALL_OF_MULTIPLY}]}]
+    talk += [{"role": "tool", "tool_call_id": "call_7", "content": "527"}, PRODUCT]
+    printed = "ChatMessage(_role=<ChatRole.USER: 'user'>, _content=[TextContent(text='What is 17 times 31?')], _name=None)"
+    for asked in ({"messages": [SUM]}, {"data": {"messages": [printed]}}):
+        values = {"input.value": json.dumps(asked), "output.value": json.dumps({"messages": talk})}
+        (trace,) = converted("otel", export(span("run", 0, 9, values | {"openinference.span.kind": "CHAIN"})))
+        assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
+
+
+CALL_OF_MULTIPLY: Final = {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}
+
+
+ODD: Final = [chat(0, 1, [message("user", {"type": ""}), ASKED, CALLED, RETURNED], [ANSWERED])]
+
+
+def test_odd_message_is_left_out_and_counted() -> None:
+    reader = Converter(SUPPLIED, LIMITS, "otel")
+    odd: Json = {"role": "narrator", "content": "Meanwhile"}
+    results = [*reader.feed(1, export(llm(0, 1, [odd, SUM], [PRODUCT]))), *reader.end()]
+    results += [*reader.feed(2, export(ODD[0] | {"traceId": "2" * 32})), *reader.end()]
+    assert [steps_in(each.trace) for each in results if isinstance(each, ConvertedRun)] == [ARITHMETIC[2:], STEPS]
+    assert reader.counts["skipped"] == 2
+
+
+def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_them() -> None:
+    lone = [each | {"traceId": f"{number}" * 32} for number, each in enumerate(WINDY, 1)]
+    (trace,) = converted("otel", export(*lone))
+    assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{'2' * 32}", STEPS)
+    more = message("user", text("And in Voss?"))
+    next_turn = chat(40, 50, [ASKED, CALLED, RETURNED, ANSWERED, more], [message("assistant", text("Calm."))])
+    traces = converted("otel", export(*lone, next_turn | {"traceId": "3" * 32}))
+    assert [each["task"]["objective"] for each in traces] == ["How windy is it in Bergen?", "And in Voss?"]
+
+
+def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch() -> None:
+    reader = Converter(SUPPLIED, LIMITS, "otel")
+    health: list[object] = [of_another_run(number, 0) for number in (1, 2)]
+    created = export(span("create_agent", 0, 1, {"gen_ai.operation.name": "create_agent"}) | {"traceId": "3" * 32})
+    mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat"}))
+    mute["resourceSpans"][0] |= {"resource": {"attributes": key_values({"service.name": "weather"})}}
+    converted_at_once = [result for line, each in enumerate([*health, created, mute], 1) for result in reader.feed(line, each)]
+    assert converted_at_once == []
+    (refused,) = reader.end()
+    assert reader.counts["left_out"] == 3
+    assert isinstance(refused, NotConverted)
+    for word in ("weather", "some.instrumentation", "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"):
+        assert word in refused.problems[0].expected
+
+
+@pytest.mark.parametrize(
+    ("scope", "framework"),
+    [
+        ("openinference.instrumentation.langchain", "langchain"),
+        ("opentelemetry.instrumentation.openai_v2", "openai"),
+        ("opentelemetry.instrumentation.openai.v1", "openai"),
+        ("@mastra/otel-exporter", "mastra"),
+        ("strands.telemetry.tracer", "strands"),
+        ("gcp.vertex.agent", "google-adk"),
+        ("langfuse-sdk", "langfuse"),
+        ("pydantic-ai", "pydantic-ai"),
+        ("", None),
+    ],
+)
+def test_framework_is_in_the_name_of_the_scope(scope: str, framework: str | None) -> None:
+    exported = export(*WINDY)
+    exported["resourceSpans"][0]["scopeSpans"][0]["scope"]["name"] = scope
+    (trace,) = converted("otel", exported)
+    assert trace["metadata"].get("framework") == framework
+
+
+def test_run_waits_for_the_spans_that_others_show_to_exist() -> None:
+    reader = Converter(SUPPLIED, LIMITS, "otel")
+    within = [each | {"parentSpanId": "job@0"} for each in WINDY]
+    root, job = span("POST /ask", 0, 1, {}), span("job", 0, 90_000, {}, parent="POST /ask@0")
+    for line, early in enumerate((export(root), of_another_run(1, 30_000), export(*within), of_another_run(2, 60_000)), 1):
+        assert list(reader.feed(line, early)) == []
+    assert list(reader.feed(5, export(job))) == []
+    (converted_run,) = reader.feed(6, of_another_run(3, 110_000))
+    assert isinstance(converted_run, ConvertedRun)
+    assert steps_in(converted_run.trace) == STEPS
+
+
+def test_answers_of_tempo_jaeger_and_zipkin_are_read() -> None:
+    asked, answered = json.dumps([ASKED]), json.dumps([ANSWERED])
+    tags = {"gen_ai.operation.name": "chat", "gen_ai.input.messages": asked, "gen_ai.output.messages": answered}
+    listed = [{"key": key, "type": "string", "value": value} for key, value in tags.items()]
+    times = {"startTime": START // 1_000, "duration": 5}
+    jaeger = {"traceID": TRACE, "spanID": "1", "operationName": "chat", "references": [], "tags": listed, **times}
+    zipkin = {"traceId": TRACE, "id": "1", "name": "chat", "timestamp": START // 1_000, "duration": 5, "tags": tags}
+    (chatted,) = export(chat(0, 1, [ASKED], [ANSWERED]))["resourceSpans"]
+    in_base64 = {"traceId": "W47/+AMBYdJpuXM9b8YMgQ==", "spanId": "AbCdEfGhIjA="}
+    named = {"traceID": TRACE, "spans": [jaeger], "processes": {"p1": {"serviceName": "x", "tags": []}}}
+    sources: list[object] = [{"batches": [chatted]}, {"trace": {"resourceSpans": [chatted]}}, {"data": [named]}, [zipkin]]
+    sources.append(export(chat(0, 1, [ASKED], [ANSWERED]) | in_base64))
+    for source in sources:
+        (trace,) = converted("", source, supplied=UNDATED)
+        assert steps_in(trace) == [STEPS[2]]
+        assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+        assert trace["id"] in (f"kp:trace:otel:{TRACE.lower()}", f"kp:trace:otel:{in_base64['traceId']}")
 
 
 EXAMPLES: Final[dict[str, object]] = {"otel": export(*WINDY)}

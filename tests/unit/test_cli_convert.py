@@ -89,8 +89,13 @@ CALLING: Final = assistant(None, call("c", "mail", "{}"))
             "converted 1 of 1 runs: 2 steps, 0 tool calls, 0 errors, 0 error recoveries; 0 tools in 1 of 1 runs; "
             "1 chats go on in another\n",
         ),
+        (
+            json_lines(test_adapter_otel.export(*test_adapter_otel.ODD), test_adapter_otel.of_another_run(1, 0)),
+            "converted 1 of 1 runs: 3 steps, 1 tool calls, 0 errors, 0 error recoveries; "
+            "1 values that are not understood left out; 1 traces without an agent left out\n",
+        ),
     ],
-    ids=["nothing", "tools and recoveries", "a chat that goes on"],
+    ids=["nothing", "tools and recoveries", "a chat that goes on", "what is left out"],
 )
 def test_what_is_converted_is_counted(content: bytes, note: str) -> None:
     done = run(content, "--success")
@@ -104,7 +109,7 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     # Also the fields that only later runs lack.
     spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
     done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
-    assert "expected --confidence, --success or --failed, --created-at; or" in done.stderr
+    assert "expected --confidence, --created-at, --success or --failed; or" in done.stderr
     # Once a run is converted, each of the others is refused by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert done.exit_code == 1

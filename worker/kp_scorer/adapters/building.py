@@ -71,6 +71,7 @@ class Run(NamedTuple):
     answer: Node | None = None  # The final result, where the format has a field for it.
     record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
     records: Sequence[Node] = ()  # All that it was read from, which says more than what is scored.
+    is_part: bool = False  # Whether it may be a beginning that another run repeats and continues.
 
 
 def trace_id(kind: str, own_id: str, content: object) -> str:

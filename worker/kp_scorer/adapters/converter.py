@@ -48,7 +48,8 @@ class Converter:
         self.unread: Counter[str] = Counter()  # For each field that was not read, the number of converted runs that have it.
         self.counts: Counter[str] = Counter()
         """The number of converted ``traces``, of those without tools (``toolless``), of their ``steps``, ``calls`` of tools,
-        ``errors`` and ``recoveries``; and of chats that are no runs, because another chat ``continued`` them."""
+        ``errors`` and ``recoveries``; of chats that are no runs, because another chat ``continued`` them; and
+        of runs of no agent, which are ``left_out``."""
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # The run with the newest record is last.
         self._open_records = 0
@@ -161,7 +162,11 @@ class Converter:
 
     def _close_ended(self, now: int) -> Iterator[Converted]:
         while self._ends and self._ends[0][0] <= now:
-            yield from self._close(heapq.heappop(self._ends)[1])
+            key = heapq.heappop(self._ends)[1]
+            if (later := FORMATS[key.format].waits(self._open.get(key, ()), now)) is None:
+                yield from self._close(key)
+            else:
+                heapq.heappush(self._ends, (later, key))
 
     def _pop(self, key: _Key) -> list[Node]:
         records = self._open.pop(key, [])
@@ -183,12 +188,14 @@ class Converter:
                 raise records[0].refusal(f"expected a run of at most {_MOST_RECORDS} records")
             reads: dict[str, Any] = {}
             made = read.run(key.run_id, [record._replace(reads=reads) for record in records])
+            self.counts["left_out"] += made == []
             for run in made if isinstance(made, list) else [made]:
                 run = run._replace(pieces=with_written_calls(without_programs(run.pieces)), records=records)
                 if key in self._repeating and not run.pieces:
                     # All that was said was read in another file.
                     continue
-                yield from self._hold_back(run) if read.has_chats and run.pieces else [self._trace(run)]
+                can_go_on = (read.has_chats or run.is_part) and run.pieces
+                yield from self._hold_back(run) if can_go_on else [self._trace(run)]
         except Exception as error:
             yield _refusal(records[0], error)
 
@@ -196,7 +203,8 @@ class Converter:
         """Hold a chat back until it is clear that none continues it: a log repeats a chat for each call of the model."""
         *earlier, own = digests_of(run.pieces)
         for digest in earlier:
-            self.counts["continued"] += self._chats.pop(digest, None) is not None
+            if self._chats.pop(digest, None):
+                self.counts["continued"] += 1
         if own in self._chats:
             yield self._trace(self._chats.pop(own))
         self._chats[own] = run

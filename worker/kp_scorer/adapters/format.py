@@ -14,7 +14,7 @@ class Format(NamedTuple):
     """Returns whether an object looks like a source of this format, or like an item of one. A general format is asked about a
     source as it is, which may be a list."""
     run: Callable[[str, Sequence[Node]], Run | list[Run]]
-    """Makes a run, or several, from its id and its records; raises NotConverted."""
+    """Makes a run, or several, from its id and its records; none if they are no agent's. Raises NotConverted."""
     records: Callable[[Node], Iterable[Node]] = Node.each
     """Returns the records in a source."""
     run_id: Callable[[Node], str | None] = lambda _: None
@@ -24,6 +24,9 @@ class Format(NamedTuple):
     """Returns the time of a record, which completes every run whose ``ends`` is not later."""
     ends: Callable[[Sequence[Node]], int | None] = lambda _: None
     """Returns the time from which a run with these records is complete; None if that is unknown."""
+    waits: Callable[[Sequence[Node], int], int | None] = lambda *_: None
+    """Returns until when a run waits for records that these show to exist, although it may be complete by the time given; None
+    if it waits for none."""
     is_general: bool = False
     """True if sources of other formats may fit too: such a format is tried last."""
     has_chats: bool = False

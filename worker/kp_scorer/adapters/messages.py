@@ -76,8 +76,11 @@ _THOUGHTS: Final = ("reasoning", "thinking", "think")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
 _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
-    "user": "messages contents new_message input prompt question query instruction task message content kwargs".split(),  # noqa: SIM905
-    "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "text"),
+    "user": (
+        *("messages", "contents", "new_message", "input", "prompt", "question", "query", "instruction", "task", "description"),
+        *("message", "content", "kwargs"),
+    ),
+    "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "raw", "text"),
 }
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}
@@ -407,7 +410,7 @@ def returned_in(value: object) -> tuple[str, bool]:
             return text_in(value["content"]), is_error
         if fields == {"type", "value"} and isinstance(value["type"], str):
             return text_in(value["value"]), value["type"].startswith("error")
-        for key in ("response", "message"):
+        for key in ("response", "message", "result", "output"):
             if key in fields and fields <= {"id", "name", key}:
                 return returned_in(parsed(value[key]))
         for key in ("output", "result", "content"):
@@ -436,7 +439,7 @@ def sort_of(block: object) -> str:
         return "result"
     if kind in _THOUGHTS or block.get("thought") is True:
         return "thought"
-    if kind.endswith(_ENDS_OF_RESULT_TYPES):
+    if {"origin", "result"} <= set(block) or kind.endswith(_ENDS_OF_RESULT_TYPES):
         return "result"
     is_call = is_of_function or (is_named and has_arguments and is_of_tool) or (is_named and "tool_invocation" in kind)
     if is_call or kind in _CALL_TYPES or kind.endswith("tool_use"):

@@ -11,7 +11,7 @@ from kp_scorer.errors import NotConverted, Problem
 
 MOST_DEPTH: Final = 100  # Far deeper than any format nests, and far less than the stack allows.
 _MOST_SHOWN: Final = 1_000_000
-_HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?(?:role|content)=)")
+_HOLDS_ONE: Final = re.compile(r"\s*(?:[{\[]|(?:[A-Za-z_]\w*\()?_?(?:role|content)=)")
 """Matches the beginning of an object or a list. pydantic shows a message as its fields, with the role or content first."""
 _NUMBERS: Final = re.compile(r"(^|\.)\d+(?=\.|$)")
 _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", "traceId", "kind", "role"})
@@ -19,6 +19,8 @@ _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", 
 _NOT_SPELT: Final = re.compile(r"[\W_]+")
 _MOST_KEY: Final = 64  # Longer keys are data.
 _SKIPPED: Final = "\0"  # No path has this character in the place of its first key.
+
+_ENVELOPES: Final = frozenset({"output", "outputs", "input", "inputs", "input_args", "result", "data"})
 
 
 class Node(NamedTuple):
@@ -171,6 +173,34 @@ def parsed(value: object) -> Any:
     except (ValueError, RecursionError):
         content = _shown_by_python(value)
     return value if content is None or _is_too_deep(content) else content
+
+
+def opened(value: object, *, are_arguments: bool = False) -> Any:
+    """Return what a recorder has wrapped: in a text of JSON, in an object with one such key, as the arguments of a function.
+
+    Arguments of a tool may have one of these names themselves, so only an object among them is unwrapped.
+    """
+    for _ in range(MOST_DEPTH):
+        value = parsed(value)
+        if isinstance(value, str) and value[:1] == value[-1:] == '"':
+            with suppress(ValueError):
+                value = json.loads(value)
+        if not isinstance(value, dict):
+            break
+        # Flags beside arguments are the recorder's own.
+        filled = {key: each for key, each in value.items() if not (isinstance(each, bool) or each in (None, "", [], {}))}
+        if "kwargs" in value and not filled.keys() - {"kwargs"}:
+            inner = value["kwargs"]
+        elif {"args", "kwargs"} >= filled.keys() and isinstance(value.get("args"), list) and len(value["args"]) == 1:
+            inner = value["args"][0]
+        elif len(value) == 1 and value.keys() <= _ENVELOPES:
+            (inner,) = value.values()
+        else:
+            break
+        if are_arguments and not isinstance(parsed(inner), dict):
+            break
+        value = inner
+    return value
 
 
 def _shown_by_python(text: str) -> Any:

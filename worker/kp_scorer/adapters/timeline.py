@@ -2,29 +2,36 @@
 
 The input of each call of a model repeats the entire conversation, and the result of a tool is both in its own span and in the
 next input. So a piece counts where it occurs first. Some servers number the calls of each answer anew, so one id may stand for
-several calls. A call without an id is identified by its name and arguments, which may recur too.
+several calls. A call without an id is identified by its name and arguments, which may recur too. A run is what happened since
+the user spoke last: what the first input holds of earlier turns is no part of it.
 
 All of this takes time in proportion to the size of the spans, whatever they hold.
 """
 
 import operator
+import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.adapters.building import Run, moment
+from kp_scorer.adapters.building import Run, digests_of, moment
 from kp_scorer.adapters.messages import Piece, call_input
 from kp_scorer.adapters.node import Node, as_json
 
-_EMPTY = ("", "{}", "null")
+_EMPTY: Final = ("", "{}", "null")
+_SKEW_NS: Final = 1_000_000  # A tool may seem to begin this long before the model that called it: clocks are coarse.
+_MADE_BY_A_PROGRAM: Final = re.compile(r"\s*(?:[{\[]|[A-Za-z_]\w*\(\w+=)")
+_RECENT: Final = 8  # A prompt may repeat as many of the newest pieces in words of its own.
 
-SpanKind = Literal["model", "tool", "event", "other"]
+SpanKind = Literal["model", "tool", "event", "agent", "other"]
 
-KINDS: Final[dict[str, SpanKind]] = {  # By Langfuse's types of observations, OpenInference's kinds and GenAI's operations.
-    **dict.fromkeys(("GENERATION", "LLM", "chat", "generate_content", "text_completion"), "model"),
-    **dict.fromkeys(("TOOL", "RETRIEVER", "execute_tool"), "tool"),
-    "EVENT": "event",
+_KINDS: Final[dict[str, SpanKind]] = {  # By the names that conventions have for kinds of spans and for operations.
+    **dict.fromkeys("generation llm chat chat_model generate_content text_completion completion".split(), "model"),  # noqa: SIM905
+    **dict.fromkeys(("model_generation", "model_step", "model_inference"), "model"),
+    **dict.fromkeys(("tool", "tool_call", "mcp_tool_call", "retriever", "execute_tool", "function"), "tool"),
+    **dict.fromkeys(("agent", "agent_run", "invoke_agent", "invoke_workflow", "workflow"), "agent"),
+    "event": "event",
 }
 
 
@@ -43,41 +50,120 @@ class Span(NamedTuple):
     has_failed: bool = False
 
 
-def run_of(origin: Node, own_id: str, spans: Sequence[Span], started_us: int | None, record: dict[str, Any]) -> Run:
-    """Make a run of spans, whose place is ``origin``. It did not succeed if its only root failed.
+def kind_of(name: str) -> SpanKind:
+    """Return the kind of a span by the name that its convention has for it."""
+    return _KINDS.get(name.strip('"').lower(), "other")
 
-    A call of a model around or within another is the same call recorded twice, and so is a call of a tool within one of that
-    name. Spans of other kinds supply only what no call of a model shows: the question and the answer. The outermost span has
-    the question in the user's words, which frameworks rephrase for the models.
+
+def run_of(
+    origin: Node,
+    own_id: str,
+    spans: Sequence[Span],
+    started_us: int | None,
+    record: dict[str, Any],
+    framework: str | None = None,
+) -> Run:
+    """Make a run of spans, whose place is ``origin``. It did not succeed if its root failed, or what surrounds its last call.
+
+    A call of a model around, within or beside another with the same answer is the same call recorded twice, and so is a call of
+    a tool within one of that name. Spans of other kinds supply only what no call of a model shows: the question and the answer.
+    The outermost span has the question in the user's words, which frameworks rephrase for the models.
     """
-    repeated = _repeated(spans)
-    moments = [
-        # At equal times, the span that began first is first.
-        (time_ns, span.started_ns, number, is_end)
-        for number, span in enumerate(spans)
-        if span.kind != "other" and number not in repeated
-        for is_end, time_ns in ((False, span.started_ns), (True, max(span.started_ns, span.ended_ns or 0)))
-    ]
+    repeated, failed = _repeated(spans)
     run = _Conversation()
-    for _, _, number, is_end in sorted(moments):
-        run.add(number, spans[number], is_end=is_end)
-    around = sorted((span for span in spans if span.kind == "other"), key=lambda span: span.started_ns)
+    for _, _, number, is_end in sorted(_moments(spans, repeated)):
+        run.add(number, spans[number], is_end=is_end, has_failed=number in failed)
+    around = sorted((span for span in spans if span.kind in ("agent", "other")), key=lambda span: span.started_ns)
+    calls = [span for span in spans if span.kind in ("model", "tool")]
     roots = [span for span in spans if span.span_id and not span.parent_id]
-    success = False if len(roots) == 1 and roots[0].has_failed else None
-    outermost = [span for span in around if not span.span_id or [span] == roots]
-    pieces = run.pieces
-    asked = [piece for span in outermost for piece in span.inputs if piece.kind == "user" and not _is_json(piece)]
+    first_call = min(calls, key=lambda span: span.started_ns, default=None)
+    ancestors = [span for span in reversed(_ancestors(spans, first_call)) if span.kind in ("agent", "other")]
+    outermost = [*(span for span in around if not span.span_id or [span] == roots), *ancestors]
+    context = run.context or slice(0, 0)
+    pieces = [*run.pieces[: context.start], *run.pieces[context.stop :]]
+    if not any(piece.kind in ("agent", "call") for piece in pieces):
+        # No span of a model has messages: the longest conversation around them is the run.
+        longest = max((_conversation(span) for span in around), key=_count_calls, default=[])
+        pieces = _last_turn(longest) if _count_calls(longest) else pieces
+    asked = [piece for span in outermost for piece in _last_turn(span.inputs) if piece.kind == "user" and not _is_json(piece)]
     if asked:
         pieces = _with_question(pieces, asked[0])
-    answers = [piece for span in outermost for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)]
-    if answers and not _places(answers[-1], pieces):
+    texts = ([piece for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)] for span in outermost)
+    answers = next(filter(None, texts), [])
+    if answers and not _places(answers[-1], pieces) and not _is_summary(answers[-1], pieces):
         pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
-    questions = [piece for span in around for piece in span.inputs if piece.kind == "user" and "user" not in kinds]
+    questions = [piece for span in around for piece in _last_turn(span.inputs) if piece.kind == "user" and "user" not in kinds]
     answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
-    pieces = [*sorted(questions, key=_is_json)[:1], *pieces, *sorted(answers, key=_is_json)[:1]]
+    pieces = [*[piece for piece in questions if not _is_json(piece)][:1], *pieces, *sorted(answers, key=_is_json)[:1]]
     created_at = None if started_us is None else moment(origin, started_us)
-    return Run(origin, own_id, pieces, created_at, success, record=record)
+    is_part = len(roots) == 1 and roots[0].kind == "model"
+    return Run(origin, own_id, pieces, created_at, _success(spans), framework, record=record, is_part=is_part)
+
+
+def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield when each span begins and ends, as keys of one order. At equal times, the span that began first is first.
+
+    The answer of a model is there before the first of its tools begins, even if the span of the model surrounds that.
+    """
+    began: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+    for span in sorted((span for span in spans if span.kind == "tool"), key=lambda span: span.started_ns):
+        for piece in span.inputs:
+            began[piece.call_id, "" if piece.call_id else piece.name].append(span.started_ns)
+    ordered = sorted(enumerate(spans), key=lambda each: each[1].started_ns)
+    for number, span in ordered:
+        if span.kind in ("agent", "other") or number in repeated:
+            continue
+        start_ns, end_ns = span.started_ns, max(span.started_ns, span.ended_ns or 0)
+        for piece in span.outputs if span.kind == "model" else ():
+            of_id = began.get((piece.call_id, ""), deque()) if piece.call_id else deque()
+            tools_ns = of_id or began.get(("", piece.name), deque()) if piece.kind == "call" else of_id
+            while tools_ns and tools_ns[0] < start_ns - _SKEW_NS:
+                tools_ns.popleft()
+            end_ns = min(end_ns, tools_ns.popleft() - 1) if tools_ns else end_ns
+        yield min(start_ns, end_ns), span.started_ns, number, False
+        yield end_ns, span.started_ns, number, True
+
+
+def _ancestors(spans: Sequence[Span], inner: Span | None) -> list[Span]:
+    """Return the spans around one, the innermost first."""
+    by_id = {span.span_id: span for span in spans if span.span_id}
+    ancestors: list[Span] = []
+    while inner and (inner := by_id.pop(inner.parent_id, None)):
+        ancestors.append(inner)
+    return ancestors
+
+
+def _success(spans: Sequence[Span]) -> bool | None:
+    """Return False if the only root failed, or a span around the last call of a model or a tool; otherwise None."""
+    roots = [span for span in spans if span.span_id and not span.parent_id]
+    calls = [span for span in spans if span.kind in ("model", "tool")]
+    around = _ancestors(spans, max(calls, key=lambda span: (span.ended_ns or 0, -span.started_ns), default=None))
+    surrounding = [*(roots if len(roots) == 1 else ()), *(span for span in around if span.kind in ("agent", "other"))]
+    return False if any(span.has_failed for span in surrounding) else None
+
+
+def _last_turn(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces from the last message of the user on, with those of the user just before it."""
+    start = max((place for place, piece in enumerate(pieces) if piece.kind == "user"), default=0)
+    while start and pieces[start - 1].kind == "user":
+        start -= 1
+    return list(pieces[start:])
+
+
+def _conversation(span: Span) -> list[Piece]:
+    """Return the conversation in a span: its output alone, if that repeats the input."""
+    return [*(() if any(piece.kind == "user" for piece in span.outputs) else span.inputs), *span.outputs]
+
+
+def _count_calls(pieces: Sequence[Piece]) -> int:
+    return sum(piece.kind == "call" for piece in pieces)
+
+
+def _is_summary(answer: Piece, pieces: Sequence[Piece]) -> bool:
+    """Return whether an answer is the texts of a run joined."""
+    last = next((piece for piece in reversed(pieces) if piece.kind == "agent"), None)
+    return last is not None and _spaced(last) in _spaced(answer)
 
 
 def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
@@ -101,31 +187,34 @@ def _spaced(piece: Piece) -> str:
 
 
 def _is_json(piece: Piece) -> bool:
-    return piece.text.lstrip().startswith(("{", "["))
+    """Return whether a text is JSON, or the ``repr`` of an object."""
+    return _MADE_BY_A_PROGRAM.match(piece.text) is not None
 
 
-def _repeated(spans: Sequence[Span]) -> set[int]:
-    """Return the numbers of the spans that record the call of another span around or within them."""
+def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
+    """Return the numbers of the spans that record the call of another one, and of those whose inner record failed."""
     numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
     within: defaultdict[int | None, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):
         within[numbers.get(span.parent_id)].append(number)
-    repeated: set[int] = set()
-    around: Counter[str] = Counter()
+    repeated, failed = _beside(spans), set[int]()
+    around: defaultdict[str, list[int]] = defaultdict(list)  # The tools around a span, by their names.
     models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls directly within each span.
     # This is no recursion, as spans may be nested more deeply than the stack allows.
     waiting = [(number, True) for number in within[None]]
     while waiting:
         number, is_entered = waiting.pop()
         span = spans[number]
-        is_tool = span.kind == "tool"
         if is_entered:
-            if is_tool and around[span.name]:
-                repeated.add(number)
-            around[span.name] += is_tool
+            if span.kind == "tool":
+                if outer_tools := around[span.name]:
+                    repeated.add(number)
+                    failed.update(outer_tools[:1] if span.has_failed else ())
+                outer_tools.append(number)
             waiting += [(number, False), *((inner, True) for inner in within[number])]
             continue
-        around[span.name] -= is_tool
+        if span.kind == "tool":
+            around[span.name].pop()
         inside = models.pop(number, [])
         if span.kind == "model" and (span.inputs or span.outputs):
             # Of two nested calls the larger one counts. A span around several calls is no call itself.
@@ -136,6 +225,20 @@ def _repeated(spans: Sequence[Span]) -> set[int]:
         if span.kind != "tool":
             outer = numbers.get(span.parent_id)
             models[outer] = [*models[outer], *inside][:2]
+    return repeated, failed
+
+
+def _beside(spans: Sequence[Span]) -> set[int]:
+    """Return the numbers of the calls of models that began during another one with the same question and answer."""
+    repeated: set[int] = set()
+    ends_ns: dict[bytes, int] = {}
+    models = (number for number, span in enumerate(spans) if span.kind == "model" and span.outputs)
+    for number in sorted(models, key=lambda number: spans[number].started_ns):
+        span = spans[number]
+        *_, digest = digests_of([*span.inputs[-1:], *span.outputs])
+        if span.started_ns < ends_ns.get(digest, 0):
+            repeated.add(number)
+        ends_ns[digest] = max(span.ended_ns or 0, ends_ns.get(digest, 0))
     return repeated
 
 
@@ -147,6 +250,7 @@ class _Call:
     by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
     started_ns: int = 0  # When the tool began, if no model had called it yet.
     has_begun: bool = False  # True if the tool has begun.
+    ended_ns: int = 0  # When the tool ended.
     result: int | None = None  # The position of its result among the pieces.
 
 
@@ -184,6 +288,8 @@ class _Conversation:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
+        self._has_answer = False  # Whether a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
         self._call_words: dict[
             int, tuple[Piece, str]
@@ -196,17 +302,21 @@ class _Conversation:
         self._history = _History()
         self._has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
 
-    def add(self, number: int, span: Span, *, is_end: bool) -> None:
+    def add(self, number: int, span: Span, *, is_end: bool, has_failed: bool) -> None:
         match span.kind, is_end:
             case "event", True:
                 self.pieces += span.outputs
             case "model", True:
                 self._add_answer(span)
+                self._has_answer = self._has_answer or any(piece.kind in ("agent", "call") for piece in span.outputs)
             case "model", False:
+                before = len(self.pieces)
                 self._add_history(span.inputs)
+                if self.context is None and span.inputs:
+                    self.context = slice(before, len(self.pieces) - len(_last_turn(self.pieces[before:])))
             case "tool", True:
                 for piece in span.outputs:
-                    self._add_result(self._of_span[number], piece)
+                    self._add_result(self._of_span[number], piece._replace(is_error=piece.is_error or has_failed))
             case "tool", False:
                 (piece,) = span.inputs
                 self._of_span[number] = self._begin_tool(piece, span)
@@ -215,6 +325,7 @@ class _Conversation:
         """Add the new pieces of a conversation. It repeats all earlier pieces, each as often as it occurred."""
         new, matches = self._new_in(pieces)
         history, matched = self._history, iter(matches)
+        is_prompt = self._is_prompt(pieces, matches)
         history.pieces = pieces
         history.calls.update(filter(None, matches))
         for piece in new:
@@ -230,11 +341,38 @@ class _Conversation:
                 cut_off = self._unanswered.first("id", piece.call_id)
                 if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
+            elif piece.kind == "result" and not piece.call_id and (call_open := self._unanswered.first("any")):
+                self._add_result(call_open, piece)
             else:
                 text = piece.kind, piece.text.strip()
                 history.texts[text] += 1
                 if history.texts[text] > self._texts[text]:
-                    self._add_text(piece)
+                    self._add_text(piece, is_step=not (is_prompt or self._is_retold(piece)))
+
+    def _is_prompt(self, pieces: Sequence[Piece], matches: Sequence[_Call | None]) -> bool:
+        """Return whether a program wrote a list of messages that begins anew while the agent is at work."""
+        if not self._has_answer:
+            return False
+        if all(piece.kind == "user" for piece in pieces):
+            return True
+        return not (any(matches) or any((piece.kind, piece.text.strip()) in self._texts for piece in pieces))
+
+    def _is_retold(self, piece: Piece) -> bool:
+        """Return whether a text in a list repeats a result, a call or an answer, as a protocol of texts does."""
+        if piece.kind == "result" and self._calls and not piece.call_id:
+            return True
+        for each in self.pieces[-_RECENT:]:
+            text = each.text.strip()
+            if piece.kind == each.kind == "result" and text == piece.text.strip():
+                return True
+            if piece.kind == "user" and each.kind == "result" and text and text in piece.text:
+                return True
+            if piece.kind == "agent" and (
+                (each.kind == "call" and each.call_id and each.call_id in piece.text)
+                or (each.kind == "agent" and piece.text.strip().startswith(text))
+            ):
+                return True
+        return False
 
     def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
         """Return the pieces that the previous list lacks, or all of them, and for each call its match in the conversation."""
@@ -271,6 +409,10 @@ class _Conversation:
 
     def _add_answer(self, span: Span) -> None:
         """Add an answer of a model. All of it is new, except a call whose tool has begun, and a call that is still open."""
+        if any(piece.kind == "user" for piece in span.outputs):
+            # It is the conversation with the answer, or what prepares a call.
+            self._add_history(span.outputs)
+            return
         for piece in span.outputs:
             if piece.kind == "call":
                 call = self._still_open(piece) or self._begun_within(span, piece) or self._new(piece)
@@ -295,7 +437,8 @@ class _Conversation:
         """Return the call that one in an answer repeats: its tool began before the answer ended, and one of them has no id."""
         for key in (("words", self._words(piece)), ("name", piece.name)):
             call = self._of_tools.first(*key)
-            if call and call.started_ns >= span.started_ns and not (piece.call_id and call.call_id):
+            has_ids = piece.call_id and call and call.call_id
+            if call and call.started_ns >= span.started_ns and (key[0] == "words" or not has_ids):
                 self._add_keys(call, piece)
                 return call
         return None
@@ -308,18 +451,28 @@ class _Conversation:
                 or self._unanswered.first("id", piece.call_id, piece.name)
                 or self._waiting.first("id", piece.call_id)
                 or self._waiting.first("name", piece.name, "")
+                # Frameworks may give the calls that they carry out ids of their own.
+                or self._waiting.first("words", self._words(piece))
+                or self._running(piece, span)
             )
         else:
             call = self._waiting.first("words", self._words(piece)) or self._waiting.first("name", piece.name)
+            call = call or self._running(piece, span)
         if not call:
             # No model has called it yet, or the tool is retried.
             call = self._new(piece)
             call.by_tool_alone, call.started_ns = True, span.started_ns
         if span.ended_ns is not None:
+            call.ended_ns = span.ended_ns
             latency_ms = max(0, span.ended_ns - span.started_ns) / 1_000_000
             self.pieces[call.place] = self.pieces[call.place]._replace(latency_ms=latency_ms)
         call.has_begun = True
         return call
+
+    def _running(self, piece: Piece, span: Span) -> _Call | None:
+        """Return the call of the same words that another span still carries out, unless each has an id."""
+        calls = self._calls[self._words(piece),][-1:]
+        return next((call for call in calls if call.ended_ns > span.started_ns and not (call.call_id and piece.call_id)), None)
 
     def _new(self, piece: Piece) -> _Call:
         call = _Call(len(self.pieces), piece.name, piece.call_id)
@@ -339,7 +492,7 @@ class _Conversation:
         self._has_several = self._has_several or len(self._calls[own,]) > 1
         self._calls[own, words].append(call)
         for queues in (self._unanswered, self._waiting, self._of_tools):
-            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name))
+            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name), ("any",))
             queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
 
     def _add_result(self, call: _Call, piece: Piece) -> None:
@@ -351,9 +504,10 @@ class _Conversation:
             is_error = piece.is_error or self.pieces[call.result].is_error
             self.pieces[call.result] = piece._replace(is_error=is_error)
 
-    def _add_text(self, piece: Piece) -> None:
+    def _add_text(self, piece: Piece, *, is_step: bool = True) -> None:
         self._texts[piece.kind, piece.text.strip()] += 1
-        self.pieces.append(piece)
+        if is_step:
+            self.pieces.append(piece)
 
     def _id(self, call: Piece) -> str:
         return call.call_id or self._words(call)

@@ -76,9 +76,14 @@ class Conversion:
         counts = self._converter.counts
         parts = f"{counts['steps']} steps, {counts['calls']} tool calls, {counts['errors']} errors"
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
-        continued = f"; {counts['continued']} chats go on in another" if counts["continued"] else ""
+        notes = {
+            "continued": "chats go on in another",
+            "skipped": "values that are not understood left out",
+            "left_out": "traces without an agent left out",
+        }
+        more = "".join(f"; {counts[name]} {note}" for name, note in notes.items() if counts[name])
         runs = f"{counts['traces']} of {self.runs} runs"
-        print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{continued}")
+        print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{more}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_FIELD_NAME_CHARS]} ({runs})" for name, runs in unread[:_MOST_FIELDS_NAMED]]
             more = f" and {len(unread) - _MOST_FIELDS_NAMED} more" if len(unread) > _MOST_FIELDS_NAMED else ""

@@ -18,7 +18,7 @@ from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
 from kp_scorer.adapters.node import Node, as_json, objects_in, parsed
-from kp_scorer.adapters.timeline import KINDS, Span, SpanKind, run_of
+from kp_scorer.adapters.timeline import Span, SpanKind, kind_of, run_of
 
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)
 """The names that some frameworks give to the span of a tool: ``execute_tool NAME``, ``running tool: NAME``."""
@@ -104,7 +104,7 @@ def _tool_name(node: Node) -> str:
 
 def _tool_of(span: Span, tools: set[str]) -> Span:
     """Return a span as that of a tool if a model called one of its name, and as that of no tool if it holds nothing."""
-    if span.kind == "other" and span.node.at("name").text() in tools:
+    if span.kind in ("agent", "other") and span.node.at("name").text() in tools:
         return _span(span.node, Transcript(), "tool")
     contents = (span.node.at(key).parsed().value for key in ("input", "output"))
     if span.kind == "tool" and tools and span.name not in tools and all(each in (None, "", {}, []) for each in contents):
@@ -114,11 +114,11 @@ def _tool_of(span: Span, tools: set[str]) -> Span:
 
 
 def _span(node: Node, transcript: Transcript, kind: SpanKind | None = None) -> Span:
-    kind = kind or KINDS.get(node.at("type").required_text().upper(), "other")
-    if kind == "other" and _tool_name(node):
+    kind = kind or kind_of(node.at("type").required_text())
+    if kind in ("agent", "other") and _tool_name(node):
         kind = "tool"
     end, name = node.first("endTime", "end_time"), ""
-    if kind in ("model", "other"):
+    if kind in ("model", "agent", "other"):
         inputs, outputs = _both(node, transcript, is_model=kind == "model")
         if kind == "model" and not outputs and _is_failed(node):
             outputs = _returned(node)
