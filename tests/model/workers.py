@@ -54,7 +54,7 @@ class Worker:
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = FailingEmbedder()
         ledger: Any = self.ledger
-        self.decider = Decider(ledger, Policy(), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS)
+        self.decider = Decider(ledger, Policy(max_confidence=0.5), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS)
         self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []
