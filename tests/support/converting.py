@@ -53,9 +53,6 @@ class Reading(Conversion):
         super().__init__(SUPPLIED, LIMITS)
         self.values: list[object] = []
 
-    def fits(self, value: object) -> bool:
-        return True
-
     def feed(self, line: int, value: object) -> Iterator[Line]:
         yield Line(line, InvalidTrace([]))
         self.values.append(value)

@@ -67,7 +67,14 @@ class InvalidTrace(ScorerError):
 
 
 class UnknownFormat(InvalidTrace):
-    """A line of the input is neither a trace nor anything else that this command reads; the message says what to do."""
+    """Lines of the input are neither traces nor anything else that this command reads; the message says what to do.
+
+    ``lines`` are the first of them, and ``count`` their number.
+    """
+
+    def __init__(self, problems: Sequence[Problem], lines: Sequence[int] = (), count: int = 1) -> None:
+        super().__init__(problems)
+        self.lines, self.count = tuple(lines), count
 
 
 class NotConverted(ScorerError):

@@ -1,6 +1,7 @@
 """Makes a trace from the pieces of a run: its id, its objective, its steps and its outcome."""
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ _MOST_DIGITS: Final = 19
 _LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
 """Names, by their letters, of tools by which an agent ends its run, and gives its answer."""
 _ANSWERS: Final = ("final_answer", "answer", "message", "result", "final_thought", "summary", "response", "text", "output")
+_HALF: Final = re.compile("[\ud800-\udfff]")
+_LEAST_CHARS: Final = 200  # Texts are not cut to fewer characters.
 _OWN_IDS: Final = ("custom_id", "id", "session_id", "instance_id")
 _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%", "")
 
@@ -147,8 +150,8 @@ def microseconds(node: Node) -> int:
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
-def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, Any]:
-    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
+def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], bool]:
+    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`; return whether it had to be cut or mended.
 
     The objective is the first message of the user. The result is the last message of the agent, or else the last result of a
     tool. Raises NotConverted if there is no objective, no step or no result; if neither the source nor the caller supplies a
@@ -176,10 +179,15 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> dict[str, An
     }
     try:
         decode_trace(trace, limits)
+        return trace, False
+    except InvalidTrace:
+        trace = _fitted(trace, limits)
+    try:
+        decode_trace(trace, limits)
     except InvalidTrace as error:
         places = {"task": objective.node, "outcome": answer} | {f"steps.{n}": piece.node for n, piece in enumerate(pieces)}
         raise _in_the_source(run.node, error, places) from None
-    return trace
+    return trace, True
 
 
 def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
@@ -258,12 +266,52 @@ def _step(piece: Piece) -> dict[str, Any]:
     return step | {key: value for key, value in optional.items() if value is not None}
 
 
+def _fitted(trace: dict[str, Any], limits: Limits) -> dict[str, Any]:
+    """Return a trace without half characters and without numbers that JSON lacks, cut to the limits as far as that is possible.
+
+    A call has its arguments twice, so its content is cut first; then all texts are, to ever shorter ones.
+    """
+    chars = limits.field_chars
+    trace = _mended(trace, chars)
+    if _size_of(trace) > limits.message_bytes:
+        steps = [
+            step | {"content": _cut(step["content"], _LEAST_CHARS)} if step.get("input") else step for step in trace["steps"]
+        ]
+        trace = trace | {"steps": steps}
+    while _size_of(trace) > limits.message_bytes and chars > _LEAST_CHARS:
+        chars //= 2
+        trace = _mended(trace, chars)
+    return trace
+
+
+def _size_of(trace: dict[str, Any]) -> int:
+    return len(json.dumps(trace, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
+
+
+def _mended(value: Any, most_chars: int) -> Any:
+    if isinstance(value, str):
+        return _cut(_HALF.sub("\ufffd", value), most_chars)
+    if isinstance(value, dict):
+        return {_HALF.sub("\ufffd", key): _mended(inner, most_chars) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_mended(inner, most_chars) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cut(text: str, most_chars: int) -> str:
+    """Return a text of at most so many characters, which ends with how many it had."""
+    note = f" [cut: {len(text)} characters]"
+    return text if len(text) <= most_chars else text[: max(0, most_chars - len(note))] + note
+
+
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:
     """Return an error by its place in the source, as the user does not see the trace."""
     refusals = []
     for field, expected in error.problems:
         parts = field.split(".")
         node = places.get(".".join(parts[:2])) or places.get(parts[0])
+        if expected.startswith("expected at most"):
+            expected += " (a larger `queues.message_bytes` raises this limit)"
         if node is None and field != "$":
             expected = f"{field}: {expected}"
         refusals.append((node or origin).refusal(expected))

@@ -30,6 +30,7 @@ _MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; 
 _MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
 _MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
 _MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
+_MOST_STRANGERS: Final = 100  # Values of no format that may be the beginning of a session.
 _MOST_IDENTITIES: Final = 500_000  # Of records that are remembered, so that a copy is not counted.
 _MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
 
@@ -58,6 +59,8 @@ class Converter:
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
         self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
         self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
+        self.in_session = False  # Whether the current file is a session, whose lines of no format are skipped.
+        self._strangers: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
@@ -92,12 +95,25 @@ class Converter:
                 if own and (before := self._open.get(key._replace(run_id=latest))) and FORMATS[name].continues(before, record):
                     key = key._replace(run_id=latest)
                 self._latest[name] = key.run_id
+                if FORMATS[name].is_of_one_file and not self.in_session:
+                    self.in_session = True
+                    self._open_with_strangers(key)
                 now = max(now, self._add(key, record))
             except Exception as error:
                 yield _refusal(record, error)
             while self._open_records > _MOST_OPEN:
                 yield from self._close(next(iter(self._open)))
         yield from self._close_ended(now)
+
+    def skips(self, line: int, value: object) -> bool:
+        """Return whether a value of no format is skipped, as its file is a session, and count it.
+
+        Of values before the first turn, a session may have its id and its time.
+        """
+        if not self.in_session and len(self._strangers) < _MOST_STRANGERS:
+            self._strangers.append(Node(line, "", value))
+        self.counts["skipped"] += self.in_session
+        return self.in_session
 
     def end_file(self) -> Iterator[Converted]:
         """Convert the runs of this file alone, and join the others with their records in earlier files."""
@@ -111,6 +127,8 @@ class Converter:
                 except NotConverted as error:
                     yield error
         yield from self._close_ended(0)
+        self.in_session = False
+        self._strangers.clear()
         self._of_file.clear()
         self._repeating.clear()
         self._latest.clear()
@@ -122,6 +140,14 @@ class Converter:
             yield from self._close(next(iter(self._open)))
         while self._chats:
             yield self._trace(self._chats.popitem(last=False)[1])
+
+    def _open_with_strangers(self, key: _Key) -> None:
+        if FORMATS[key.format].is_general:
+            for stranger in self._strangers:
+                self._add(key, stranger)
+        else:
+            self.counts["skipped"] += len(self._strangers)
+        self._strangers.clear()
 
     def _add(self, key: _Key, record: Node) -> int:
         """Add a record to its run; return its time, by which other runs may be complete."""
@@ -213,7 +239,7 @@ class Converter:
 
     def _trace(self, run: Run) -> Converted:
         try:
-            trace = trace_of(run, self._supplied, self._limits)
+            trace, is_mended = trace_of(run, self._supplied, self._limits)
         except Exception as error:
             return _refusal(run.node, error)
         paths = tuple(self._supplied.paths.values())
@@ -222,7 +248,7 @@ class Converter:
         steps, calls = trace["steps"], sum("tool" in step for step in trace["steps"])
         self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
-        self.counts["skipped"] += skipped_in(run.node)
+        self.counts.update(mended=is_mended, skipped=skipped_in(run.node))
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return ConvertedRun(trace, run)
 

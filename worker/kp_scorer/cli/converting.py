@@ -12,7 +12,7 @@ from kp_scorer.adapters import FORMATS, ConvertedRun, Converter, Run, SuppliedFi
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace
-from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
+from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Problem, UnknownFormat
 from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
@@ -20,6 +20,16 @@ _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", 
 """The fields that records may have under other names, by the option that states the name."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40  # More lines than a file has: lines are counted through all files.
+MOST_PLACES: Final = 3  # The lines that a report on a file names.
+UNKNOWN: Final = (
+    "neither a trace, as `kp-scorer schema trace` describes, nor anything that `kp-scorer convert` reads: spans, messages with "
+    f"roles, or calls with names and arguments, in any list ({', '.join(FORMATS)})"
+)
+_FAMILIAR: Final = frozenset(
+    "answer args arguments content data event events from id input inputs item items message messages metadata name output "  # noqa: SIM905
+    "outputs payload prompt request response result role rows session source spans steps text timestamp tool type value".split()
+)
+"""Names of fields that a report may quote: others may be content."""
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 
@@ -36,6 +46,17 @@ class Line(NamedTuple):
     run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
 
+def shape_of(value: object) -> str:
+    """Return in words what a value is, without its content."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}, the first {shape_of(value[0])}" if value else "an empty list"
+    if not isinstance(value, dict):
+        return "a text" if isinstance(value, str) else "a number or a constant"
+    familiar = sorted(_FAMILIAR & value.keys())
+    others = [f"{len(value) - len(familiar)} fields of other names"] if len(value) > len(familiar) else []
+    return f"an object with {', '.join(familiar + others)}" if value else "an empty object"
+
+
 class Conversion:
     """Converts the records in the files of a command, and counts them."""
 
@@ -46,23 +67,33 @@ class Conversion:
         self._files = [""]
         self.runs = 0  # The number of runs that were converted or refused.
         self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
+        self._unknown = 0  # The number of sources in the current file that have no known format.
+        self._unknown_lines: list[int] = []
+        self._unknown_shape = ""
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, until a run is converted.
 
     def begin_file(self, name: str) -> None:
         """Start a file, whose lines are counted from 1 again."""
         self._files.append(name)
 
-    def fits(self, value: object) -> bool:
-        """Return whether a source has a known format, or all sources are read as a named one."""
-        return bool(self._name or format_of(value))
-
     def feed(self, line: int, value: object) -> Iterator[Line]:
         """Convert the runs that a source completes; raise UsageError if earlier runs need more options."""
-        return self._counted(self._converter.feed((len(self._files) - 1) * _MOST_LINES + line, value))
+        place = (len(self._files) - 1) * _MOST_LINES + line
+        if self._name or format_of(value):
+            yield from self._counted(self._converter.feed(place, value))
+        elif not self._converter.skips(place, value):
+            self._unknown_shape = self._unknown_shape or shape_of(value)
+            self._unknown_lines += [line] if len(self._unknown_lines) < MOST_PLACES else []
+            self._unknown += 1
 
     def end_file(self) -> Iterator[Line]:
-        """Convert the runs that no later file can continue."""
-        return self._counted(self._converter.end_file())
+        """Convert the runs that no later file can continue, and report what has no format, unless its file is a session."""
+        if self._unknown and not self._converter.in_session:
+            problem = Problem("$", f"{UNKNOWN}; it is {self._unknown_shape}")
+            error = UnknownFormat([problem], self._unknown_lines, self._unknown)
+            yield Line(self._unknown_lines[0], error, file=self._files[-1])
+        self._unknown, self._unknown_lines, self._unknown_shape = 0, [], ""
+        yield from self._counted(self._converter.end_file())
 
     def end(self) -> Iterator[Line]:
         """Convert the remaining runs; raise UsageError if none could be converted because options are missing."""
@@ -78,8 +109,10 @@ class Conversion:
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
         notes = {
             "continued": "chats go on in another",
+            "repeated": "records repeat others",
             "skipped": "values that are not understood left out",
             "left_out": "traces without an agent left out",
+            "mended": "runs cut to the limits, or mended",
         }
         more = "".join(f"; {counts[name]} {note}" for name, note in notes.items() if counts[name])
         runs = f"{counts['traces']} of {self.runs} runs"

@@ -11,17 +11,19 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import click
 
-from kp_scorer.adapters import FORMATS, format_of
+from kp_scorer.adapters import format_of
 from kp_scorer.characters import escaped
-from kp_scorer.cli.converting import Conversion, Line
+from kp_scorer.cli.converting import MOST_PLACES, UNKNOWN, Conversion, Line
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
@@ -33,17 +35,14 @@ _SPREAD: Final = 8  # A trace in an indented document may be this many times as 
 _MOST_BYTES: Final = 2**28
 """The size of the longest line that is skipped, and the limit for a list of traces or for JSON that is not traces."""
 _MOST_VALUES: Final = 2**22  # The limit on the values of such a list or JSON: each may take a hundred bytes of memory.
-_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".traj")
+_SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".jl", ".traj")
+_MOST_SUFFIXES: Final = 5
 _FIELD_OF_OTHERS: Final = re.compile(
     rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
 )
 _FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
 _CONVERT: Final = "a log of another tool: `kp-scorer convert` makes traces of it"
-_UNKNOWN: Final = (
-    f"neither a trace, as `kp-scorer schema trace` describes, nor in one of the formats that `kp-scorer convert` reads by "
-    f"their shapes: {', '.join(FORMATS)}"
-)
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
 _LARGEST_WINDOW: Final = 25
 """The largest window of a Zstandard file, as a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default."""
@@ -71,7 +70,7 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
             conversion.begin_file(place)
         try:
             with open_input(name) as stream:
-                for line in read_traces(stream, limits, conversion):
+                for line in _reported_together(read_traces(stream, limits, conversion)):
                     yield line if line.file else line._replace(file=place)
         except click.BadParameter as error:
             if not place:
@@ -83,19 +82,35 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
         yield from conversion.end()
 
 
+def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
+    """Yield lines; of those that follow each other and are nothing that is read here, only the first, to report them all."""
+    for is_unknown, group in groupby(lines, key=lambda line: isinstance(line.trace, UnknownFormat)):
+        if not is_unknown:
+            yield from group
+            continue
+        first = next(group)
+        numbers, count = [first.number], 1
+        for count, line in enumerate(group, 2):
+            numbers += [line.number] if count <= MOST_PLACES else []
+        yield first._replace(trace=UnknownFormat(cast("UnknownFormat", first.trace).problems, numbers, count))
+
+
 def _files_in(name: str) -> list[str]:
     """Return the file of this name, or the JSON files in the folder of this name and its subfolders, sorted."""
     if name == "-" or not Path(name).is_dir():
         return [name]
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-    readable = [str(path) for path in files if _without_compression(path.name).endswith(_SUFFIXES)]
-    if others := len(files) - len(readable):
-        print_note(f"{name}: not read: {others} with other names than *{', *'.join(_SUFFIXES)} and these with .gz or .zst")
+    readable = [str(path) for path in files if _suffix_of(path) in _SUFFIXES]
+    if others := Counter(_suffix_of(path) or "no suffix" for path in files if _suffix_of(path) not in _SUFFIXES):
+        names = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(_MOST_SUFFIXES))
+        more = " and others" if len(others) > _MOST_SUFFIXES else ""
+        print_note(f"{name}: not read: {names}{more}; only {', '.join(_SUFFIXES)} are, also with .gz or .zst")
     return readable
 
 
-def _without_compression(name: str) -> str:
-    return name.removesuffix(".gz").removesuffix(".zst")
+def _suffix_of(path: Path) -> str:
+    """Return what the name of a file ends in, in lower case and without what compression added."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def open_input(name: str) -> io.BufferedReader:
@@ -130,12 +145,16 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
             problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
-        own = _decoded(number, raw.strip(), limits, most_bytes) if _FIELD_OF_TRACES.search(raw) else None
+        # A file that was put together of several may have byte order marks within it.
+        raw = raw.strip().removeprefix(codecs.BOM_UTF8).lstrip()
+        own = _decoded(number, raw, limits, most_bytes) if _FIELD_OF_TRACES.search(raw) else None
         if own and not isinstance(own.trace, InvalidTrace):
             yield own
             continue
-        value = parsed_or_refused(raw.strip(), limits.model_copy(update=_OF_DOCUMENTS))
-        if isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+        value = parsed_or_refused(raw, limits.model_copy(update=_OF_DOCUMENTS))
+        if isinstance(value, InvalidTrace) and not own and not raw.startswith((b"{", b"[")):
+            yield Line(number, UnknownFormat(value.problems, [number]), len(raw))
+        elif isinstance(value, InvalidTrace) or (own and _is_trace(value)):
             yield own or Line(number, cast("InvalidTrace", value), len(raw))
         elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
             for item, each in enumerate(value, start=1):
@@ -297,10 +316,10 @@ def _read(number: int, value: object, limits: Limits, conversion: Conversion | N
             yield Line(number, decode_trace(document, limits), document=document)
         except InvalidTrace as error:
             yield Line(number, error)
-    elif conversion and conversion.fits(value):
+    elif conversion:
         yield from conversion.feed(number, value)
     else:
-        yield Line(number, UnknownFormat([Problem("$", _CONVERT if format_of(value) else _UNKNOWN)]))
+        yield Line(number, UnknownFormat([Problem("$", _CONVERT if format_of(value) else UNKNOWN)], [number]))
 
 
 def _decoded(number: int, raw: bytes, limits: Limits, most_bytes: int) -> Line:

@@ -108,12 +108,11 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
 def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, file: str = "") -> dict[str, Any]:
     """Print the error in a line of the input to stderr, for unknown formats once a file; return it as a row for programs."""
     place = {name: value for name, value in (("file", file), ("line", line_number)) if value}
-    reason = str(error)
-    if isinstance(error, UnknownFormat):
-        is_new, is_new_file = not _was_noted(reason), not _was_noted(f"{UnknownFormat.__name__} {file}")
-        reason = reason if is_new else "in no format that is read here" if is_new_file else ""
-    if reason:
-        print_note(": ".join(filter(None, (file, f"line {line_number}" if line_number else "", reason))))
+    where = f"line {line_number}" if line_number else ""
+    if isinstance(error, UnknownFormat) and error.count > 1:
+        more = error.count - len(error.lines)
+        where = f"lines {', '.join(map(str, error.lines))}{f' and {more} more' if more else ''}"
+    print_note(": ".join(filter(None, (file, where, str(error)))))
     if isinstance(error, TraceConflict):
         return {"trace_id": error.trace_id, "state": "conflict", **place}
     if isinstance(error, TraceDead):

@@ -29,8 +29,8 @@ def run_id(line: Node) -> str:
 
 def identities(line: Node) -> list[str]:
     """Return the line itself, if it has an id and a time: a session that goes on in another file may repeat it there."""
-    names = spelt(line.object())
-    return [as_json(line.value)] if {"id", "uuid"} & set(names) and first_timestamp([line]) else []
+    has_id = isinstance(line.value, dict) and {"id", "uuid"} & set(spelt(line.value))
+    return [as_json(line.value)] if has_id and first_timestamp([line]) else []
 
 
 def run(own_id: str, lines: Sequence[Node]) -> Run:

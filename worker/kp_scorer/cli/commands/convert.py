@@ -7,7 +7,7 @@ import click
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.options import files_argument, settings_options
-from kp_scorer.cli.output import json_line, print_json, print_note, print_text, refusal
+from kp_scorer.cli.output import json_line, print_note, print_text, refusal
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.settings import Settings
 
@@ -23,14 +23,14 @@ def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) 
     """Convert the logs of other tools in FILE (a folder, or - for standard input) to traces that `score` and `submit` read.
 
     FILE is JSON Lines or JSON documents, compressed or not. Prints traces as JSON Lines, and passes on those that are traces
-    already. Records that cannot be converted are reported by line and field, and do not stop the others.
+    already. Records that cannot be converted are reported on stderr by line and field, and do not stop the others.
     """
     done = refused = 0
     for line in read_files(files, settings.limits, conversion):
         done += 1
         if isinstance(line.trace, InvalidTrace):
             refused += 1
-            print_json(refusal(line.number, line.trace, line.file))
+            refusal(line.number, line.trace, line.file)
         else:
             # Fields that a trace does not have may hold NaN, as they were read.
             print_text(json_line(line.document, allow_nan=True))
