@@ -20,7 +20,8 @@ def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder
     configure_logs(settings.log, in_background=True)
     remove_celery_variables()
     app = make_celery(settings)
-    app.conf.worker_consumer = partial(KeepingConsumer, runtime=Runtime(app, settings, load_embedder), settings=settings)
+    runtime = Runtime(app, settings, load_embedder)
+    app.conf.worker_consumer = partial(KeepingConsumer, runtime=runtime, limits=settings.limits, queue=settings.queues.traces)
     return app
 
 

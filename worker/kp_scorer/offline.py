@@ -10,7 +10,7 @@ from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import decode_trace
+from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
@@ -127,7 +127,7 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
     """
     settings = settings or load_settings()
     decider = offline_decider(settings)
-    for batch in _batches(traces, settings):
+    for batch in _batches(traces, settings.worker.batch_size, settings.limits):
         for resolved in decide_offline(decider, batch):
             if not isinstance(resolved, Decision):
                 raise resolved
@@ -182,13 +182,13 @@ def offline_decider(settings: Settings) -> Decider:
     return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)
 
 
-def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings: Settings) -> Iterator[list[ReasoningTrace]]:
-    """Checked traces; an error, of a trace or of the iterable, is raised after the traces before it."""
+def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], size: int, limits: Limits) -> Iterator[list[ReasoningTrace]]:
+    """Yield checked traces in batches; raise an error, of a trace or of the iterable, after the traces before it."""
     batch: list[ReasoningTrace] = []
     try:
         for trace in traces:
-            batch.append(trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, settings.limits))
-            if len(batch) == settings.worker.batch_size:
+            batch.append(trace if isinstance(trace, ReasoningTrace) else decode_trace(trace, limits))
+            if len(batch) == size:
                 yield batch
                 batch = []
     except Exception:

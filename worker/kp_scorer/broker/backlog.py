@@ -20,6 +20,7 @@ from kp_scorer.broker.queues import results_queues, results_streams, submission_
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in
@@ -122,17 +123,17 @@ def _bytes_on(app: Celery, queue: Queue) -> int:
     return with_producer(app, queue.name, lambda producer: bytes_in(producer.channel.client, queue.name))
 
 
-def conditions(app: Celery, settings: Settings, store: Store) -> dict[str, Condition]:
+def conditions(app: Celery, broker: BrokerSettings, redis: RedisSettings, store: Store) -> dict[str, Condition]:
     """Read the condition of the store's Redis, and that of the queues' Redis if it is another."""
     servers = {"redis": store.condition()}
-    if settings.broker.is_redis and settings.broker.url != settings.redis.url:
+    if broker.is_redis and broker.url != redis.url:
         servers["broker"] = broker_condition(app)
     return servers
 
 
-def blocked(app: Celery, settings: Settings) -> str:
+def blocked(app: Celery, broker: BrokerSettings) -> str:
     """Return why RabbitMQ accepts no messages; empty if it accepts them, or the queues are in Redis."""
-    if not settings.broker.is_redis:
+    if not broker.is_redis:
         try:
             check_publishing(app)
         except BrokerBlocked as error:
@@ -166,8 +167,8 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
         full=tuple(name for name in decisions if name in full and not settings.is_ring(name)),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
-        servers=conditions(app, settings, store),
-        blocked=blocked(app, settings),
+        servers=conditions(app, settings.broker, settings.redis, store),
+        blocked=blocked(app, settings.broker),
         limit=limit,
         used_bytes=used_bytes,
         dead_lettered=store.dead_letters.dead_lettered(),

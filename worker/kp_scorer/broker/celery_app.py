@@ -13,8 +13,9 @@ from celery.loaders.app import AppLoader
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
+from kp_scorer.decoding import Limits
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings
+from kp_scorer.settings.sections import BrokerSettings, RedisSettings, WorkerSettings
 from kp_scorer.store.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 
 # Only Linux has this option.
@@ -29,7 +30,7 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         super().__init__("kp-scorer", set_as_current=False, loader=_Loader)
-        self.backend_cls = _result_backend(settings)
+        self.backend_cls = _result_backend(settings.redis)
         self.conf.update(_configuration(settings))
 
     def _connection(self, url: str, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +97,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "broker_transport": f"kp_scorer.broker.{'redis_transport.channel' if broker.is_redis else 'rabbitmq'}:Transport",
         # Retry when Redis answers with an error, for example because it is full; by default Celery exits.
         "broker_channel_error_retry": True,
-        "broker_transport_options": _transport_options(settings),
+        "broker_transport_options": _transport_options(broker, settings.limits),
         "broker_connection_timeout": broker.timeout_s,
         # RabbitMQ only: a connection that is silent for twice as many seconds counts as dead.
         "broker_heartbeat": max(1, int(2 * broker.timeout_s)),
@@ -138,23 +139,22 @@ def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
     return {"cert_reqs": ssl.CERT_REQUIRED, "server_hostname": server.host.strip("[]"), **files}
 
 
-def _result_backend(settings: Settings) -> str:
-    server = settings.redis.server()
+def _result_backend(redis: RedisSettings) -> str:
+    server = redis.server()
     if server.sentinels:
         sentinels = (server._replace(host=host, port=port) for host, port in server.sentinels.addresses)
         return ";".join(f"sentinel://{sentinel.authority()}/{sentinel.database}" for sentinel in sentinels)
     return server.without_parameters()
 
 
-def _transport_options(settings: Settings) -> dict[str, Any]:
-    broker = settings.broker
+def _transport_options(broker: BrokerSettings, limits: Limits) -> dict[str, Any]:
     # Kombu's attempts to connect before a publish fails; by default it tries for all of broker.timeout_s.
     retries = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
     if not broker.is_redis:
         return {
             **retries,
             "confirm_publish": True,
-            "frame_handler": _FunctionOption(frame_handler, largest_bytes=largest_body_bytes(settings.limits)),
+            "frame_handler": _FunctionOption(frame_handler, largest_bytes=largest_body_bytes(limits)),
             # Without these timeouts, a declaration or a new channel on a dead connection waits forever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,
@@ -174,6 +174,6 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         "health_check_interval": max(1, int(5 * broker.timeout_s)),
         # The seconds between sweeps, which renew the messages in flight and requeue those of dead workers.
         "unacked_restore_interval": 1,
-        "largest_bytes": largest_message_bytes(settings.limits),
-        "in_flight_bytes": settings.worker.in_flight_bytes,
+        "largest_bytes": largest_message_bytes(limits),
+        "in_flight_bytes": WorkerSettings.in_flight_bytes,
     }

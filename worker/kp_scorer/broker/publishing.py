@@ -283,7 +283,7 @@ class _Outbox:
 
 class _QueueOutbox(_Outbox):
     def __init__(self, app: Celery, queue: Queue, settings: Settings) -> None:
-        super().__init__("queue", destination_of(settings, queue.name), settings)
+        super().__init__("queue", destination_of(settings.broker, queue.name), settings)
         self._app = app
         self._queue = queue
         self._task = settings.results.task if settings.results.via == "task" else ""

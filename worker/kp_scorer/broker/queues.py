@@ -7,6 +7,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import Outcome
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import BrokerSettings
 from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
@@ -75,9 +76,9 @@ def results_streams(settings: Settings, outcomes: Sequence[Outcome]) -> list[str
     return sorted(set(map(settings.queues.name, outcomes))) if settings.results.via == "stream" else []
 
 
-def destination_of(settings: Settings, queue: str) -> Destination:
+def destination_of(broker: BrokerSettings, queue: str) -> Destination:
     """Return the name of a queue for spans."""
-    return Destination("redis" if settings.broker.is_redis else "rabbitmq", queue)
+    return Destination("redis" if broker.is_redis else "rabbitmq", queue)
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

@@ -26,6 +26,7 @@ from kp_scorer.cli.input import lines_in, open_input, read_files
 from kp_scorer.cli.output import note_damaged, print_note, refusal
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace
@@ -141,11 +142,11 @@ class Candidates:
         return document
 
 
-def gather_earlier(candidates: Candidates, files: Iterable[Path], settings: Settings) -> None:
+def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits) -> None:
     """Add the traces in the files of earlier kept runs; raise BadParameter for a line that is no trace."""
     embedder = WordsEmbedder()
     for file in files:
-        for line in read_files([str(file)], settings.limits):
+        for line in read_files([str(file)], limits):
             if isinstance(line.trace, InvalidTrace):
                 raise click.BadParameter(f"{file.name}, line {line.number}: {line.trace}", param_hint="--into")
             candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, _vector(embedder, line.trace))

@@ -21,6 +21,7 @@ from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings.sections import QueueSettings, ResultsSettings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.store.decision_stream import StreamReader
@@ -34,16 +35,16 @@ _REMEMBERED: Final = 100_000
 log = structlog.get_logger("kp_scorer.client.decisions")
 
 
-def _why_unreadable(settings: Settings, outcomes: Sequence[Outcome], group: str) -> str:
+def _why_unreadable(queues: QueueSettings, results: ResultsSettings, outcomes: Sequence[Outcome], group: str) -> str:
     """Return why decisions of these outcomes cannot be read here, and how they are read; empty if they can."""
-    names = " and ".join(dict.fromkeys(map(settings.queues.name, outcomes)))
+    names = " and ".join(dict.fromkeys(map(queues.name, outcomes)))
     if not outcomes:
         return "results.publish names no outcome: `kp-scorer status` shows decisions"
-    if settings.results.via == "stream" and not group:
+    if results.via == "stream" and not group:
         where = f"{names} in the Redis of redis.url"
         return f"decisions go to the streams {where}: read them with XREADGROUP, or name a consumer group"
-    if settings.results.via == "task":
-        return f"decisions call the task {settings.results.task} by {names}: workers of its Celery app take them"
+    if results.via == "task":
+        return f"decisions call the task {results.task} by {names}: workers of its Celery app take them"
     return ""
 
 
@@ -100,7 +101,7 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """
     outcomes = [outcome] if outcome else settings.outcomes
-    if why := _why_unreadable(settings, outcomes, group):
+    if why := _why_unreadable(settings.queues, settings.results, outcomes, group):
         raise SettingsError(why)
     queues = list(results_queues(settings, outcomes).values())
     streams = results_streams(settings, outcomes)

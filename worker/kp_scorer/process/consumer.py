@@ -13,12 +13,11 @@ from kp_scorer.broker.calls import described
 from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
 from kp_scorer.decision import Received
-from kp_scorer.decoding import check_trace, decode_trace, is_surely_within
+from kp_scorer.decoding import Limits, check_trace, decode_trace, is_surely_within
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
 from kp_scorer.process.acknowledge import RETRY_AFTER_S
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.runtime import Runtime
-from kp_scorer.settings import Settings
 from kp_scorer.store.dead_letters import DeadLettering
 
 _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
@@ -43,17 +42,19 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     the second time may be one of those. The last stage reads it, after noting that in the ledger.
     """
 
-    def __init__(self, *args: Any, runtime: Runtime, settings: Settings, worker_options: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, runtime: Runtime, limits: Limits, queue: str, worker_options: Any = None, **kwargs: Any
+    ) -> None:
         """Drop the arguments of Celery by which a worker obeys, or waits for, other clients of the broker."""
         self._runtime = runtime
-        self._limits = settings.limits
+        self._limits = limits
         # With gossip and mingle, workers believe whatever any client of the broker sends them, such as a list of revoked tasks.
         # The events' heartbeat is sent by the consuming thread, which would wait forever on a dead connection.
         options = {**(worker_options or {}), "without_gossip": True, "without_mingle": True, "without_heartbeat": True}
         changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
         super().__init__(*args, worker_options=options, **{**kwargs, **changed})
         self._connected_at_s = 0.0
-        self._queue = settings.queues.traces
+        self._queue = queue
         self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types

@@ -119,13 +119,14 @@ class Runtime:
         count_dropped_lines(metrics.log_lines_dropped.inc)
         # This comes first, because a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
-        source = destination_of(settings, settings.queues.traces)
+        source = destination_of(settings.broker, settings.queues.traces)
         self._recorder = open_recorder(source, self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
         wait_for_services(settings, app, self.store, self._queues, self._startup)
-        self._servers.look(self._startup.wait_for("redis", partial(conditions, app, settings, self.store)))
+        looking = partial(conditions, app, settings.broker, settings.redis, self.store)
+        self._servers.look(self._startup.wait_for("redis", looking))
         self._publisher = Publisher(app, settings, self.store, metrics.count_decisions_dropped)
         self._novelty = open_novelty(settings, self.store, self._load_embedder, self._startup)
         self._decider = Decider(

@@ -23,7 +23,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, Problem, ServiceUnavailable, SettingsError, TraceConflict
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import PIN_NAME
+from kp_scorer.settings.sections import PIN_NAME, EmbeddingSettings, RecipeName
 from kp_scorer.store import Store
 from kp_scorer.store.pinned_sets import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
@@ -79,7 +79,7 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
     of traces added, and its number of entries.
     """
     with Store.open(settings) as store:
-        embedder = _embedder(settings)
+        embedder = _embedder(settings.embedding, settings.novelty.recipe)
         log = store.novelty_log(embedder.space)
         if (entries := log.info().entries) and not yes:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
@@ -100,8 +100,8 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
         sys.exit(1)
 
 
-def _embedder(settings: Settings) -> Embedder:
-    if embedder := select_embedder(settings.embedding, settings.novelty.recipe):
+def _embedder(embedding: EmbeddingSettings, recipe: RecipeName) -> Embedder:
+    if embedder := select_embedder(embedding, recipe):
         return embedder
     raise SettingsError("embedding.embedder: nothing to embed with; install kp-scorer[embedding], or set it to words")
 
@@ -171,7 +171,7 @@ def pin(name: str, file: str, settings: Settings) -> None:
     if not re.fullmatch(PIN_NAME, name):
         raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
     with Store.open(settings) as store, open_input(file) as opened:
-        embedder, stream = _embedder(settings), unpacked(opened)
+        embedder, stream = _embedder(settings.embedding, settings.novelty.recipe), unpacked(opened)
         is_json = _BEGINS_AS_JSON.match(read_bytes(stream.peek, 1))
         texts = list((_traces_in if is_json else _texts_in)(stream, embedder, settings.limits))
         if not 0 < len(texts) <= MOST_ENTRIES:

@@ -22,6 +22,7 @@ from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import BrokerSettings, EmbeddingSettings, LedgerSettings, RecipeName, RedisSettings
 from kp_scorer.settings.urls import ServerUrl, is_loopback
 from kp_scorer.store import Store
 from kp_scorer.trace import namespace_of
@@ -48,14 +49,14 @@ def doctor(settings: Settings) -> None:
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
         checks: dict[str, Findings] = {
-            "settings": _settings(settings),
+            "settings": _settings(settings.broker, settings.ledger),
             "variables": _variables(),
-            "redis": _redis(settings, store),
+            "redis": _redis(settings.redis, store),
             "clocks": _clocks(store),
-            "broker": _broker(settings, app),
+            "broker": _broker(settings.broker, settings.redis, app),
             "queues": _queues(settings, store, app),
             "workers": _workers(store),
-            "embedder": _embedder(settings, store),
+            "embedder": _embedder(settings.embedding, settings.novelty.recipe, store),
             "window": _window(store),
         }
         for name, findings in checks.items():
@@ -72,8 +73,8 @@ def doctor(settings: Settings) -> None:
         sys.exit(1)
 
 
-def _settings(settings: Settings) -> Findings:
-    if settings.broker.is_redis and settings.ledger.resend_after_s <= settings.broker.visibility_timeout_s:
+def _settings(broker: BrokerSettings, ledger: LedgerSettings) -> Findings:
+    if broker.is_redis and ledger.resend_after_s <= broker.visibility_timeout_s:
         remedy = "set ledger.resend_after_s above broker.visibility_timeout_s"
         yield "wrong", f"traces are re-sent that a dead worker still holds: {remedy}"
 
@@ -83,8 +84,8 @@ def _variables() -> Findings:
         yield "advice", f"{', '.join(names)} are set and do not count here: use KP_BROKER_URL and KP_REDIS_URL"
 
 
-def _redis(settings: Settings, store: Store) -> Findings:
-    yield from _exposure(settings.redis.server())
+def _redis(redis: RedisSettings, store: Store) -> Findings:
+    yield from _exposure(redis.server())
     for shortcoming in store.condition().shortcomings:
         yield "wrong", shortcoming
 
@@ -96,9 +97,8 @@ def _clocks(store: Store) -> Findings:
         yield "wrong", f"Redis' clock is {difference} this machine's: have both set by NTP, or decided_at is off"
 
 
-def _broker(settings: Settings, app: Celery) -> Findings:
-    broker = settings.broker
-    if broker.url != settings.redis.url:
+def _broker(broker: BrokerSettings, redis: RedisSettings, app: Celery) -> Findings:
+    if broker.url != redis.url:
         yield from _exposure(broker.server())
         for shortcoming in broker_condition(app).shortcomings if broker.is_redis else ():
             yield "wrong", shortcoming
@@ -178,16 +178,16 @@ def _workers(store: Store) -> Findings:
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
 
 
-def _embedder(settings: Settings, store: Store) -> Findings:
+def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) -> Findings:
     try:
-        embedder = select_embedder(settings.embedding, settings.novelty.recipe, converts=False)
+        embedder = select_embedder(embedding, recipe, converts=False)
     except ModelUnconverted:
         cost = "which takes some ten seconds and 900 MB of memory for the default one"
         yield "advice", f"the model is not converted yet for this user: the first worker converts it as it starts, {cost}"
         return
     if embedder is not None:
         CheckedEmbedder(embedder).embed([embedder.tokenize("whether it embeds at all")], alone=True)
-    elif settings.embedding.embedder == "none":
+    elif embedding.embedder == "none":
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
         # This machine may not need an embedder.

@@ -113,7 +113,7 @@ def keep(
         if stored:
             gather_stored(candidates, earlier, since, settings)
         else:
-            gather_earlier(candidates, earlier, settings)
+            gather_earlier(candidates, earlier, settings.limits)
             refused = gather(candidates, batches, settings, with_scores=rank == "score")
         chosen = list(choices(candidates, best, rank))
         if why:

@@ -26,6 +26,7 @@ from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text, refusal
 from kp_scorer.client import Client, Status
+from kp_scorer.decoding import Limits
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
@@ -223,19 +224,19 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
         broker, redis = (section.model_copy(update={"url": url}) for section in (settings.broker, settings.redis))
         settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
         with worker_processes(settings, ports=[0]) as (process,), Client(settings) as client:
-            trace_ids, refused = _submit_files(client, files, settings, conversion)
+            trace_ids, refused = _submit_files(client, files, settings.limits, conversion)
             completed = _watch(client, trace_ids, timeout_s, process)
     if not _summarise(trace_ids, completed, files, conversion) or refused:
         sys.exit(1)
 
 
-def _submit_files(client: Client, files: Sequence[str], settings: Settings, conversion: Conversion) -> tuple[list[str], int]:
+def _submit_files(client: Client, files: Sequence[str], limits: Limits, conversion: Conversion) -> tuple[list[str], int]:
     """Submit the traces in files, or the samples; return their ids and the number of lines refused."""
     trace_ids: list[str] = []
     refused = 0
     with resources.as_file(resources.files("kp_scorer.samples").joinpath("traces.jsonl")) as samples:
         names = files or [str(samples)]
-        for line, answer, _ in submit_lines(client, ReadAhead(names, settings.limits, BATCH_SIZE, conversion)):
+        for line, answer, _ in submit_lines(client, ReadAhead(names, limits, BATCH_SIZE, conversion)):
             if isinstance(answer, str):
                 trace_ids.append(answer)
             else:
