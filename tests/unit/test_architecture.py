@@ -142,6 +142,13 @@ def circle(imports: Sequence[Import]) -> list[str]:
     return []
 
 
+def test_the_page_on_the_architecture_has_every_room_once() -> None:
+    page = (REPOSITORY / "worker" / "ARCHITECTURE.md").read_text("utf-8")
+    table = page.partition("## The floors")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", "".join(rows))) == sorted(room for floor in FLOORS for room in floor)
+
+
 def test_every_module_is_in_a_room_with_a_floor() -> None:
     assert homeless(FLOORS) == []
 
