@@ -162,11 +162,11 @@ def pin(name: str, file: str, settings: Settings) -> None:
     """Pin a set of traces or texts, for novelty.pinned to keep out.
 
     FILE (- for standard input) holds traces as for `submit`, or a text on each line, such as the tasks of a benchmark. A pinned
-    trace is compared with all of a trace, a pinned text with the objective.
+    trace is compared with the whole of a trace, a pinned text with its objective.
 
     The set NAME belongs to the space of the settings, which should be those of the workers. It replaces an earlier set of this
-    name for all workers at once, holds at most 100,000 entries, and never expires. A line whose text has no vector is
-    left out. Prints a JSON line for each of these, and one that describes the set.
+    name for all workers at once, holds at most 100,000 entries, and never expires. A line whose text has no vector is left out.
+    Prints a JSON line for each of these, and one that describes the set.
     """
     if not re.fullmatch(PIN_NAME, name):
         raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")

@@ -55,17 +55,17 @@ def calibrate(
     gathered: Gathered,
     settings: Settings,
 ) -> None:
-    """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions that the ledger holds.
+    """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions in the ledger.
 
-    Writes settings as TOML, to be copied into yours, or for --config or KP_CONFIG if you have none; variables such
-    as KP_SCORING_THRESHOLD win over them. Scores are used as they were decided.
+    Writes settings as TOML, to copy into yours, or to use with --config or KP_CONFIG; variables such as KP_SCORING_THRESHOLD
+    win over them. Scores stay as they were decided.
 
-    Which traces were good --labels says: JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, with --stored the
-    labels of `kp-scorer label` do; with traces in FILE it is metadata.success, which is itself a part of their scores. If
-    traces of the sample (review.sample) have labels, no others count: people label what they come to see.
+    --labels states which traces were good, as JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, --stored uses
+    the labels of `kp-scorer label`; for traces in FILE, metadata.success is the label, which is itself a part of their scores.
+    If sampled traces (review.sample) have labels, no others count: people label what they come to see.
 
-    An interval says what to expect of other traces of the same kind, in 19 of 20 cases. Domains with too few traces, fewer
-    than 62 to accept 20%, get one threshold together, as do those to come; but those that have one in the settings keep it.
+    An interval contains the result for other traces of the same kind in 19 of 20 cases. Domains with too few traces (fewer than
+    62 to accept 20%) share one threshold with all future domains; those that have a threshold in the settings keep it.
     """
     if (accept is None) == (precision is None):
         raise click.UsageError("expected either --accept or --precision")

@@ -41,9 +41,9 @@ Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
 @click.command(epilog="Example: kp-scorer doctor")
 @service_options
 def doctor(settings: Settings) -> None:
-    """Check settings, Redis, the broker, queues, workers, clocks and the embedder, and say what to do about what is wrong.
+    """Check settings, Redis, the broker, queues, workers, clocks and the embedder, and print how to mend what is wrong.
 
-    A line a finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
+    Prints a line for each finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
     that is not converted yet is left to the first worker.
     """
     is_wrong = False

@@ -29,11 +29,11 @@ _MOST_ID_BYTES: Final = 2**20  # The longest line with an id.
 def forget(trace_id: str, settings: Settings) -> None:
     """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if there are none.
 
-    TRACE_ID is exact; kp:trace: may be left out. With - the ids are read from standard input, one a line.
+    TRACE_ID is exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
 
     Workers drop the vector with their next batch, idle workers within half a second. A trace that still waits on a queue is
-    scored. Dead letters without an id, and messages too large for a worker, may hold this trace too: notes say how many there
-    are.
+    scored. Dead letters without an id, and messages too large for a worker, may contain the trace too: notes state their
+    numbers.
     """
     typed_ids = iter([trace_id]) if trace_id != "-" else _ids_in_stdin()
     erased = unknown = nameless = 0

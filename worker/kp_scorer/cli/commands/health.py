@@ -29,10 +29,9 @@ _MOST_BYTES: Final = 65_536
 def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
     """Ask the worker on this machine, or all that `up` runs for this user, for progress: exit code 0 if they make it, else 1.
 
-    A worker that waits for Redis or the broker counts as making progress, because restarting it would not help. It can take
-    work if its model is loaded, Redis and the broker answer, it has read the window of the novelty log, and it is not stopping.
-    Prints a line with the reasons for each worker. Probes that speak HTTP can ask /livez and /readyz on metrics.port
-    themselves.
+    A worker that waits for Redis or the broker counts as making progress, because a restart would not help. It is ready if its
+    model is loaded, Redis and the broker answer, it has read the window of the novelty log, and it is not stopping. Prints a
+    line with the reasons for each worker. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
 
     It asks the workers of `up` if neither an option nor a variable names a port or a file.
     """

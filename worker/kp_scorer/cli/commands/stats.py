@@ -16,16 +16,16 @@ from kp_scorer.store import Store
 @click.command(epilog="Example: kp-scorer stats")
 @service_options
 def stats(settings: Settings) -> None:
-    """Print how many submissions there were and what became of them, and what the queues hold: one JSON line, or text.
+    """Print the numbers of submissions, of what became of them, and of what waits on the queues: one JSON line, or text.
 
-    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it.
-    Full are results queues and streams that take no more unread decisions, so that workers wait; on a stream is
-    unread what some consumer group has not acknowledged. Dropped are dead letters that made room for others, by reason. With
-    Redis as the broker, oversized is how many messages too large for a worker are kept in the list traces.oversized.
+    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it. `full`
+    lists the results queues and streams that accept no more decisions, so that workers wait; on a stream, a decision is unread
+    until every consumer group has acknowledged it. `dropped` counts by reason the dead letters that made room for others. With
+    Redis as the broker, `oversized` counts messages too large for a worker, which are kept in the list traces.oversized.
 
-    Domains counts decisions by the domain that was submitted. Unknown domains are those that no setting names, so that the
-    default profile and threshold count for them: look there for misspelt ones. After 1,000 of them all others are counted
-    under an empty name. Guards counts the decisions in which a guard of the section scoring fired.
+    `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
+    profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.
+    `guards` counts the decisions in which a guard of the section scoring fired.
     """
     named = settings.scoring.domains
     with Store.open(settings) as store, make_celery(settings) as app:

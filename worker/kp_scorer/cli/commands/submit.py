@@ -39,9 +39,9 @@ def submit(
 ) -> None:
     """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, compressed or not.
 
-    Prints one JSON line a trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and, with
-    --wait, the decision. Invalid lines are reported by number and field; the others are submitted. All are, too, if nobody
-    reads what is printed.
+    Prints a JSON line for each trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and,
+    with --wait, the decision. Invalid lines are reported by number and field, and do not stop the others. Everything is
+    submitted even if nobody reads the output.
     """
     lines = ReadAhead(files, settings.limits, BATCH_SIZE, conversion)
     trace_ids: list[str] = []
@@ -127,7 +127,8 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
 def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
     """Print the state of traces, a line each: pending, decided with decision and label, dead with the reason, or unknown.
 
-    Without kp:trace: the beginning of an id will do where no other trace has it. Exits with 0 only if all are decided.
+    kp:trace: may be left out, and the beginning of an id is enough if no other trace has it. Exits with 0 only if all are
+    decided.
     """
     with Store.open(settings) as store:
         resolved_ids = [resolve_trace_id(trace_id, store.ledger) for trace_id in trace_ids]
@@ -148,9 +149,9 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
-    A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are
-    empty, unless --follow is given. A message that is no decision becomes a dead letter, reason malformed.
-    Of a stream it needs --group. Decisions that call a task are left to the workers of that task's app.
+    A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are empty, unless
+    --follow is given. A message that is no decision becomes a dead letter with the reason malformed. Streams need --group.
+    Decisions that call a task are left to the workers of that task's app.
     """
     # Ctrl-C ends the command between two decisions: one that is printed but not acknowledged would be printed again next time.
     stopping = Event()
@@ -174,10 +175,11 @@ def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: s
 def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] | None, settings: Settings) -> None:
     """Label decided traces as good or bad: one, or those in FILE, as JSON Lines {"trace_id": "kp:trace:…", "good": true}.
 
-    A label is kept as long as the decision, and labelling again replaces it. `calibrate`, `quality` and `report` use it with
-    --stored. Without ID and FILE, prints the labels that the ledger holds, as such lines.
+    A label is kept as long as its decision, and a new label replaces it. `calibrate`, `quality` and `report` use labels with
+    --stored. Without ID and FILE, prints the labels in the ledger, as such lines.
 
-    Without kp:trace: the beginning of an ID will do where no other trace has it. Exits 1 if a trace is not decided.
+    kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it. Exits with 1 if a trace is not
+    decided.
     """
     if (trace_id is None) != (judgement is None) or None not in (trace_id, labels):
         raise click.UsageError("expected ID and good or bad, or --file")

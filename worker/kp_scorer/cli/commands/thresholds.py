@@ -45,13 +45,14 @@ def profiles(settings: Settings) -> None:
 def quality(gathered: Gathered, settings: Settings) -> None:
     """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
 
-    The setting review.sample of the workers makes the sample. Labels come from --labels, JSON Lines such as
-    {"trace_id": "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`.
+    Workers take the sample by their setting review.sample. Labels come from --labels, JSON Lines such as {"trace_id":
+    "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`.
 
-    Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces.
-    Each trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if those with a label
-    are all of the sample, or chosen by nobody who knew them. Prints a JSON line for the gate and for each threshold, of all
-    domains and of each with 50 labels or more, the others being together (domain null); to a terminal a table.
+    Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
+    trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if all sampled traces are
+    labelled, or some that were chosen without knowing them. Prints a JSON line for the gate and for each threshold, of all
+    domains together and of each domain with 50 labels or more; smaller domains are together (domain null). To a terminal it
+    prints a table.
     """
     labelled = [(decision, label) for decision, label, _ in gathered.traces]
     estimates = qualities(labelled, settings.scoring.aliases)
@@ -89,12 +90,12 @@ def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     """Apply other thresholds, weights or profiles to decisions, and print those whose outcome changes.
 
-    The decisions themselves stay as they are, in FILE and in the ledger. Nothing is embedded.
+    The decisions stay as they are, in FILE and in the ledger. Nothing is embedded.
 
-    The file is tried as it is, over variables and flags, which win over it for a worker. What the
-    section scoring does not name is as the settings in force have it, so give this command the --config of your
-    workers. What depends on the traces themselves stays as it was decided: scoring.cap_step_term and
-    scoring.max_confidence change nothing here, and a threshold that a submission asked for counts only if it was obeyed.
+    The tried file wins over variables and flags, which for a worker would win over it. What it does not name in its section
+    scoring comes from the settings in force, so pass the --config of your workers. What depends on the traces themselves stays
+    as it was decided: scoring.cap_step_term and scoring.max_confidence change nothing here, and a threshold that a submission
+    requested counts only if it was applied.
     """
     policy, counts = load_scoring(thresholds, settings), Counter[str]()
     for before, after in ((each.decision, decide_again(each.decision, policy)) for each in gathered.traces):
