@@ -80,7 +80,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where this run's converted models are kept: the model is converted once, whatever this machine has in store."""
+    """The folder of this run's converted models: the model is converted once, whatever this machine has in store."""
     own = tmp_path_factory.getbasetemp()
     # Beside the folders of pytest's processes, where there are several.
     directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
@@ -163,7 +163,7 @@ def rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
-    """What the scorer keeps in that Redis."""
+    """The scorer's store in that Redis."""
     with Store.open(settings) as opened:
         yield opened
 

@@ -65,7 +65,7 @@ def test_decisions_follow_prints_new_decisions_until_ctrl_c(at_worker: dict[str,
     assert rows_in(run("decisions", **at_worker).stdout) == []
 
 
-def test_decisions_are_printed_once_and_stay_on_the_queue_if_nobody_reads_the_output(at_worker: dict[str, str]) -> None:
+def test_decisions_are_printed_once_and_stay_queued_if_nobody_reads_the_output(at_worker: dict[str, str]) -> None:
     run("decisions", **at_worker)
     traces = fresh_samples(6)
     run("submit", "-", "--wait", stdin=jsonl(*traces), **at_worker)

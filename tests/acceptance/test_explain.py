@@ -45,7 +45,7 @@ def row(result: Result) -> dict[str, Any]:
 
 
 def erased(trace_id: str, records: int = 0, dead_letters: int = 0) -> dict[str, Any]:
-    """What `forget` prints of a trace that no log holds."""
+    """Return the output of `forget` for a trace that no log holds."""
     return {"trace_id": trace_id, "vectors": 0, "records": records, "dead_letters": dead_letters, "runs": 0}
 
 

@@ -1,4 +1,4 @@
-"""What an operator sees of workers: `kp-scorer health`, `top` and `doctor`, the dashboard, the alerts, Prometheus."""
+"""The operator's view of workers: `kp-scorer health`, `top` and `doctor`, the dashboard, the alerts, Prometheus."""
 
 import json
 import os
@@ -375,7 +375,7 @@ def test_lists_where_celery_puts_calls_beside_the_queue_are_named(
     assert finding["detail"].startswith(f"{name!r} has messages that none of these workers receives")
 
 
-def test_a_server_on_a_network_without_a_password_is_wrong_and_without_encryption_worth_a_word(tmp_path: Path) -> None:
+def test_a_networked_server_is_wrong_without_password_and_noted_without_encryption(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, server.connect() as client:
         # Another name of the same address, which doctor takes for another machine's.
         url = server.url.replace("127.0.0.1", "127.1")
@@ -462,14 +462,14 @@ def rules() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str) -> str:
-    """What promtool prints, which must accept its files; relative ones are those of the rules."""
+    """Return the output of promtool, which must accept its files; relative ones are those of the rules."""
     done = subprocess.run([program("promtool"), *arguments], cwd=RULES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def queries(*titles: str) -> list[str]:
-    """What the panels with these titles ask for; without any, all of them."""
+    """Return the queries of the panels with these titles; without any, of all panels."""
     panels = json.loads(DASHBOARD.read_text("utf-8"))["panels"]
     return [target["expr"] for panel in panels if not titles or panel["title"] in titles for target in panel["targets"]]
 
@@ -495,7 +495,7 @@ def test_the_dashboard_asks_for_buckets_that_exist(exposed: Samples) -> None:
     assert set(buckets) == {'kp_scorer_processing_seconds_bucket{le="0.1"}'} & exposed.keys()
 
 
-def test_the_dashboard_selects_fleets_by_job_and_namespace_wherever_it_names_a_metric() -> None:
+def test_the_dashboard_selects_fleets_by_job_and_namespace_in_every_query() -> None:
     behind = [query[named.end() :] for query in queries() for named in re.finditer(r"\b(?:kp_scorer|process)[_:][\w:]+", query)]
     assert behind
     assert [each for each in behind if not each.startswith(f"{{{SELECTED}")] == []
@@ -535,7 +535,7 @@ def test_no_panel_of_what_workers_share_hides_one_fleet_behind_another(tmp_path:
 
 
 def _is_unseen(name: str, named: set[str]) -> bool:
-    """Whether a metric, or the histogram that a sample belongs to, is named nowhere."""
+    """Return whether a metric, or the histogram that a sample belongs to, is named nowhere."""
     base_name = re.sub(r"_(bucket|sum|count)$", "", name)
     return not any(each.startswith(base_name) for each in named) and not name.endswith("_age_seconds")
 
@@ -559,7 +559,7 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
     assert named == runbooks
 
 
-def test_promtool_accepts_configuration_rules_and_queries_and_alerts_are_as_their_tests_say(tmp_path: Path) -> None:
+def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(tmp_path: Path) -> None:
     assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "alerts_test.yml", "drift_test.yml")
     rules = [{"record": f"query:{number}", "expr": asked_of_all_fleets(query)} for number, query in enumerate(queries())]
@@ -607,7 +607,7 @@ def _counter(name: str, first: float, second: float) -> dict[str, str]:
 
 
 def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Of a fleet whose decisions of the report's two weeks were made in these."""
+    """Yield promtool's expectations for a fleet whose decisions of the report's two weeks were made in these."""
     for name, index in expected.indices.items():
         yield _is_near("index", f'{fleet},domain="code",dimension="{name}"', index)
     for number, week in enumerate(weeks):
@@ -633,7 +633,7 @@ def decisions_of_two_weeks() -> list[Decision]:
 
 
 def exposed_by(decided: Sequence[Decision]) -> Samples:
-    """What a worker exposes that has made these decisions."""
+    """Return the metrics of a worker that has made these decisions."""
     metrics = Metrics({"code"})
     for each in decided:
         metrics.count_decided(each)

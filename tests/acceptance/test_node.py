@@ -1,4 +1,4 @@
-"""What the documents show of Node, run as it stands there, against real workers."""
+"""The documents' examples in Node, run as they stand there, against real workers."""
 
 import json
 from collections.abc import Iterator

@@ -27,7 +27,7 @@ IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
 
 
 def alike(expected: str, line: str) -> bool:
-    """Whether two lines have the same words, and the same figures but for what the processor makes of them.
+    """Return whether two lines have the same words, and the same figures except for what depends on the processor.
 
     Scores differ in the third digit between processors, so a trace next to its threshold may change sides: a count may differ
     by one in fifty.
@@ -79,7 +79,7 @@ def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_thresholds_are_chosen_as_readme_shows_and_all_real_traces_get_the_reference_scores(
+def test_readmes_way_to_thresholds_works_and_real_traces_get_the_references_scores(
     expected_scores: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(REFERENCE_TRACES / "traces.jsonl", tmp_path)

@@ -1,4 +1,4 @@
-"""What commands read and print: files, streams that end early or are closed, and nothing that a terminal acts on."""
+"""The input and output of commands: files, streams that end early or are closed, and nothing that a terminal acts on."""
 
 import json
 import os

@@ -129,7 +129,7 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_pa
             assert rows_in(run(*command).stdout)
 
 
-def test_a_demo_of_a_file_without_an_embedder_notes_that_once_and_ends_with_the_next_step(tmp_path: Path) -> None:
+def test_a_demo_without_an_embedder_notes_that_once_and_ends_with_the_next_step(tmp_path: Path) -> None:
     # Of a configured queue neither the demo nor its worker may know.
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     variables = {"KP_EMBEDDING_EMBEDDER": "none", "KP_BROKER_URL_FILE": str(tmp_path / "url")}

@@ -1,4 +1,4 @@
-"""What the check for secrets costs a trace and what it finds: secrets planted into real traces, and false alarms without them.
+"""Measures the check for secrets: its time for a trace, the planted secrets that it finds in real traces, and false alarms.
 
 - ``ms``: processor time of a trace in the process of the checks and in the worker, best of three rounds over ``--embedded``
   real traces, after one more round; ``of_embedding`` is that in parts of what embedding the same traces takes on the same
@@ -100,7 +100,7 @@ def hostile(filler: str) -> ReasoningTrace:
 
 
 def endless_s() -> float:
-    """What a trace takes at which a check never ends, and the next, for which it is started anew."""
+    """Measure a trace at which a check never ends, and the next one, for which it is started anew."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PYTHONPATH"] = install(Path(directory))
         checks = Checks(load_settings({"checks.own": {"misbehave": "note"}}).checks)

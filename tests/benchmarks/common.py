@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, traces, embedders, a Redis of their own, clocks, and how results are written."""
+"""The common part of the benchmarks: arguments, traces, embedders, a Redis of their own, clocks, and the output of results."""
 
 import argparse
 import json
@@ -115,7 +115,7 @@ def default_tokens() -> Tokens:
 
 
 def lengths_of(texts: Sequence[str]) -> list[int]:
-    """How many tokens of each text the default model reads."""
+    """Return the number of tokens of each text that the default model reads."""
     tokens = default_tokens()
     return [len(ids) for ids, _ in tokens.rows(texts)]
 
@@ -146,14 +146,14 @@ def redis_of(url: str) -> redis.Redis:
 
 
 def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """What work takes: seconds by the wall, or of the processor by another clock."""
+    """Return the seconds that work takes, by the wall clock or another clock."""
     started = clock()
     work()
     return clock() - started
 
 
 def embed_seconds(embedder: Embedder, texts: Sequence[str]) -> float:
-    """What the bare engine takes for texts, in batches as large as a worker's."""
+    """Return the time of the bare engine for texts, in batches as large as a worker's."""
     return seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, BATCH)])
 
 

@@ -1,4 +1,4 @@
-"""What a gate accepts of the real traces, over shuffled orders; ``novelty`` explains the figures."""
+"""Counts what a gate accepts of the real traces, over shuffled orders; ``novelty`` explains the figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -25,7 +25,7 @@ Rank = Callable[[Places], Ranked]
 
 
 def is_repeat(tasks: Sequence[Hashable]) -> Flags:
-    """Whether each but the first repeats an earlier one."""
+    """Return for each trace but the first whether it repeats an earlier one."""
     firsts: dict[Hashable, int] = {}
     return np.array([firsts.setdefault(task, place) < place for place, task in enumerate(tasks)][1:])
 
@@ -101,7 +101,7 @@ class Gate:
         return accepted
 
     def _judged(self, order: Places, accepted: Flags) -> Iterator[tuple[str, bool]]:
-        """What holds, or does not, of each task and of each accepted trace."""
+        """Count the tasks and the accepted traces for which each property holds."""
         runs_of = defaultdict[int, list[tuple[bool, bool]]](list)
         for task, is_success, is_accepted in zip(self._tasks[order], self._is_success[order], accepted, strict=True):
             runs_of[task].append((bool(is_success), bool(is_accepted)))

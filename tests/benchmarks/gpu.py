@@ -72,7 +72,7 @@ def _engine(embedder: Embedder, count: int) -> Row:
 
 
 def _differences() -> list[float]:
-    """How far each real trace's score is from the reference's."""
+    """Return the distance of each real trace's score from the reference's."""
     items = real()
     if not items:
         return []

@@ -66,7 +66,7 @@ def _percentiles(values: Sequence[float]) -> dict[int, float]:
 
 
 def _reference_ms(reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> list[float]:
-    """What the reference takes to embed some of the traces, each by itself; nothing without it."""
+    """Return the times of the reference to embed some of the traces, each by itself; empty without it."""
     if reference is None:
         return []
     return [reference.embed([trace.embedding_text]).seconds * 1_000 for trace in items[:_REFERENCE_TEXTS]]

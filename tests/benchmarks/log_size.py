@@ -1,4 +1,4 @@
-"""What placing a trace costs as the novelty log grows: one mirror, a full window of N entries, random unit vectors.
+"""Measures the cost of placing a trace as the novelty log grows: one mirror, a full window of N entries, random vectors.
 
 For each N a Redis of its own gets a log of N entries, and ``novelty.max_elements`` is N, so that every trace is compared with N
 entries. A process of its own reads the log and places batches of 32 in it, as a worker does, but embeds nothing.

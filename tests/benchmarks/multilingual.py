@@ -1,4 +1,4 @@
-"""How new unrelated tasks are in several languages, by embedder: language alone must not make a trace new or old.
+"""Measures the novelty of unrelated tasks in several languages, by embedder: language must not make a trace new or old.
 
 Six tasks, each written in every language; the first has nothing to be compared with and is left out.
 

@@ -1,4 +1,4 @@
-"""How well novelty tells new tasks from repeats, for each recipe and for words, on the real traces in file order.
+"""Measures how well novelty tells new tasks from repeats, for each recipe and for words, on the real traces in file order.
 
 Each trace is compared with all before it, as one worker would compare them; similarities are rounded to 1e-5. The first trace
 of all is left out. A figure without another meaning is the share of pairs, of a trace that should be newer and one that should
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: Ranks, repeats: int) -> Iterator[Row]:
-    """How each recipe tells tasks apart; adds to ``ranks`` how the gate ranks by it."""
+    """Measure how each recipe tells tasks apart; add to ``ranks`` how the gate ranks by it."""
     embedders = {name: real_embedder(changed) for name, changed in RECIPES.items()}
     ways = {name: partial(_embed_seconds, embedder) for name, embedder in embedders.items()}
     passes = [seconds_in_turns(ways, traces) for _ in range(repeats)]
@@ -133,7 +133,7 @@ def _vectors(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
 
 
 def _novelty(vectors: Vectors) -> Floats:
-    """How new each but the first is."""
+    """Return the novelty of each trace but the first."""
     similarities = vectors @ vectors.T
     return np.array([1 - similarities[place, :place].max() for place in range(1, len(vectors))], np.float64)
 

@@ -1,4 +1,4 @@
-"""How well a pinned set of plain texts finds the tasks that it holds, asked in other words, on the real traces.
+"""Measures how well a pinned set of plain texts finds the tasks that it holds, asked in other words, on the real traces.
 
 The set holds the objectives of half of the tasks, drawn by chance; runs of the other half must not be found. A run is found
 beyond a similarity which is such that one in a thousand of those is, over all draws. Objectives that differ in numbers alone,

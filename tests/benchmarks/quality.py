@@ -1,4 +1,4 @@
-"""Whether the intervals of `kp-scorer quality` hold, in simulated samples whose true precision and recall are known.
+"""Tests whether the intervals of `kp-scorer quality` hold, in simulated samples whose true precision and recall are known.
 
 Scores of good and of bad traces are spread differently, and overlap. Half-way, the share that is sampled changes, and with it,
 in some cases, how many traces are good.

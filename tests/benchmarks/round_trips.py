@@ -1,4 +1,4 @@
-"""How often a worker calls Redis for a batch, and how many bytes that is: counted, not timed; no model needed.
+"""Counts a worker's calls of Redis for a batch, and their bytes: nothing is timed, and no model is needed.
 
 Batches of samples are decided as new traces and as redelivered ones.
 
@@ -57,7 +57,7 @@ class CountingConnection(redis.Connection):
 
 
 def random_decider(redis_client: redis.Redis, keys: Keys) -> Decider:
-    """What decides in a worker, with random vectors."""
+    """Return a worker's decider, with random vectors."""
     window = NoveltySettings().window()
     log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _RECORD_TTL_MS)
     ledger = RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS)

@@ -1,4 +1,4 @@
-"""What commands cost by what is stored: records with decisions, a log as long as the default keeps, and dead letters.
+"""Measures the cost of commands by what is stored: records with decisions, a log as long as the default keeps, dead letters.
 
 For each N a Redis of its own, without its append-only file, gets N records. Each command is a process of its own, with the time
 that Python takes to start; standard output goes nowhere.
@@ -67,7 +67,7 @@ def rows_of(sizes: Sequence[int], letters: int) -> Iterator[Row]:
 
 
 def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
-    """What each command costs; a copy of the data goes into a directory before."""
+    """Measure the cost of each command; before that, copy the data into a directory."""
     with _server(Path(copy)) as server, redis_of(server.url) as client:
         client.config_set("appendonly", "no")
         _fill_records(client, records)
@@ -81,7 +81,7 @@ def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
 
 
 def _waiting_measured(count: int) -> Row:
-    """What Redis holds of traces that wait in RabbitMQ, where nothing else is in it."""
+    """Return the memory of Redis for traces that wait in RabbitMQ, when nothing else is in it."""
     traces = [trace.model_dump_json(exclude_none=True).encode() for trace in samples()]
     with own_redis() as url, redis_of(url) as client, Store.open(load_settings({"redis.url": url})) as store:
         client.config_set("appendonly", "no")
@@ -101,7 +101,7 @@ def _waiting_measured(count: int) -> Row:
 
 
 def _start_measured(directory: Path) -> Iterator[Row]:
-    """How long Redis takes to load the copy in a directory, and a worker that starts meanwhile to be ready."""
+    """Measure how long Redis takes to load the copy in a directory, and a worker that starts meanwhile to be ready."""
     server = _server(directory)
     settings = load_settings({"broker.url": server.url, "redis.url": server.url, "embedding.embedder": "words"})
     server.launch("appendonly no")

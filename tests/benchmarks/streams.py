@@ -1,4 +1,4 @@
-"""How long texts wait for the engine and are in it, with 2, 4 and 8 cores: simulated, from passes measured here.
+"""Simulates how long texts wait for the engine and are in it, with 2, 4 and 8 cores, from passes measured here.
 
 Passes of texts of every length are measured on one core each, side by side, and on all cores together. With more cores than
 here, a pass on all of them takes its serial share as before, and the rest divided by the cores (Amdahl), by the share that

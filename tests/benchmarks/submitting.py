@@ -1,4 +1,4 @@
-"""How fast one process submits to a real Redis, beside an idle worker: many at once, and one by one.
+"""Measures how fast one process submits to a real Redis, beside an idle worker: many at once, and one by one.
 
 The real traces, as parsed JSON and with ids and contents of their own, are submitted in portions, each way in turn, so that a
 machine that slows down for a minute slows both. The worker is paused meanwhile, so that it does not share the processor.

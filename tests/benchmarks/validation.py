@@ -1,4 +1,4 @@
-"""What a submission may cost: the time and memory from its message to a checked trace with its digest, or to its refusal.
+"""Measures the time and memory of a submission, from its message to a checked trace with its digest, or to its refusal.
 
 Every item of ``tests/support/costly.py`` fills every place, once as far as the limits let it and once as far as its bytes do;
 the most costly are shown, and the real traces beside them. So are bodies that are packed, and four times as large as a trace.
@@ -70,7 +70,7 @@ def _messages(limits: Limits) -> Iterator[tuple[str, Message]]:
 
 
 def costs_of_text(tokens: Tokens, name: str, text: str) -> Row:
-    """What it costs at most to make the tokens of a text, as one recipe or another does; the text does not count."""
+    """Measure the highest cost of making the tokens of a text, as one recipe or another does; the text does not count."""
     grown_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     costs = []
     for part in (part for recipe in RECIPES.values() for part in recipe.parts):

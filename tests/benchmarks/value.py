@@ -1,4 +1,4 @@
-"""What a kept tenth of runs is worth to later runs, beside a tenth of the successes at random.
+"""Measures the value of a kept tenth of runs to later runs, beside a tenth of the successes at random.
 
 Reads sets of runs with several runs a task: NAME.jsonl.gz, and NAME.tasks.json.gz with the task of each run's id. Each shuffle
 halves the runs of each task, keeps a share of the first half by domain, and measures on the second half, with differences to

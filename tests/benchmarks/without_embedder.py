@@ -1,4 +1,4 @@
-"""What is around a model: one worker on one core, without an embedder and with words, beside an empty Celery task.
+"""Measures the work around a model: one worker on one core, without an embedder and with words, beside an empty Celery task.
 
 Real traces are put on the queue in portions while the workers are paused, then decided and published at full speed. The same
 traces then go, as arguments, to a task of another Celery app that does nothing, on a worker with as many threads as ours may

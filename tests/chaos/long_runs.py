@@ -1,4 +1,4 @@
-"""What this tier's long runs share: their arguments, their arena, their traces, and how they report."""
+"""The common part of this tier's long runs: their arguments, their arena, their traces, and their reports."""
 
 import argparse
 import itertools

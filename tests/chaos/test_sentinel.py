@@ -75,7 +75,7 @@ def start_sentinel(directory: Path, port: int, primary: RedisServer) -> "subproc
 
 
 def knows_all(port: int) -> bool:
-    """Whether a sentinel knows the others, and a replica that can take over."""
+    """Return whether a sentinel knows the others, and a replica that can take over."""
     with redis.Redis(port=port, password=PASSWORD, socket_timeout=5) as client:
         try:
             primary, replicas = client.sentinel_master(PRIMARY), client.sentinel_slaves(PRIMARY)
@@ -87,7 +87,7 @@ def knows_all(port: int) -> bool:
 
 @pytest.mark.slow
 def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched, tmp_path: Path) -> None:
-    """What the replica had is decided once; what only the primary had may be unknown, which its submitter can see."""
+    """Traces that the replica had are decided once; others may be unknown, which their submitter can see."""
     settings, load = watched.settings, traces(TRACES)
     on_replica = load_settings({"broker.url": watched.replica.url, "redis.url": watched.replica.url})
     with supervised(settings, tmp_path / "workers", 2, slowly) as fleet, Client(settings) as client:

@@ -33,7 +33,7 @@ _PROPERTIES: Final[Envelope] = {
 
 
 def message(trace: Any, token: str) -> Envelope:
-    """What a Celery 5 app sends, as the Redis transport carries it."""
+    """Return a Celery 5 app's message as the Redis transport carries it."""
     sent = _PRODUCER.amqp.as_task_v2(token, TASK_NAME, [trace], argsrepr="(trace,)", origin="gen1@host", ignore_result=True)
     return {
         "body": encoded(sent.body),
@@ -172,5 +172,5 @@ def test_a_body_that_is_no_base64_is_refused_and_not_read_without_what_is_odd(od
 
 
 def _has_ended(worker: Worker) -> bool:
-    """Whether it has died, or requeues the same messages over and over."""
+    """Return whether the worker has died, or requeues the same messages over and over."""
     return worker.process.poll() is not None or len(worker.events("message_requeued")) > 10

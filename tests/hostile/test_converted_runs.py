@@ -1,4 +1,4 @@
-"""What an agent wrote can cost the conversion of its own run, and nothing else: no server, no probe and no other run."""
+"""An agent's text can harm only the conversion of its own run: no server, no probe and no other run."""
 
 import json
 import threading

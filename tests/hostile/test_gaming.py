@@ -51,7 +51,7 @@ def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:
 
 
 def accepted(embedder: Embedder, policy: Policy, *, random_words: bool = False) -> list[int]:
-    """How many hollow traces of each domain are accepted, which are copies, or have an objective of random words."""
+    """Count the hollow traces of each domain that are accepted, which are copies, or have an objective of random words."""
     return [_accepted(embedder, policy, domain, random_words) for domain in DOMAINS]
 
 

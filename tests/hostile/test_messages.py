@@ -67,7 +67,7 @@ def _attack(arena: ShippedArena, messages: Sequence[Attack]) -> list[dict[str, A
 
 
 def _stored_body(arena: Arena, body: bytes) -> bytes:
-    """What a dead letter stores of a body: of one from RabbitMQ that is too large, its beginning."""
+    """Return the bytes of a body that a dead letter stores: of one from RabbitMQ that is too large, its beginning."""
     is_cut = arena.broker == "rabbitmq" and len(body) > largest_body_bytes(arena.settings().limits)
     return body[:BEGINNING_BYTES] if is_cut else body
 

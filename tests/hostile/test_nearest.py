@@ -1,4 +1,4 @@
-"""Where producers do not trust each other, a probe learns no other's id by any way that a decision goes."""
+"""If producers do not trust each other, a probe learns no other's id by any way that a decision goes."""
 
 import base64
 import json

@@ -158,7 +158,7 @@ def test_a_peer_that_sends_ever_so_slowly_is_disconnected(port: int) -> None:
 
 
 def is_disconnected(peer: socket.socket) -> bool:
-    """Whether the port has ended the connection, and answers nothing."""
+    """Return whether the port has ended the connection, and answers nothing."""
     try:
         return not peer.recv(1)
     except TimeoutError:

@@ -270,7 +270,7 @@ def test_commands_name_damaged_records_and_go_on(store: Store, keys: Keys, redis
 
 
 @pytest.mark.usefixtures("as_operator")
-def test_a_damaged_entry_of_the_log_is_as_good_as_erased_and_a_place_that_is_not_in_it_stops_nobody(
+def test_a_damaged_log_entry_counts_as_erased_and_a_place_outside_stops_nobody(
     settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     first, second = short_traces(2, seed=33)

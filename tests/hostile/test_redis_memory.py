@@ -1,4 +1,4 @@
-"""What a user with few permissions can have Redis hold beyond its maxmemory: as little as its version can bound."""
+"""A user with few permissions can have Redis hold no more beyond its maxmemory than its version can bound."""
 
 import socket
 from collections.abc import Callable, Iterator

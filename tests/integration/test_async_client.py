@@ -34,7 +34,7 @@ def with_client(settings: Settings, use: Callable[[AsyncClient], Awaitable[None]
 
 @pytest.fixture
 def network(settings: Settings) -> Iterator[tuple[Proxy, Settings]]:
-    """What is between a client and its Redis, and settings of a client behind it, which waits for a second."""
+    """A proxy between a client and its Redis, and the settings of a client behind it, which waits for a second."""
     with Proxy(settings.redis.url) as proxy:
         yield proxy, with_changed(settings, redis__url=proxy.url, broker__timeout_s=TIMEOUT_S)
         proxy.deliver()

@@ -32,9 +32,7 @@ COUNTING_WORKER: Final = ("tests.support.counting_worker",)
 
 
 @pytest.mark.slow
-def test_a_lost_connection_is_logged_with_its_reason_and_its_server_and_leaves_nothing_behind(
-    on_broker: SettingsWith, tmp_path: Path
-) -> None:
+def test_a_lost_connection_is_logged_with_reason_and_server_and_leaves_nothing(on_broker: SettingsWith, tmp_path: Path) -> None:
     settings = on_broker()
     with Proxy(settings.broker.url) as proxy:
         through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url, broker__timeout_s=2.0)

@@ -61,7 +61,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(small: EmbeddingSettings, cache: Path) -> Vectors:
-    """What that model makes of the texts, once it is converted into the cache."""
+    """Return the vectors of the texts by that model, once it is converted into the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         selected = select_embedder(small)

@@ -230,7 +230,7 @@ NO_PLAIN_JSON = [
 
 
 def payloads_of_show(settings: Settings) -> list[Any]:
-    """What each dead letter shows as its payload."""
+    """Return the payload that each dead letter shows."""
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is no JSON")

@@ -56,7 +56,7 @@ def workers(url: str, directory: Path) -> Iterator[None]:
 
 
 def route(traces: list[dict[str, Any]], url: str) -> list[str]:
-    """What the example prints of these traces."""
+    """Return the output of the example for these traces."""
     example = REPOSITORY / "deploy" / "examples" / "route_by_domain.py"
     done = subprocess.run(
         [sys.executable, str(example)],

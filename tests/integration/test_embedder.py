@@ -155,7 +155,7 @@ def decided_by(embedder: Embedder, unreadable: UnreadableAction, *objectives: st
     return [each for each in decided if isinstance(each, Decision)]
 
 
-def test_a_script_that_the_model_does_not_know_is_said_and_scored_as_the_reference_does(
+def test_a_script_that_the_model_does_not_know_is_reported_and_scored_anyway(
     openvino: Embedder, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, second, third = decided_by(openvino, "score", *UNKNOWN_SCRIPT, "ตรวจสอบใบแจ้งหนี้")

@@ -32,7 +32,7 @@ def hand_over(address: Proxy, primary: RedisServer, replica: RedisServer) -> Non
     primary.hand_over(replica)
 
 
-def test_a_worker_and_a_client_follow_to_the_new_primary_and_no_trace_in_flight_is_lost(tmp_path: Path) -> None:
+def test_worker_and_client_follow_to_the_new_primary_and_lose_no_trace_in_flight(tmp_path: Path) -> None:
     *traces, last = short_traces(301, seed=2)
     with (
         RedisServer(tmp_path / "first") as first,

@@ -77,7 +77,7 @@ def drain(intake: QueueDrainer) -> bool:
     return True
 
 
-def test_a_worker_that_dies_before_it_acknowledges_leaves_copies_that_are_decided_once(
+def test_copies_left_by_a_worker_that_dies_before_acknowledging_are_decided_once(
     rabbitmq: RabbitMQ, settings_here: Settings, store: Store, tmp_path: Path
 ) -> None:
     traces = short_traces(120, seed=2)

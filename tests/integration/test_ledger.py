@@ -1,4 +1,4 @@
-"""What the ledger does beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
+"""The ledger beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -185,7 +185,7 @@ def test_call_loads_a_script_that_redis_does_not_have(redis_client: redis.Redis)
     assert ledger_module._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
 
 
-def test_the_script_of_clients_is_loaded_where_redis_does_not_have_it_and_not_sent_again(redis_client: redis.Redis) -> None:
+def test_the_script_of_clients_is_loaded_only_if_redis_does_not_have_it(redis_client: redis.Redis) -> None:
     redis_client.script_flush()
     ledger = RedisLedger(redis_client, KEYS, ttl_ms=60_000)
     calls = []
@@ -198,5 +198,5 @@ def test_the_script_of_clients_is_loaded_where_redis_does_not_have_it_and_not_se
 
 
 def _script_calls(redis_client: redis.Redis) -> int:
-    """Of all subcommands together, as Redis 6.2 counts them."""
+    """Return the calls of all subcommands together, as Redis 6.2 counts them."""
     return int(redis_client.info("commandstats").get("cmdstat_script", {}).get("calls", 0))

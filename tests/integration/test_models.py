@@ -142,7 +142,7 @@ def test_a_model_whose_vectors_are_to_be_cut_is_refused(tiny: Tiny, tmp_path: Pa
 
 @pytest.mark.parametrize("engine", ["auto", "openvino", "torch"])
 @pytest.mark.parametrize("tiny", ["roberta"], indirect=True)
-def test_a_model_that_cannot_embed_as_many_tokens_as_its_files_say_is_refused_at_the_start(
+def test_a_model_that_embeds_fewer_tokens_than_its_files_say_is_refused_at_start(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     copy = shutil.copytree(tiny.directory, tmp_path / "copy")

@@ -1,4 +1,4 @@
-"""What commands ask of Redis, and hold in memory, does not grow with all that is stored."""
+"""Commands ask no more of Redis, and hold no more in memory, as the store grows."""
 
 import json
 from datetime import UTC, datetime
@@ -54,7 +54,7 @@ class Filled:
         return command(self.settings, *arguments, stdin=stdin)
 
     def calls(self, *arguments: str, stdin: str = "", code: int = 0) -> dict[str, int]:
-        """How often a command called each command of Redis, those within scripts too."""
+        """Count a command's calls of each command of Redis, those within scripts included."""
         self.client.config_resetstat()
         done = self.run(*arguments, stdin=stdin)
         assert done.exit_code == code, done.output

@@ -29,7 +29,7 @@ REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 
 
 class Fleet:
-    """What the commands act on: as many decided traces, dead letters and groups as they name."""
+    """Prepare what the commands act on: as many decided traces, dead letters and groups as they name."""
 
     def __init__(self, server: Shipped, directory: Path, via: str) -> None:
         self.server, self.directory, self._via = server, directory, via

@@ -82,7 +82,7 @@ def test_a_queue_that_a_policy_limits_is_full_while_it_refuses(rabbitmq: RabbitM
         assert publisher.full() == {queue}
 
 
-def test_of_decisions_that_a_queue_takes_in_part_those_it_refuses_are_published_again(rabbitmq: RabbitMQ) -> None:
+def test_decisions_that_a_queue_refuses_are_published_again(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     with (
         limited_by_policy(settings, settings.queues.accepted, 1),

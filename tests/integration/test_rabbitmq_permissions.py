@@ -148,7 +148,7 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_
 
 
 def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool:
-    """Whether a user may do any of these, when all is there that it can be done to."""
+    """Return whether a user may do any of these, when everything exists that it can be done to."""
     for queue in (*QUEUES, INTAKE):
         admin.default_channel.queue_declare(queue, durable=True, auto_delete=False)
     admin.default_channel.exchange_declare("traces", "direct", durable=True, auto_delete=False)

@@ -1,4 +1,4 @@
-"""Why a trace was slow, and who decided it: what decisions, dead letters and log lines say of worker, wait and deliveries."""
+"""Decisions, dead letters and log lines name the worker, the wait and the deliveries of a trace."""
 
 import json
 import time

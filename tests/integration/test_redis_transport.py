@@ -104,7 +104,7 @@ def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
         assert everything(redis_client) == [b"traces"]
 
 
-def test_what_a_dead_consumer_had_is_redelivered_after_the_visibility_timeout_whether_it_had_noted_it_or_not(
+def test_a_dead_consumers_messages_are_redelivered_noted_or_not(
     connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
@@ -304,7 +304,7 @@ def test_no_more_is_received_than_the_bytes_in_flight_allow(connection: Connecti
             message.ack()
 
 
-def test_as_many_messages_as_a_worker_may_have_in_flight_are_published_and_acknowledged_at_once(
+def test_all_messages_in_flight_of_a_worker_are_published_and_acknowledged_at_once(
     redis_client: redis.Redis,
 ) -> None:
     keys, bodies = QueueKeys(QUEUE), [str(number) for number in range(10_000)]

@@ -233,7 +233,7 @@ def test_zeros_are_no_id(server: HttpServer) -> None:
     assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
 
 
-def test_what_neither_spans_nor_settings_say_is_asked_for_also_of_a_run_that_ends_in_silence(
+def test_a_run_that_ends_in_silence_gets_an_error_that_names_missing_fields(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unset = {"serve__confidence": None, "serve__success": None}

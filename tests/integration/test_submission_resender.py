@@ -50,7 +50,7 @@ class Scene(NamedTuple):
         submission_resender.resend_lost(self.app, self.queues, self.store, settings, Metrics(()))
 
     def states(self) -> list[str]:
-        """Of the first and the second."""
+        """Return the states of the first and the second."""
         return [record.state for record in self.store.ledger.look_up([FIRST, SECOND]) if record]
 
     def on_queue(self) -> int:

@@ -50,7 +50,7 @@ def kinds(answers: Sequence[object]) -> list[str]:
 
 
 def calls(redis_client: redis.Redis) -> int:
-    """How often a script was called, as the ledger's are, or something put on a list."""
+    """Return the number of calls of a script, as the ledger's are, or of pushes onto a list."""
     stats: Any = redis_client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "lpush"))
 

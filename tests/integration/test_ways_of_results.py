@@ -94,7 +94,7 @@ def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
 
 
 def read_shop(settings: Settings, name: str) -> list[Received]:
-    """What the task of that app was called with, by whichever queue."""
+    """Return the arguments of that app's task, by whichever queue it was called."""
     received = []
     with redis.Redis.from_url(settings.redis.url) as client:
         while (called := client.lpop("shop:received")) is not None:
@@ -197,7 +197,7 @@ def assert_each_once(trace_ids: list[str], received: list[Received]) -> None:
     assert all(once[each.message_id, each.mark] == each.decision for each in received)
 
 
-def test_each_decision_is_read_once_and_copies_by_a_killed_worker_have_the_same_mark(scene: Scene, tmp_path: Path) -> None:
+def test_each_decision_is_read_once_and_copies_of_a_killed_worker_have_its_mark(scene: Scene, tmp_path: Path) -> None:
     dying = {"CRASH_AT": "published", "CRASH_AFTER": "5"}
     with Client(scene.settings) as client:
         before = [client.submit(trace) for trace in short_traces(TRACES, seed=22)]

@@ -42,7 +42,7 @@ def base_install(tmp_path: Path) -> dict[str, str]:
 
 
 def arenas_of(pid: int) -> int:
-    """How many arenas glibc's malloc has beside the main one; each begins with 64 MiB of addresses, of which a part is used."""
+    """Return the number of malloc's arenas beside the main one; each begins with 64 MiB of addresses, partly used."""
     regions = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         addresses, access = line.split()[:2]

@@ -1,4 +1,4 @@
-"""What may happen next, how often it should, and when it can at all."""
+"""The actions that may happen next, with their weights and conditions."""
 
 from collections.abc import Callable
 from random import Random

@@ -1,4 +1,4 @@
-"""What producers may send: few ids and few contents, so that they meet often."""
+"""The submissions that producers may send: few ids and few contents, so that they meet often."""
 
 import hashlib
 import json
@@ -91,7 +91,7 @@ def letter_id_of(raw: bytes) -> str:
 
 
 class EmbeddingFailed(Exception):
-    """What an embedder raises that fails."""
+    """The error of an embedder that fails."""
 
 
 class FailingEmbedder(WordEmbedder):

@@ -1,4 +1,4 @@
-"""What must hold of the books after every step, read from Redis alone: the model has no say in it."""
+"""The invariants of the books after every step, read from Redis alone: the model has no say in it."""
 
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""What lies in Redis for a trace and for a dead letter, and how long."""
+"""The fields that Redis has for a trace and for a dead letter, and their times to live."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -144,7 +144,7 @@ class Reference:
         self.expires_in(KEYS.workers, WORKERS_REMEMBERED_MS)
 
     def commit(self, verdict: Verdict) -> Decision | str | None:
-        """What becomes of a verdict; where it is an error, what that says."""
+        """Commit a verdict; return the result, or the text of the error."""
         record = self.record(verdict.trace_id)
         # What is dead without a digest is another submission than any that could be decided.
         if (record.state or record.digest) and record.digest != verdict.digest:

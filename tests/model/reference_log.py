@@ -125,7 +125,7 @@ class LogModel:
         return next((entry for entry in self.entries if entry.place == place), None)
 
     def window(self, place: str) -> list[LogEntry]:
-        """What a trace at a place is compared with, erased or not."""
+        """Return the entries that a trace at a place is compared with, erased or not."""
         own = self.at(place)
         assert own, place
         return [
@@ -135,7 +135,7 @@ class LogModel:
         ]
 
     def is_whole(self, place: str) -> bool:
-        """Whether the log holds all of a place's window that was not erased."""
+        """Return whether the log holds all of a place's window that was not erased."""
         return not any(entry.is_trimmed and not entry.is_erased for entry in self.window(place))
 
     def similarity(self, place: str) -> float | None:

@@ -67,7 +67,7 @@ class Server:
         return contents
 
     def delete(self, keys: list[str]) -> None:
-        """What Redis does with keys whose time has come."""
+        """Delete keys whose time has come, as Redis does."""
         if keys:
             self.client.delete(*keys)
             self.client.zrem(DEADLINES_KEY, *keys)

@@ -236,7 +236,7 @@ class WatchedLog:
         return erased
 
     def check_novelty(self, decision: Decision) -> None:
-        """What is about to be stored must be what the log gave."""
+        """Check that what is about to be stored is what the log gave."""
         nearest, place = decision.novelty.nearest, decision.novelty.entry or ""
         if place not in self.expected:
             raise Violation(f"novelty of {decision.trace_id}: it rests on {place}, where it is not placed")

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Snapshot(NamedTuple):
-    """What a Redis that comes back older comes back to: the books, and the queue with what was not acknowledged."""
+    """The state that an older Redis returns to: the books, and the queue with what was not acknowledged."""
 
     image: Image
     model: Reference
@@ -257,7 +257,7 @@ class World:
         return [trace_id for trace_id, record in self.model.records.items() if record.state in ("decided", "dead")]
 
     def has_noted(self) -> bool:
-        """Whether the queue holds what a client has noted, or had."""
+        """Return whether the queue holds what a client has noted, or had."""
         return any(self._is_noted(message.payload) for message in self.queue)
 
     def _is_noted(self, payload: Payload) -> bool:

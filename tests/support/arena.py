@@ -1,4 +1,4 @@
-"""Where a disaster takes place: a store and a broker that can be broken, and what the tests do on them over and over."""
+"""The place of a disaster: a store and a broker that can be broken, and what the tests do on them over and over."""
 
 import os
 import threading
@@ -70,7 +70,7 @@ class Arena:
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
 
     def waiting(self) -> int:
-        """How many messages wait on the queue of traces; those in flight do not count."""
+        """Return the number of messages that wait on the queue of traces; those in flight do not count."""
         queue = self.settings().queues.traces
         if self.broker == "redis":
             with self.redis.connect() as client:
@@ -139,7 +139,7 @@ def put(settings: Settings, *bodies: bytes) -> None:
 
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
-    """Whether no message is on a queue of a Redis, and none in flight."""
+    """Return whether no message is on a queue of a Redis, and none in flight."""
     return not any((client.llen(queue), client.llen(f"{queue}.moving"), client.hlen(f"{queue}.unacknowledged")))
 
 

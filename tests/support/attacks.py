@@ -1,4 +1,4 @@
-"""What someone may put on the queue of traces who may do nothing else. Whatever can quote it must not: it holds a marker.
+"""The messages of someone who may only put messages on the queue of traces. Each holds a marker that must not be quoted.
 
 The attacks reach the queue of either broker past every check of ours and of Celery's.
 """
@@ -241,7 +241,7 @@ def open_queue(arena: Arena) -> Iterator[Put]:
 
 
 def broker_attacks(arena: Arena, harmless: Iterator[Attack]) -> Iterator[Attack]:
-    """What only one of the brokers can carry."""
+    """The messages that only one of the brokers can carry."""
     if arena.broker == "redis":
         for name, value in product(REDIS_PROPERTIES, VALUES):
             yield next(harmless)._replace(properties={name: value})

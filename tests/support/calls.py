@@ -1,4 +1,4 @@
-"""How much work is done and memory taken, counted rather than timed: the same on every machine, however busy."""
+"""Counts work and memory rather than timing them: the figures are the same on every machine, however busy."""
 
 import sys
 import tracemalloc
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 def calls_during(action: Callable[[], object]) -> int:
-    """How many functions of Python an action calls in this thread; a generator counts each time that it goes on."""
+    """Count the Python functions that an action calls in this thread; a generator counts each time that it resumes."""
     calls = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:
@@ -24,7 +24,7 @@ def calls_during(action: Callable[[], object]) -> int:
 
 
 class Memory:
-    """What Python allocated in a block, once it has ended."""
+    """The memory that Python allocated in a block, once it has ended."""
 
     held_bytes = peak_bytes = 0
 

@@ -132,7 +132,7 @@ def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 
 
 
 def _is_first(function: Function, an_id: str) -> bool:
-    """Whether a function meets an id for the first time."""
+    """Return whether a function meets an id for the first time."""
     is_first = (function, an_id) not in _met
     _met.add((function, an_id))
     return is_first

@@ -41,7 +41,7 @@ class Line(NamedTuple):
 
     @property
     def spans(self) -> list[str]:
-        """What is in backticks; all of a line of code."""
+        """The texts in backticks; all of a line of code."""
         return [self.text.strip()] if self.is_code else [span.strip() for _, span in _SPAN.findall(self.text)]
 
 
@@ -64,7 +64,7 @@ def lines_of(document: str) -> Iterator[Line]:
 
 
 def anchors_of(document: str) -> set[str]:
-    """What a link may name after the #, as GitHub makes it of the headings."""
+    """Return the anchors that GitHub makes of the headings, for links with a #."""
     headings = [
         line.text.lstrip("#").strip().lower() for line in lines_of(document) if line.text.startswith("#") and not line.is_code
     ]

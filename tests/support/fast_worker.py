@@ -32,7 +32,7 @@ _SHORT_CHARS: Final = 2_000
 
 
 class Panic(BaseException):
-    """What a native library may raise; pyo3's is called PanicException."""
+    """An error that a native library may raise; pyo3's is called PanicException."""
 
 
 class WordHashEmbedder(Embedder):

@@ -57,7 +57,7 @@ class Fleet:
                 self._workers[place].wait_until_ready()
 
     def logged(self, event: str) -> int:
-        """How often the workers have logged an event, the dead ones too."""
+        """Count the workers' logs of an event, including those of dead workers."""
         return sum(path.read_text("utf-8").count(f'"event": "{event}"') for path in self._directory.glob("worker-*.log"))
 
     def stop(self) -> list[int]:

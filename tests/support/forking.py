@@ -97,7 +97,7 @@ def start(module: Sequence[str], variables: Mapping[str, str], *streams: int) ->
 
 
 def _of_python(variables: Mapping[str, str]) -> dict[str, str]:
-    """What an interpreter reads when it starts, and a forked one does not."""
+    """Import what an interpreter reads when it starts, and a forked one does not."""
     return {name: value for name, value in variables.items() if name.startswith("PYTHON")}
 
 

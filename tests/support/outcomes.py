@@ -1,4 +1,4 @@
-"""What workers left: their novelty log, its audit, the decisions that they published; and what must hold of it all.
+"""The results that workers left: their novelty log, its audit and their decisions; and the assertions on all of it.
 
 After every disaster each trace has ended once, and the ledger, the log and the results queues agree.
 """

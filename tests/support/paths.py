@@ -1,4 +1,4 @@
-"""Where things lie that are not part of the package."""
+"""The places of things that are not part of the package."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the security page says that each user of a server may do, to be tried on the server."""
+"""The permissions of each user by the security page, to be tried on the server."""
 
 from itertools import takewhile
 from typing import Final

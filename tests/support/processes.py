@@ -54,7 +54,7 @@ def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) ->
 
 
 def slowness() -> float:
-    """How many times as long as alone a thread of this process takes for its work now."""
+    """Return the time that a thread of this process takes for its work now, as a multiple of the time that it takes alone."""
     started_s, end_s = time.monotonic(), time.thread_time() + _BURST_S
     while time.thread_time() < end_s:
         pass

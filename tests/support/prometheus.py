@@ -32,7 +32,7 @@ def scraped(settings: Settings) -> Samples:
 
 
 def program(name: str) -> str:
-    """Where a program of Prometheus is."""
+    """Return the path of a program of Prometheus."""
     return required(name, "prometheus")
 
 

@@ -156,7 +156,7 @@ def evaluated(expression: str) -> str:
 
 
 def _output_of(*command: str, stdin: str = "") -> str:
-    """What a command prints; nothing if it fails."""
+    """Return the output of a command; empty if it fails."""
     result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
     return result.stdout.strip() if result.returncode == 0 else ""
 
@@ -266,7 +266,7 @@ class OwnNode:
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
 
     def control(self, *arguments: str) -> str:
-        """What rabbitmqctl prints."""
+        """Return the output of rabbitmqctl."""
         command = [required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), "--silent", *arguments]
         return subprocess.run(command, env=self._variables, capture_output=True, check=True, timeout=120, text=True).stdout
 

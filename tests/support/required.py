@@ -8,7 +8,7 @@ import pytest
 
 
 def required(program: str, package: str = "", hint: str = "") -> str:
-    """Where a program is; skips the test where there is none, and fails it under CI, which installs them.
+    """Return the path of a program; skip the test if there is none, and fail it under CI, which installs them.
 
     The reason names Debian's package, by default of the program's name, or gives another hint.
     """

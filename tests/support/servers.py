@@ -136,7 +136,7 @@ class RedisServer:
             old.execute_command("CLIENT", "UNPAUSE")
 
     def is_primary(self) -> bool:
-        """Whether it is a primary. One that becomes a replica disconnects its clients."""
+        """Return whether it is a primary. One that becomes a replica disconnects its clients."""
         try:
             with self.connect() as client:
                 return bool(client.info("replication")["role"] == "master")
@@ -166,7 +166,7 @@ class RedisServer:
 
 
 def answers(client: redis.Redis) -> bool:
-    """Whether the server has loaded its data."""
+    """Return whether the server has loaded its data."""
     try:
         return bool(client.ping())
     except redis.RedisError:

@@ -68,7 +68,7 @@ class Shipped:
         return connect(settings.redis, settings.broker.timeout_s)
 
     def refused(self) -> list[str]:
-        """What Redis has refused since the last call: user and command, or key.
+        """Return Redis' refusals since the last call: user and command, or key.
 
         CLIENT SETINFO is left out: redis-py sends its name and version by it, and Redis 7.0 cannot allow it alone.
         """

@@ -1,4 +1,4 @@
-"""Whether work takes time in proportion to its input: by the processor time for an input and for one four times as large."""
+"""Tests whether work takes time in proportion to its input: by processor time, for an input and for one four times as large."""
 
 import gc
 import time
@@ -27,7 +27,7 @@ def seconds_for(work: Callable[[], object]) -> float:
 
 
 def is_steep(work: Callable[[Any], object], made: Callable[[int], Any], size: int) -> bool:
-    """Whether the time for what is made of a size grows faster than the size, by the majority of seven measurements.
+    """Return whether the time for an input of a size grows faster than the size, by the majority of seven measurements.
 
     Both sizes are measured in turn: a machine that does something else may be half as fast for seconds.
     """

@@ -298,7 +298,7 @@ def test_contents_in_parts_and_a_deprecated_function_call() -> None:
     assert steps(llm(0, 1, [SUM], [legacy]), llm(2, 3, [SUM, legacy, returned], [PRODUCT])) == ARITHMETIC
 
 
-def test_run_is_what_happened_since_the_user_spoke_last_and_ten_messages_keep_their_order() -> None:
+def test_a_run_begins_at_the_users_last_message_and_ten_messages_keep_their_order() -> None:
     inputs = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(12)]
     root = span("agent", 0, 9, {"openinference.span.kind": "AGENT", "input.value": json.dumps({"messages": inputs[:1]})})
     for spans in ([], [root | {"attributes": root["attributes"][:1]}]):

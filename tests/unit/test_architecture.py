@@ -1,6 +1,6 @@
-"""Who may import whom: a house of floors for the package, and tiers that share nothing but their support for its tests.
+"""The imports between rooms: a house of floors for the package, and tiers that share only their support for its tests.
 
-And where errors stand: all in ``errors.py``, whose tree is true.
+And the place of errors: all are in ``errors.py``, whose tree is true.
 """
 
 import ast

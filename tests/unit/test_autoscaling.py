@@ -1,4 +1,4 @@
-"""What the shipped scaling makes of loads: Kubernetes' autoscaler, simulated second by second with the overlays' own figures.
+"""The shipped scaling under load: Kubernetes' autoscaler, simulated second by second with the overlays' own figures.
 
 Its rules: every 15 s the larger of what the triggers ask for, none within a tenth of what is; up at once, down to the most in
 the stabilization window, each by no more than its policy. Utilization is half a minute old.
@@ -30,7 +30,7 @@ Loads = NDArray[np.float64]
 
 
 class Scaling(NamedTuple):
-    """What an overlay says."""
+    """The figures of an overlay."""
 
     least: int
     most: int
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
 
 
 def simulate(scaling: Scaling, arrivals: Loads, rate: float = RATE) -> Outcome:
-    """How many replicas each second has, and how long traces wait from arrival to decision."""
+    """Return the number of replicas at each second, and the times that traces wait from arrival to decision."""
     replicas = ready = scaling.least
     starting: list[int] = []
     wanted: list[tuple[int, int]] = []
@@ -131,14 +131,14 @@ def test_workers_are_few_more_than_needed_and_traces_wait_less_than_five_seconds
     assert outcome.waits_p95_s < 5
 
 
-def test_the_page_says_how_long_traces_wait_in_a_burst_for_which_workers_start_too_late() -> None:
+def test_the_page_states_how_long_traces_wait_in_a_burst_that_outruns_new_workers() -> None:
     (named,) = re.findall(r"to 500 it is (\d+) s", README.read_text("utf-8"))
     outcome = simulate(Scaling.of("redis"), np.random.default_rng(1).poisson(bursts(500.0)).astype(float))
     assert outcome.waits_p95_s == pytest.approx(int(named), abs=2)
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_workers_with_words_scale_as_well_by_one_core_and_the_length_of_the_queue_that_the_page_names(load: str) -> None:
+def test_workers_with_words_scale_by_one_core_and_the_queue_length_of_the_page(load: str) -> None:
     (waiting,) = re.findall(r"every ([\d,]+) waiting", README.read_text("utf-8"))
     scaling = Scaling.of("redis")._replace(waiting=int(waiting.replace(",", "")))
     rates = LOADS[load] * WORDS_RATE / RATE

@@ -1,4 +1,4 @@
-"""What is read of Celery's messages, held against those that its versions sent through kombu's transport in memory."""
+"""Celery's messages are read as its versions sent them through kombu's transport in memory."""
 
 import json
 from types import SimpleNamespace

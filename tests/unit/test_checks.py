@@ -105,7 +105,7 @@ def test_settings_bound_what_a_check_may_demand(
 
 
 @pytest.mark.parametrize("objective", ["raise", "exit", "leave", "eat", "quote", "infinite", "many", "nothing"])
-def test_a_check_that_fails_is_noted_and_demands_review_and_the_next_trace_is_checked(
+def test_a_failed_check_is_noted_and_demands_review_and_the_next_trace_is_checked(
     strict: Checks, objective: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     failed, counted = strict.run(make_trace(objective=f"{objective} this secret text"))
@@ -231,7 +231,7 @@ def token() -> str:
 
 
 def result_of(secrets: Checks, path: str, value: object) -> CheckResult:
-    """What is looked for in a trace that has everything, but for this value."""
+    """Return the texts that are searched in a trace that has every field, except for this value."""
     payload = changed(maximal_payload(), "task.input_schema", {"properties": {"note": {}}})
     (result,) = secrets.run(decode_trace(changed(payload, path, value), LIMITS))
     return result
@@ -245,7 +245,7 @@ def test_a_secret_is_seen_in_every_field(secrets: Checks, place: str) -> None:
     assert (result.kinds["github-pat"], result.outcome, result.failure) == (1, "rejected", None)
 
 
-def test_a_secret_is_seen_as_a_name_and_in_lists_of_lists_and_a_name_gives_a_password_away(secrets: Checks) -> None:
+def test_secrets_are_found_in_names_and_nested_lists_and_passwords_by_their_name(secrets: Checks) -> None:
     for value in [[[{token(): [None, True]}]], {token(): {}}, [[[[f"x {token()}"]]]]]:
         assert result_of(secrets, "steps.0.input", {"rows": value}).kinds["github-pat"] >= 1
     assert result_of(secrets, "steps.0.input", {"user": "admin", "password": "x7Kq2mPz9w"}).kinds == {"assigned": 1}

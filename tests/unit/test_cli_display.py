@@ -1,4 +1,4 @@
-"""What commands show: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
+"""The output of commands: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
 
 import json
 import os
@@ -60,9 +60,7 @@ FIRED: Final = "a single thought (score 0.1), recovered from errors (+0.1), only
         (decision(overrides=OVERRIDES), f"{FIRED}, low novelty"),
     ],
 )
-def test_decision_is_explained_by_overrides_then_the_trace_alike_then_high_or_low_dimensions(
-    explained: Decision, words: str
-) -> None:
+def test_reasons_are_overrides_then_a_similar_trace_then_high_or_low_dimensions(explained: Decision, words: str) -> None:
     assert why(explained) == words
 
 
@@ -151,7 +149,7 @@ except ValueError:
 
 @cache
 def logged(log_format: str, **variables: str) -> str:
-    """What that program writes on stderr."""
+    """Return what that program writes to stderr."""
     program = [sys.executable, "-c", LOGGING, log_format]
     return subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True).stderr
 

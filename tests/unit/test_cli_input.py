@@ -194,7 +194,7 @@ def test_byte_order_mark_is_skipped_and_compressed_files_are_unpacked(document: 
     assert read(zstandard().compress(document)) == read(document)
 
 
-def test_frames_of_zstandard_are_read_as_one_and_those_that_are_cut_off_or_too_large_refused() -> None:
+def test_zstandard_frames_are_read_as_one_and_refused_if_cut_off_or_too_large() -> None:
     zstd = zstandard()
     frames = zstd.compress(FIRST + b"\n") + zstd.compress(SECOND)
     assert read(frames) == [(1, "kp:trace:1"), (2, "kp:trace:2")]

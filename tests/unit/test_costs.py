@@ -1,4 +1,4 @@
-"""What a submission may cost: what bounds time and memory is looked at first, and errors are not collected."""
+"""The cost of a submission is bounded: time and memory are checked first, and errors are not collected."""
 
 import json
 import re

@@ -73,7 +73,7 @@ def test_a_trace_decided_again_keeps_its_decision_whatever_the_policy_is_now() -
     assert len(embedder.texts) == 2
 
 
-def test_other_content_under_a_decided_id_is_a_conflict_and_does_not_enter_the_cache() -> None:
+def test_other_content_under_a_decided_id_is_a_conflict_and_stays_out_of_the_log() -> None:
     decider = word_decider()
     first = decide_one(decider, trace_about("invoice"))
     (conflict,) = decider.decide([trace_about("route")])

@@ -123,7 +123,7 @@ def busy(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
         yield stages
 
 
-def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_other() -> None:
+def test_a_lone_text_gets_all_cores_and_a_later_one_waits_for_no_other() -> None:
     with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("a b c d e", "f g h i j k", "l")
         stages.wait_for_texts(4)
@@ -137,7 +137,7 @@ def test_a_lone_text_gets_all_cores_and_one_that_arrives_meanwhile_waits_for_no_
         assert len(stages.wait_for_ends(2)) == 2, "and what is embedded is decided"
 
 
-def test_texts_of_one_rounded_length_share_a_pass_as_far_as_they_fit_and_the_oldest_goes_first() -> None:
+def test_texts_of_one_rounded_length_share_a_pass_and_the_oldest_goes_first() -> None:
     with busy(embedder := GatedEmbedder()) as stages:
         stages.submit("s1 x x", "long x x x x x x", "s2 x x", "s3 x x", "longer " + "x " * 20)
         stages.wait_for_texts(6)

@@ -26,7 +26,7 @@ def later(value: Any) -> Any:
     return [later(part) for part in value] if isinstance(value, list) else value
 
 
-def test_complete_decision_is_read_with_all_its_fields_and_unknown_ones_are_ignored_wherever_they_are() -> None:
+def test_a_complete_decision_is_read_and_unknown_fields_anywhere_are_ignored() -> None:
     written = json.loads(COMPLETE_DECISION)
     read = Decision.model_validate(later(written)).model_dump(mode="json")
     assert {name: read[name] for name in written} == written
@@ -38,7 +38,7 @@ def test_a_decision_of_another_schema_is_refused() -> None:
         Decision.model_validate(json.loads(COMPLETE_DECISION) | {"schema_version": 2})
 
 
-def test_by_default_nothing_is_guarded_sampled_checked_or_pinned_and_the_message_does_not_mention_it() -> None:
+def test_by_default_a_message_mentions_no_guards_sample_checks_or_pins() -> None:
     (by_settings,) = score_traces(sample_traces()[:1], load_settings({"embedding.embedder": "words"}))
     by_policy = decide_one(word_decider(embedder=(embedder := WordEmbedder())), make_trace())
     for decided in (by_settings, by_policy):

@@ -1,4 +1,4 @@
-"""What deploys workers: the Dockerfile, the Compose file, and the units for systemd."""
+"""The files that deploy workers: the Dockerfile, the Compose file, and the units for systemd."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def obeyed(target: str, name: str) -> list[str]:
 
 
 def from_the_checkout() -> set[str]:
-    """What is copied from the checkout, and not from another stage."""
+    """Return the paths that are copied from the checkout, and not from another stage."""
     return {path for copy in arguments_of("COPY") if not copy.startswith("--from=") for path in copy.split()[:-1]}
 
 
@@ -59,7 +59,7 @@ def test_copied_files_exist_and_are_not_ignored() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_worker_is_the_process_itself_as_a_user_without_rights_and_gets_its_signals(target: str) -> None:
+def test_the_worker_is_the_first_process_as_an_unprivileged_user_and_gets_signals(target: str) -> None:
     started: list[Any] = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(obeyed(target, name)[-1])]
     assert started == ["kp-scorer", "worker"]
     user, group = map(int, obeyed(target, "USER")[-1].split(":"))

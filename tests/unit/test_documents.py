@@ -139,7 +139,7 @@ def joined(document: str) -> Iterator[Line]:
 
 
 def wrong_commands(line: Line) -> Iterator[str]:
-    """What a line says of the command line that is not so.
+    """Yield each statement of a line about the command line that is false.
 
     Options belong to the command before them; outside of code, to the last command that the line names.
     """
@@ -183,7 +183,7 @@ def without_comment(code: str) -> str:
 
 
 def is_path(span: str) -> bool:
-    """Whether a span names a file of the repository, as far as one can tell."""
+    """Return whether a span names a file of the repository, as far as one can tell."""
     if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?(:\d+)?", span):
         return False
     first, slash, _ = span.partition("/")
@@ -193,7 +193,7 @@ def is_path(span: str) -> bool:
 
 
 def is_there(document: str, span: str) -> bool:
-    """Whether a path leads somewhere from the repository, the document or the package, or a bare name is that of any file."""
+    """Return whether a path exists from the repository, the document or the package, or a bare name is that of any file."""
     path = re.sub(r":\d+$", "", span).rstrip("/")
     if any(any(base.glob(path)) for base in (REPOSITORY, (REPOSITORY / document).parent, PACKAGE)):
         return True

@@ -1,4 +1,4 @@
-"""Who is at fault when a text cannot be embedded, which texts are embedded together, and how many cores that may use."""
+"""The fault when a text cannot be embedded, the texts that are embedded together, and the cores that this may use."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -38,7 +38,7 @@ Refusal = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def patience() -> Iterator[None]:
-    """What waits for the other end of a FIFO, or the end of a device, fails."""
+    """A file that waits for the other end of a FIFO, or the end of a device, fails."""
 
     def refuse(*_: object) -> None:
         pytest.fail("it waits, or reads without end")
@@ -66,13 +66,13 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def refusal_of(file: str, place: str, refusal: Refusal) -> str:
-    """Why a file that is named in this place is refused."""
+    """Return why a file of this name is refused."""
     return refusal(*PLACES[place], **{place: file}) if place.startswith("KP_") else refusal(*PLACES[place], file)
 
 
 @pytest.fixture
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """What is no regular file that can be read, or has no end."""
+    """The paths of what is no regular file that can be read, or has no end."""
     path = tmp_path / "named"
     if request.param == "directory":
         path.mkdir()

@@ -137,7 +137,7 @@ def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay:
     assert "replicas" not in objects(overlay)["Deployment"]["spec"]
 
 
-def test_workers_scale_by_their_cores_and_by_the_queue_of_traces_with_a_separate_secret(overlay: str) -> None:
+def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_own(overlay: str) -> None:
     cpu, *triggers = objects(overlay)["ScaledObject"]["spec"]["triggers"]
     assert cpu["type"] == "cpu"
     queues = overlay_settings(overlay).queues
@@ -183,7 +183,7 @@ def test_labels_of_one_fleet_select_no_pod_of_the_other_and_none_of_the_server()
     assert not any(first.items() <= second.items() for first, second in permutations(labels, 2))
 
 
-def test_fleets_differ_in_the_settings_that_the_operators_page_names_and_in_no_others() -> None:
+def test_fleets_differ_only_in_the_settings_that_the_operators_page_names() -> None:
     of_code, of_rest = map(overlay_settings, FLEETS)
     differing = {name for name, value in as_environment(of_code).items() if value != as_environment(of_rest)[name]}
     page = (REPOSITORY / "deploy" / "OPERATIONS.md").read_text("utf-8")
@@ -201,7 +201,7 @@ def test_quantities_are_in_units_that_both_understand() -> None:
     assert [each for each in quantities if not re.fullmatch(r"\d+(Mi)?", each)] == []
 
 
-def test_the_server_has_its_time_to_stop_its_port_and_its_probes_and_what_leads_there() -> None:
+def test_the_server_has_a_grace_period_a_port_probes_and_a_service() -> None:
     server = container("serve")
     assert pod("serve")["securityContext"] == pod("redis")["securityContext"]
     assert pod("serve")["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
@@ -231,7 +231,7 @@ def test_the_server_is_monitored_scaled_and_disrupted_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_nightly_set_is_chosen_by_a_pod_without_privileges_that_may_reach_redis_alone(version: str) -> None:
+def test_the_nightly_set_is_chosen_by_an_unprivileged_pod_that_reaches_only_redis(version: str) -> None:
     each = objects("keep")
     for own in each.values():
         kubernetes_validate.validate(own, version, strict=True)

@@ -1,4 +1,4 @@
-"""What a worker does to keep its resident memory flat."""
+"""A worker keeps its resident memory flat."""
 
 import gc
 import weakref

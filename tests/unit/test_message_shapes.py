@@ -342,7 +342,7 @@ IDENTITY: Final = {"attributes": {"gen_ai.tool.name": "lock_state", "gen_ai.tool
     ],
 )
 @pytest.mark.parametrize("ends_at", ["2026-02-03T08:00:00.500Z", "2026-02-03T08:00:01.750Z"], ids=["before it", "meanwhile"])
-def test_tool_is_called_once_by_a_model_and_its_span_whatever_ids_and_names_they_have(
+def test_a_call_by_a_model_and_the_tools_span_are_one_whatever_their_ids_and_names(
     put: Json, name: str, metadata: object, ends_at: str
 ) -> None:
     asked = [by("user", ASKED)]

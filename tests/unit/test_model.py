@@ -1,4 +1,4 @@
-"""Which model is loaded: the default one only as it was pinned, another one under a name that its files give."""
+"""The choice of the model: the default one only as it was pinned, another one under a name that its files give."""
 
 import importlib.util
 import json

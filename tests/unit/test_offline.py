@@ -45,7 +45,7 @@ def batches_of(size: int) -> Settings:
 
 
 def outcomes(decisions: Iterator[Decision]) -> list[object]:
-    """What each decision says, and the error that came in the end, if one did."""
+    """Return the outcome of each decision, and the final error if there is one."""
     rows: list[object] = []
     try:
         for decision in decisions:

@@ -1,4 +1,4 @@
-"""What ``import kp_scorer`` gives, and what it costs."""
+"""The names that ``import kp_scorer`` provides, and the cost of importing them."""
 
 import inspect
 import json

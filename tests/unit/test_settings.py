@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what is refused."""
+"""The sources of settings, their precedence, and the values that are refused."""
 
 import re
 import tomllib
@@ -34,7 +34,7 @@ def written(directory: Path, text: str) -> Path:
     return path
 
 
-def test_flag_wins_over_variable_and_variable_over_the_named_file_and_that_over_the_variables_file_and_the_default(
+def test_flags_win_over_variables_these_over_a_named_file_and_that_over_kp_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (named := tmp_path / "named.toml").write_text("[novelty]\nmax_elements = 20\nttl_s = 70\n[log]\nlevel = 'error'\n")

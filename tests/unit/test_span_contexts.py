@@ -1,4 +1,4 @@
-"""What counts as the context of a message, of all that its headers may hold."""
+"""The context of a message, among all that its headers may hold."""
 
 from typing import Any, Final
 from unittest import TestCase

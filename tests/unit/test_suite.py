@@ -1,4 +1,4 @@
-"""What the suite itself promises, shown by runs of it over tests of its own."""
+"""The suite keeps its own promises, shown by runs of it over tests of its own."""
 
 import os
 import re

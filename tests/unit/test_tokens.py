@@ -55,7 +55,7 @@ def whole_text_tokenizer(file: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference(tokenizer_file: Path) -> Tokenizer:
-    """What the reference does: the whole text, special tokens included, then the cut."""
+    """Tokenize as the reference does: the whole text, special tokens included, then the cut."""
     return whole_text_tokenizer(tokenizer_file)
 
 
@@ -173,7 +173,7 @@ def test_a_row_says_whether_it_is_all_of_the_text(
         assert (is_whole, len(ids)) == (words <= 94, min(words + 2, 96))
 
 
-def test_text_behind_the_last_token_that_counts_or_between_both_ends_is_not_tokenised(ours: Tokens) -> None:
+def test_text_behind_the_last_counted_token_or_between_both_ends_is_not_tokenized(ours: Tokens) -> None:
     # It could not be: a lone surrogate is no text to the tokenizer.
     (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800"])
     assert len(ids) == MAX_TOKENS

@@ -1,4 +1,4 @@
-"""What runs beside the consumer: the times that the watchdog looks at, and periodic tasks."""
+"""The threads beside the consumer: the times that the watchdog looks at, and periodic tasks."""
 
 import threading
 import time

@@ -116,7 +116,7 @@ class _Deadline:
 
 
 class _Client:
-    """What both clients share. Only the I/O thread uses the connections; the rest never changes."""
+    """The part that both clients share. Only the I/O thread uses the connections; the rest never changes."""
 
     def __init__(self, settings: Settings, namespace: str = "") -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be set. It connects on first use.
