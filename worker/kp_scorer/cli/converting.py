@@ -61,7 +61,7 @@ class Conversion:
     """Converts the records in the files of a command, and counts them."""
 
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
-        """Without the ``name`` of a format, the format is detected for each source by its shape."""
+        """Convert sources of the format of this ``name``; without one, detect the format of each source by its shape."""
         self._converter = Converter(supplied, limits, name)
         self._limits, self._name = limits, name
         self._files = [""]

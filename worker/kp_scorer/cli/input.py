@@ -262,7 +262,7 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
 
 
 def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """From this line on, yield the number of each document's first line, its bytes and their size.
+    """Yield for each document from this line on the number of its first line, its bytes and their size.
 
     A document ends on the line where its brackets close. Counting them outside of strings takes linear time, reads nothing
     beyond the document, and finds the next document behind one that is not JSON; with a parser, each line would need another

@@ -57,7 +57,7 @@ def settings_options(command: Command) -> Command:
 
 
 def service_options(command: Command) -> Command:
-    """Like ``ledger_options``, for a command that always uses the broker or Redis: both URLs are set."""
+    """Add the options of ``ledger_options`` to a command that always uses the broker or Redis, and set both URLs."""
 
     @wraps(command)
     def with_services(settings: Settings, **kwargs: Any) -> None:
@@ -67,7 +67,7 @@ def service_options(command: Command) -> Command:
 
 
 def ledger_options(command: Command) -> Command:
-    """Like ``settings_options``, for a command that may read the ledger: with flags for the URLs."""
+    """Add the options of ``settings_options`` and flags for the URLs to a command that may read the ledger."""
     redis = click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
     broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
     return broker(redis(settings_options(command)))

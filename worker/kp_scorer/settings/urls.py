@@ -56,11 +56,11 @@ class ServerUrl(NamedTuple):
         return self.scheme in TLS_SCHEMES
 
     def without_parameters(self) -> str:
-        """The URL in the form that all libraries read alike: escaped, with one address and without parameters."""
+        """Return the URL in the form that all libraries read alike: escaped, with one address and without parameters."""
         return f"{self.scheme.removesuffix('+sentinel')}://{self.authority()}/{quote(self.path, safe='')}"
 
     def authority(self) -> str:
-        """User, password, host and port, escaped."""
+        """Return user, password, host and port, escaped."""
         credentials = quote(self.user, safe="") + (f":{quote(self.password, safe='')}" if self.password else "")
         return f"{credentials}{'@' if credentials else ''}{self.host}{f':{self.port}' if self.port else ''}"
 
