@@ -1,5 +1,6 @@
 """``kp-scorer keep``: the originals with one outcome and their scores, by scoring or by what the ledger decided."""
 
+import hashlib
 import json
 import math
 import random
@@ -268,3 +269,136 @@ def test_into_names_the_line_that_is_no_trace(asked: Path, tmp_path: Path) -> No
     done = keep(asked, "--best", "1", "--into", other)
     assert (done.exit_code, [path.name for path in other.iterdir()]) == (2, ["kept-0007.jsonl"])
     assert "kept-0007.jsonl, line 2" in done.stderr
+
+
+def chats(*named: tuple[str, str, bool]) -> list[Payload]:
+    """Chats with a system text and a tool, whose file says of each how it ended."""
+    call = {"id": "a", "type": "function", "function": {"name": "refund", "arguments": '{"order": 7, "note": null}'}}
+    return [
+        {
+            "id": name,
+            "success": success,
+            "tools": [{"type": "function", "function": {"name": "refund"}}],
+            "messages": [
+                {"role": "system", "content": "You are a clerk."},
+                {"role": "user", "content": objective},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "a", "content": f"done for {name}@example.org"},
+                {"role": "assistant", "content": f"Refunded by {name}."},
+            ],
+        }
+        for name, objective, success in named
+    ]
+
+
+CHATS = chats(
+    ("ann", "Refund the order of the blue bicycle", False),
+    ("ben", "Refund the order of the blue bicycle", True),
+    ("cas", "Translate the letter of the mayor into Danish", True),
+    ("dan", "Count the herons at the river mouth", True),
+)
+CONVERTING = (
+    *("--confidence", "0.9", "--domain", "qa", "--created-at", "2026-01-01T00:00:00Z"),
+    *("--success-field", "success", "--id-field", "id"),
+)
+
+
+@pytest.fixture
+def chats_file(tmp_path: Path) -> Path:
+    return jsonl_file(tmp_path / "chats.jsonl", *CHATS)
+
+
+def test_messages_are_the_chats_as_they_were_without_what_leads_to_people(chats_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "train.jsonl"
+    done = keep(chats_file, "--best", "100%", "--as", "messages", "--output", output, "--licence", "cc-by-4.0", *CONVERTING)
+    assert done.exit_code == 0, done.output
+    first, *others = rows(output.read_text("utf-8"))
+    assert len(others) == 2
+    system, user, called, result, answer = first["messages"]
+    assert [system["content"], user["content"], answer["content"]] == [
+        "You are a clerk.",
+        "Refund the order of the blue bicycle",
+        "Refunded by ben.",
+    ]
+    assert called["tool_calls"][0]["function"] == {"name": "refund", "arguments": '{"order": 7, "note": null}'}
+    assert result == {"role": "tool", "tool_call_id": "a", "name": "refund", "content": "done for [EMAIL_1]"}
+    assert json.loads(first["tools"]) == CHATS[1]["tools"]
+    assert (first["task"], first["domain"], first["success"], first["score"]) == (user["content"], "qa", True, None)
+    assert (first["stands_for"], first["file"], first["line"]) == (1, str(chats_file), 2)
+    manifest = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))
+    assert (manifest["rows"], manifest["succeeded"], manifest["tasks"], manifest["replaced"]) == (3, 3, 3, {"email": 3})
+    assert manifest["sha256"] == hashlib.sha256(output.read_bytes()).hexdigest()
+    assert manifest["sources"] == [{"file": str(chats_file), "sha256": hashlib.sha256(chats_file.read_bytes()).hexdigest()}]
+    card = (tmp_path / "train.md").read_text("utf-8")
+    assert "license: cc-by-4.0" in card
+    assert "- email: 3" in card
+
+
+def test_the_same_inputs_give_the_same_bytes(chats_file: Path, tmp_path: Path) -> None:
+    contents = []
+    for _ in range(2):
+        keep(chats_file, "--best", "2", "--as", "messages", "--output", tmp_path / "train.jsonl", *CONVERTING)
+        contents.append([(tmp_path / f"train.{ending}").read_bytes() for ending in ("jsonl", "manifest.json", "md")])
+    assert contents[0] == contents[1]
+
+
+def test_pairs_are_a_kept_success_and_a_failure_of_its_task(chats_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "pairs.jsonl"
+    done = keep(chats_file, "--best", "100%", "--as", "pairs", "--output", output, *CONVERTING)
+    (pair,) = rows(output.read_text("utf-8"))
+    assert [pair[side][-1]["content"] for side in ("chosen", "rejected")] == ["Refunded by ben.", "Refunded by ann."], (
+        done.output
+    )
+    assert (pair["trace_id"][-3:], pair["rejected_id"][-3:], pair["line"]) == ("ben", "ann", 2)
+
+
+def test_source_is_the_record_as_it_came_with_its_score_and_decision(chats_file: Path) -> None:
+    done = keep(chats_file, "--as", "source", *CONVERTING, *BANDS[:2], "--set", "scoring.threshold=0.1")
+    kept_rows = rows(done.stdout)
+    assert [row["source"] for row in kept_rows] == CHATS, done.output
+    assert [(row["file"], row["line"], row["decision"]["score"]) for row in kept_rows] == [
+        (str(chats_file), number, row["score"]) for number, row in enumerate(kept_rows, 1)
+    ]
+
+
+def test_why_points_to_the_file_and_the_line_of_each_run(chats_file: Path, tmp_path: Path) -> None:
+    why = tmp_path / "why.jsonl"
+    keep(chats_file, "--best", "1", "--why", why, *CONVERTING)
+    assert sorted((row["file"], row["line"]) for row in rows(why.read_text("utf-8"))) == [
+        (str(chats_file), n) for n in range(1, 5)
+    ]
+
+
+def test_secrets_are_dropped_or_kept_on_demand(chats_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "train.jsonl"
+    done = keep(chats_file, "--best", "100%", "--as", "messages", "--secrets", "drop", "--output", output, *CONVERTING)
+    assert (output.read_text("utf-8"), done.stderr.count("dropped, as it holds something secret")) == ("", 3)
+    keep(chats_file, "--best", "100%", "--as", "messages", "--secrets", "keep", "--output", output, *CONVERTING)
+    assert output.read_text("utf-8").count("@example.org") == 3
+
+
+def test_nothing_is_written_if_a_second_look_finds_something(
+    chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kp_scorer.checks.redaction.Redactor.redacted", lambda _, row: row)
+    done = keep(chats_file, "--best", "2", "--as", "messages", "--output", tmp_path / "train.jsonl", *CONVERTING)
+    assert (done.exit_code, "holds something secret still" in str(done.exception)) == (1, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+
+
+def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path: Path) -> None:
+    benchmark = tmp_path / "benchmark.jsonl"
+    benchmark.write_text('{"question": "Count the herons at the river mouth!"}\nRefund the order of the blue bicycle\n')
+    output = tmp_path / "train.jsonl"
+    done = keep(chats_file, "--best", "100%", "--as", "messages", "--against", benchmark, "--output", output, *CONVERTING)
+    assert [row["trace_id"][-3:] for row in rows(output.read_text("utf-8"))] == ["cas"], done.output
+    left_out = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))["left_out"]
+    assert [(row["trace_id"][-3:], row["line"]) for row in left_out] == [("ann", 2), ("ben", 2), ("dan", 1)]
+    benchmark.write_text('{"id": 1}\n')
+    done = keep(chats_file, "--best", "1", "--against", benchmark, *CONVERTING)
+    assert (done.exit_code, "line 1: expected a text, or an object with" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("flags", ["--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"])
+def test_shapes_refuse_what_they_cannot_do(chats_file: Path, flags: str) -> None:
+    assert keep(chats_file, *flags.split(), *CONVERTING).exit_code == 2

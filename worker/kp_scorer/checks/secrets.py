@@ -1,5 +1,6 @@
 """The check for secrets: keys, tokens and passwords, by the rules of Kingfisher and some of ours."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
@@ -18,6 +19,7 @@ except ImportError as error:
 
 
 _NAME_CHARS: Final = 64
+_PUNCTUATION: Final = re.compile(r"[,;:.!?)\]}>](?=\s|$)")
 _PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
 
@@ -39,6 +41,19 @@ class Secrets:
             secrets = (secret for secret in self._scanner.scan(piece) if secret.visible)
             kinds.update(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets)
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Return the places of secrets in a text, as starts and ends in characters. Some may overlap."""
+        # Many rules want white space behind a secret, where sentences have a comma.
+        variants = {text, _PUNCTUATION.sub(" ", text)}
+        places = [finding.location for each in variants if each for finding in self._scanner.scan(each) if finding.visible]
+        offsets = sorted({(place["start_offset"], place["end_offset"]) for place in places})
+        if not offsets or text.isascii():
+            return offsets
+        # Kingfisher counts bytes.
+        raw = text.encode("utf-8", "surrogatepass")
+        characters = {place: len(raw[:place].decode("utf-8", "replace")) for pair in offsets for place in pair}
+        return [(characters[start], characters[end]) for start, end in offsets]
 
 
 def _cache() -> Path | None:

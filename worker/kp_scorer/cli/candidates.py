@@ -7,7 +7,7 @@ import json
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import islice
@@ -23,7 +23,7 @@ from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.gathering import score_lines
 from kp_scorer.cli.input import lines_in, open_input, read_files
-from kp_scorer.cli.output import note_damaged, print_note, refusal
+from kp_scorer.cli.output import note_damaged, print_note
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
@@ -50,8 +50,10 @@ class Candidates:
             self._documents = files.enter_context(tempfile.TemporaryFile())
             self._vectors = files.enter_context(tempfile.TemporaryFile())
             self._files = files.pop_all()
-        self.ids: list[str] = []  # The ids by place.
-        self._seen: set[str] = set()
+        self.ids: list[str] = []  # By place, like the next two.
+        self.files: list[str] = []
+        self.lines = array("q")
+        self._all_ids: set[str] = set()
         self._offsets = array("q", [0])
         self._domains = array("l")
         self._objectives = array("q")
@@ -74,8 +76,8 @@ class Candidates:
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
         """Add a run that was kept before. It stands for runs of its domain, and is no candidate any more."""
-        if trace_id not in self._seen:
-            self._seen.add(trace_id)
+        if trace_id not in self._all_ids:
+            self._all_ids.add(trace_id)
             self._earlier.setdefault(domain, []).append((trace_id, vector))
 
     def add(
@@ -88,13 +90,16 @@ class Candidates:
         objective: str = "",
         document: Mapping[str, Any] | None = None,
         score: float = 0.0,
+        where: tuple[str, int] = ("", 0),
     ) -> None:
-        """Add a run, unless one with its id is there. The ``document`` is stored only if the run may be kept."""
-        if trace_id in self._seen:
+        """Add a run, unless one with its id is there. ``document`` is written if it is kept, ``where`` is its file and line."""
+        if trace_id in self._all_ids:
             return
-        self._seen.add(trace_id)
+        self._all_ids.add(trace_id)
         self.ids.append(trace_id)
-        packed = zlib.compress(json.dumps(dict(document)).encode(), _QUICK) if document and eligible else b""
+        self.files.append(where[0])
+        self.lines.append(where[1])
+        packed = zlib.compress(json.dumps(dict(document)).encode(), _QUICK) if document else b""
         self._documents.write(packed)
         self._offsets.append(self._offsets[-1] + len(packed))
         self._vectors.write(vector.tobytes())
@@ -135,10 +140,10 @@ class Candidates:
         return np.array(rows[places])
 
     def document(self, place: int) -> dict[str, Any]:
-        """Read the document of a run that may be kept."""
+        """Read the document of a run; it is empty if none was stored."""
         self._documents.seek(self._offsets[place])
         packed = self._documents.read(self._offsets[place + 1] - self._offsets[place])
-        document: dict[str, Any] = json.loads(zlib.decompress(packed))
+        document: dict[str, Any] = json.loads(zlib.decompress(packed)) if packed else {}
         return document
 
 
@@ -152,38 +157,43 @@ def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits
             candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, _vector(embedder, line.trace))
 
 
-def gather(candidates: Candidates, batches: Iterator[Sequence[Line]], settings: Settings, *, with_scores: bool) -> int:
-    """Add the traces on the lines of an input; return the number of lines without one.
+Document = Callable[[Line, Decision | None], Mapping[str, Any]]
+"""Makes what is written of a run, if it is kept."""
 
-    Candidates are the successes that no check keeps back, or ``with_scores`` all traces that no guard or check does.
+
+def gather(
+    candidates: Candidates,
+    batches: Iterator[Sequence[Line]],
+    settings: Settings,
+    document: Document,
+    *,
+    scores: bool,
+    failures: bool,
+) -> None:
+    """Add the traces of an input.
+
+    Candidates are the successes that no check keeps back, or with ``scores`` all traces that no guard or check does. What is
+    written of ``failures`` is stored too, if they are wanted.
     """
     embedder = WordsEmbedder()
-    checks = Checks(settings.checks) if settings.checks.names and not with_scores else None
-    refused = 0
-    for line, decision in score_lines(batches, settings) if with_scores else _unscored(batches):
-        if isinstance(line.trace, InvalidTrace):
-            refused += 1
-            refusal(line.number, line.trace, line.file)
+    checks = Checks(settings.checks) if settings.checks.names and not scores else None
+    for line, result in score_lines(batches, settings) if scores else _unscored(batches):
+        trace, decision = line.trace, result if isinstance(result, Decision) else None
+        if isinstance(trace, InvalidTrace):
             continue
-        trace, document, score = line.trace, line.document, 0.0
-        eligible = trace.metadata.success
-        if isinstance(decision, Decision):
-            eligible, score = not decision.is_guarded, decision.score
-        elif checks and eligible:
+        eligible = not decision.is_guarded if decision else trace.metadata.success
+        if checks and eligible:
             eligible = all(result.outcome is None for result in checks.run(trace))
-        if settings.checks.names:
-            document = without_unchecked(trace)
-        vector = _vector(embedder, trace)
         candidates.add(
             trace.id,
             trace.metadata.task_domain,
-            vector,
+            _vector(embedder, trace),
             eligible=eligible,
             objective=trace.task.objective,
-            document=document,
-            score=score,
+            document=document(line, decision) if eligible or (failures and not trace.metadata.success) else None,
+            score=decision.score if decision else 0.0,
+            where=(line.file, line.number),
         )
-    return refused
 
 
 def without_unchecked(trace: ReasoningTrace) -> dict[str, Any]:

@@ -44,6 +44,8 @@ class Verdict(NamedTuple):
     stands_for: int | None  # For a kept run: the number of other runs that are most like it.
     nearest: str | None  # For a kept run, the most similar of these; for another run, the kept one that stands for it.
     similarity: float | None  # The similarity to ``nearest``.
+    file: str  # The file of the run; empty if no file was read.
+    line: int
 
     def row(self) -> dict[str, Any]:
         """Return the verdict as an object for JSON, its figures rounded to four digits."""
@@ -111,14 +113,16 @@ class Choice:
         for number, (place, adds) in enumerate(zip(self.kept_places, self._adds, strict=True), len(self._earlier_ids)):
             similarity, place_of_nearest = nearest.get(number, (None, None))
             other_id = None if place_of_nearest is None else self._id(place_of_nearest)
-            yield Verdict(self._id(place), self._domain, True, True, adds, stands_for[number], other_id, similarity)
+            where = self._candidates.files[place], self._candidates.lines[place]
+            yield Verdict(self._id(place), self._domain, True, True, adds, stands_for[number], other_id, similarity, *where)
         kept_ids = [*self._earlier_ids, *map(self._id, self.kept_places)]
         stand_ins = iter(self._stand_ins)
         for place, eligible in zip(others.tolist(), self._candidates.eligible(others).tolist(), strict=True):
             nearest_kept = next(stand_ins, None)
             kept_id = kept_ids[nearest_kept.number] if nearest_kept else None
             similarity = nearest_kept.similarity if nearest_kept else None
-            yield Verdict(self._id(place), self._domain, eligible, False, None, None, kept_id, similarity)
+            where = self._candidates.files[place], self._candidates.lines[place]
+            yield Verdict(self._id(place), self._domain, eligible, False, None, None, kept_id, similarity, *where)
 
     def _found_stand_ins(self) -> Iterator[StandIn]:
         """Find the stand-in of each run that is not kept; find none if nothing is kept."""

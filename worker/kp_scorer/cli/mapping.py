@@ -52,8 +52,8 @@ def map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
     centred = vectors - vectors.mean(axis=0)
     _, directions = np.linalg.eigh(centred.T @ centred)
     places = centred @ directions[:, :-3:-1]
-    placed = [
+    fields = [
         point.fields | {"x": round(x, 4), "y": round(y, 4)} for point, (x, y) in zip(points, places.tolist(), strict=True)
     ]
-    groups = [[each for each in placed if each["kept"] == is_kept] for is_kept in (False, True)]
+    groups = [[each for each in fields if each["kept"] == is_kept] for is_kept in (False, True)]
     return [each for group in groups for each in group[:: -(-len(group) // _MOST_POINTS) or 1]]

@@ -2,12 +2,11 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, NamedTuple, get_args
 
 import click
 
@@ -15,12 +14,13 @@ from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.input import ReadAhead
-from kp_scorer.cli.keeping import Choice, Rank, Verdict, choices, print_summaries
+from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
 from kp_scorer.cli.options import ledger_options, since_option
 from kp_scorer.cli.output import json_line, open_output, print_note, refusal
+from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import InvalidTrace, TraceConflict
+from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
@@ -58,6 +58,16 @@ def _best(text: str) -> Best:
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
 @click.option("--stored", is_flag=True, help="Choose by what the fleet has decided; nothing is scored.")
 @since_option
+@click.option(
+    "--as",
+    "shape",
+    type=click.Choice(get_args(Shape)),
+    default="traces",
+    help="What to write: traces, the records as they came, chats for trainers, or pairs of a kept success and a failure.",
+)
+@click.option("--secrets", type=click.Choice(get_args(SecretsAction)), default="replace", help="What trainers get of secrets.")
+@click.option("--against", metavar="FILE", type=click.Path(), help="Leave out runs whose task is in it, such as a benchmark's.")
+@click.option("--licence", help="The licence of the runs, for the card.")
 @click.option("--review", "outcome", flag_value="review", default="accepted", help="Keep what goes to review.")
 @click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")
 @ledger_options
@@ -71,6 +81,10 @@ def keep(
     output: str,
     stored: bool,
     since: datetime | None,
+    shape: Shape,
+    secrets: SecretsAction,
+    against: str | None,
+    licence: str | None,
     outcome: str,
     settings: Settings,
     conversion: Conversion,
@@ -88,116 +102,175 @@ def keep(
     Without --best they are the traces that are accepted when they are scored offline and in order, as by `score`; their
     metadata.quality_score becomes their score.
 
+    With --as messages or pairs, secrets, addresses and numbers are replaced, and a manifest and a card are written beside the
+    file; SCORING.md describes the rows.
+
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    if (why or into or since or rank == "score") and not best:
-        raise click.UsageError("--why, --into, --since and --rank are for --best: of a decision, `kp-scorer explain` says why")
-    if into and (output != "-" or rank == "score"):
-        raise click.UsageError("--into adds what adds to a folder: expected it without --output and --rank score")
-    if best and outcome != "accepted":
-        raise click.UsageError("--best chooses among all traces: expected it without --review or --rejected")
-    if (since and not stored) or (stored and rank == "score"):
-        raise click.UsageError("--since is for --stored, and --rank score is not")
-    if not files and not (best and stored):
-        raise click.UsageError("expected FILE")
-    for option, name in (("--output", output), ("--into", into or "-"), ("--why", why or "-")):
-        if name != "-" and any(Path(name).resolve().is_relative_to(Path(read).resolve()) for read in files):
-            raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
+    request = _Request(best, rank, into, why, output, stored, since, shape, outcome, bool(settings.checks.names))
+    request.check(files)
+    training = TrainingFile(output, secrets) if shape in ("messages", "pairs") else None
+    excluded = Against(against) if against else None
+    conversion.keeps_runs = shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
-    if not best:
-        _keep_decided(batches, files, output, stored, outcome, settings)
-        return
-    refused = 0
+    source = _Input(excluded.filtered(batches) if excluded else batches, files)
     with Candidates() as candidates:
-        earlier = sorted(into.glob(_FILES)) if into else []
-        if stored:
-            gather_stored(candidates, earlier, since, settings)
+        rows = _rows_of_set(request, best, source, candidates, settings) if best else _rows_decided(request, source, settings)
+        if training:
+            training.write(rows)
+            how = {"as": shape, "best": f"{best:.4g}" if best else "by decision", "rank": rank, "against": against}
+            training.describe(how, source.files, excluded, licence)
         else:
-            gather_earlier(candidates, earlier, settings.limits)
-            refused = gather(candidates, batches, settings, with_scores=rank == "score")
-        chosen = list(choices(candidates, best, rank))
-        if why:
-            with open_output(why) as write:
-                for verdict in _verdicts(chosen):
-                    write(json_line(verdict.row(), allow_nan=False))
-        with open_output(_next_file(into, earlier) if into else output) as write:
-            if stored and files:
-                refused = _copy({verdict.trace_id for verdict in _verdicts(chosen) if verdict.kept}, batches, write)
-            elif stored:
-                for verdict in filter(attrgetter("kept"), _verdicts(chosen)):
-                    write(json_line(verdict.row(), allow_nan=False))
-            else:
-                for place in sorted(place for choice in chosen for place in choice.kept_places):
+            with open_output(request.file()) as write:
+                for row in rows:
                     # Fields outside the schema may hold NaN, as they were read.
-                    write(json_line(candidates.document(place), allow_nan=True))
-        _print_summary(chosen, len(candidates))
-    if refused:
+                    write(json_line(row, allow_nan=True))
+    if source.refused or source.undecided:
         sys.exit(1)
 
 
-def _verdicts(chosen: Iterable[Choice]) -> Iterator[Verdict]:
-    return (verdict for choice in chosen for verdict in choice.verdicts())
+class _Request(NamedTuple):
+    """The options that say what to keep, and how to write it."""
 
+    best: Best | None
+    rank: Rank
+    into: Path | None
+    why: str | None
+    output: str
+    stored: bool
+    since: datetime | None
+    shape: Shape
+    outcome: str
+    is_checked: bool  # Whether checks run, which see no field that is ignored.
 
-def _copy(kept_ids: set[str], batches: Iterable[Sequence[Line]], write: Callable[[str], object]) -> int:
-    """Write the traces of an input that have these ids, each once; return how many lines hold no trace."""
-    refused = 0
-    for line in chain.from_iterable(batches):
+    def check(self, files: Sequence[str]) -> None:
+        """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
+        if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
+            raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
+        if self.into and (self.output != "-" or self.rank == "score"):
+            raise click.UsageError("--into adds what adds to a folder: expected it without --output and --rank score")
+        if self.best and self.outcome != "accepted":
+            raise click.UsageError("--best chooses among all traces: expected it without --review or --rejected")
+        if (self.since and not self.stored) or (self.stored and self.rank == "score"):
+            raise click.UsageError("--since is for --stored, and --rank score is not")
+        if self.shape != "traces" and (self.into or (self.stored and self.best)):
+            raise click.UsageError("--as writes what is read from FILE: expected it without --into, and --stored --best")
+        if not files and not (self.best and self.stored):
+            raise click.UsageError("expected FILE")
+        for option, name in (("--output", self.output), ("--into", self.into or "-"), ("--why", self.why or "-")):
+            if name != "-" and any(Path(name).resolve().is_relative_to(Path(read).resolve()) for read in files):
+                raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
+
+    def earlier(self) -> list[Path]:
+        """Return the files of what was kept before, in order."""
+        return sorted(self.into.glob(_FILES)) if self.into else []
+
+    def file(self) -> str:
+        """Return the name of the file to write; in a folder the next one, and the folder is made if it is missing."""
+        if not self.into:
+            return self.output
+        self.into.mkdir(parents=True, exist_ok=True)
+        last = max((int(file.stem.removeprefix("kept-")) for file in self.earlier()), default=0)
+        return str(self.into / f"kept-{last + 1:04}.jsonl")
+
+    def document(self, line: Line, decision: Decision | None) -> Row:
+        """Return what is written of a run, once it is kept."""
         if isinstance(line.trace, InvalidTrace):
-            refused += 1
-            refusal(line.number, line.trace, line.file)
-        elif line.trace.id in kept_ids:
-            kept_ids.remove(line.trace.id)
-            write(json_line(line.document, allow_nan=True))
-    if kept_ids:
-        print_note(f"{len(kept_ids)} of the kept traces are not in the files")
-    return refused
+            raise TypeError("expected a line with a trace")
+        if self.shape != "traces":
+            return row_of(line, self.shape, line.trace, decision)
+        is_checked = self.is_checked or (decision is not None and bool(decision.checks))
+        document = without_unchecked(line.trace) if is_checked else dict(line.document)
+        if decision:
+            document["metadata"] = {**document["metadata"], "quality_score": decision.score}
+        return document
 
 
-def _next_file(into: Path, earlier: Sequence[Path]) -> str:
-    into.mkdir(parents=True, exist_ok=True)
-    last = int(earlier[-1].stem.removeprefix("kept-")) if earlier else 0
-    return str(into / f"kept-{last + 1:04}.jsonl")
+class _Input:
+    """The traces of an input with the names of their files, and the numbers of lines without a trace or a decision."""
+
+    def __init__(self, batches: Iterator[list[Line]], names: Sequence[str]) -> None:
+        self.files: dict[str, None] = {}  # Those in which lines were read.
+        self.refused = self.undecided = 0
+        self._batches, self.names = batches, names
+
+    def batches(self) -> Iterator[list[Line]]:
+        """Yield the lines that hold a trace, once; name the others."""
+        for batch in self._batches:
+            named = [line if line.file else line._replace(file=self.names[0]) for line in batch]
+            self.files |= dict.fromkeys(line.file for line in named)
+            for line in named:
+                if isinstance(line.trace, InvalidTrace):
+                    self.refuse(line, line.trace)
+            yield [line for line in named if not isinstance(line.trace, InvalidTrace)]
+
+    def refuse(self, line: Line, error: InvalidTrace | TraceConflict | TraceDead) -> None:
+        """Name a line that is left out."""
+        self.refused += 1
+        refusal(line.number, error, line.file if line.file != self.names[0] or len(self.names) > 1 else "")
 
 
-def _print_summary(chosen: Sequence[Choice], traces: int) -> None:
+def _rows_of_set(request: _Request, best: Best, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
+    """Choose a set; return what is written of each run in it."""
+    if request.stored:
+        gather_stored(candidates, request.earlier(), request.since, settings)
+    else:
+        gather_earlier(candidates, request.earlier(), settings.limits)
+        scores, failures = request.rank == "score", request.shape == "pairs"
+        gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
+    chosen = list(choices(candidates, best, request.rank))
+    if request.why:
+        with open_output(request.why) as write:
+            for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
+                write(json_line(verdict.row(), allow_nan=False))
+    kept_rows = {verdict.trace_id: verdict.row() for choice in chosen for verdict in choice.verdicts() if verdict.kept}
+    _print_summary(chosen, len(kept_rows), len(candidates))
+    if request.stored:
+        return _rows_in_files(kept_rows, source) if source.names else iter(kept_rows.values())
+    places = sorted(place for choice in chosen for place in choice.kept_places)
+    return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
+
+
+def _print_summary(chosen: Sequence[Choice], kept_number: int, traces: int) -> None:
     summaries = [choice.summary() for choice in chosen]
     print_summaries(summaries)
-    print_note(f"kept {sum(each.kept for each in summaries)} of {traces} traces")
+    print_note(f"kept {kept_number} of {traces} traces")
     if roomy := [each.domain for each, choice in zip(summaries, chosen, strict=True) if each.eligible and choice.had_room]:
         print_note(f"nothing was chosen, as there was room for every success, and only copies are left out: {', '.join(roomy)}")
 
 
-def _keep_decided(
-    batches: Iterator[Sequence[Line]], files: Sequence[str], output: str, stored: bool, outcome: str, settings: Settings
-) -> None:
-    results = _stored(batches, settings) if stored else score_lines(batches, settings)
+def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row]:
+    """Yield the traces of an input that have these ids, each once."""
+    missing = set(kept_rows)
+    for line in chain.from_iterable(source.batches()):
+        if not isinstance(line.trace, InvalidTrace) and line.trace.id in missing:
+            missing.remove(line.trace.id)
+            yield dict(line.document)
+    if missing:
+        print_note(f"{len(missing)} of the kept traces are not in the files")
+
+
+def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iterator[Row]:
+    """Yield what is written of each run with the outcome."""
+    results = _stored(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
-    with open_output(output) as write:
-        for line, result in results:
-            match result:
-                case Decision():
-                    counts[result.outcome] += 1
-                    if result.outcome == outcome and result.trace_id not in kept_ids:
-                        kept_ids.add(result.trace_id)
-                        document = line.document
-                        if result.checks and not isinstance(line.trace, InvalidTrace):
-                            document = without_unchecked(line.trace)
-                        scored = {**document, "metadata": {**document["metadata"], "quality_score": result.score}}
-                        # Fields outside the schema may hold NaN, as they were read.
-                        write(json_line(scored, allow_nan=True))
-                case str():
-                    counts[result] += 1
-                case _:
-                    counts["refused"] += 1
-                    refusal(line.number, result, line.file)
+    for line, result in results:
+        if isinstance(result, Decision):
+            counts[result.outcome] += 1
+            if result.outcome == request.outcome and result.trace_id not in kept_ids:
+                kept_ids.add(result.trace_id)
+                yield request.document(line, result)
+        elif isinstance(result, str):
+            counts[result] += 1
+            source.undecided += 1
+        else:
+            source.refuse(line, result)
+    counts += Counter(refused=source.refused)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(files)}")
-    if outcome == "accepted" and counts["rejected"] > len(kept_ids):
+    print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
+    if request.outcome == "accepted" and counts["rejected"] > len(kept_ids):
         print_note("to keep a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes")
-    if counts.keys() - {"accepted", "review", "rejected"}:
-        sys.exit(1)
 
 
 def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:

@@ -1,0 +1,77 @@
+"""What is replaced in texts for trainers: secrets and what leads to a person, the same text by the same placeholder."""
+
+import json
+import random
+
+import pytest
+from kp_scorer.checks.redaction import Redactor, is_clean, spans_in
+
+from tests.support.planted import SECRETS
+from tests.support.slopes import is_steep
+from tests.support.traces import sample_traces
+
+PERSONAL = {
+    "EMAIL": ("bob.smith@corp.example.org", "a+b@sub.example.com"),
+    "PHONE": ("+1 202-555-0143", "(212) 736-5000", "+49 30 901820", "+45 33 12 34 56"),
+    "CARD": ("4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005"),
+    "USER": ("/home/alice/notes", "/Users/Bob.Jones/x", r"C:\Users\carl\x", "C:/Users/dora"),
+}
+
+
+@pytest.mark.parametrize("kind", PERSONAL)
+def test_what_leads_to_a_person_is_replaced(kind: str) -> None:
+    for text in PERSONAL[kind]:
+        for template in ("{}", "Call or write to {} today.", '{{"contact": "{}"}}'):
+            content = template.format(text)
+            assert [found for _, _, found in spans_in(content)] == [kind], content
+            redacted = Redactor().redacted(content)
+            assert f"[{kind}_1]" in redacted
+            assert is_clean(redacted)
+
+
+def test_planted_secrets_are_replaced_and_none_is_left() -> None:
+    chance, missed = random.Random(7), []
+    for kind, make in SECRETS.items():
+        secret = make(chance)
+        redacted = Redactor().redacted({"content": f"I ran it with {secret}, which worked: ø"})
+        if "[SECRET_1]" not in redacted["content"]:
+            missed.append(kind)
+        assert is_clean(redacted)
+    # The check for secrets misses some that only a name gives away.
+    assert set(missed) <= {"assigned password", "password in JSON", "password in escaped JSON", "OpenAI key"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "git@github.com:a/b react@18.2.0 @app.route x@y",
+        "1706054597 1706054597123456789 3.14159265358979 550e8400-e29b-41d4-a716-446655440000",
+        "192.168.100.201 2026-11-28 01:06:26 1234 5678 9012 3456 +1234567890",
+        "/home/user/x https://site.example/home/products ~/home/x /Users/Shared /home/ C:\\Windows\\Users",
+    ],
+)
+def test_what_only_looks_like_it_stays(text: str) -> None:
+    assert Redactor().redacted(text) == text
+
+
+def test_real_texts_stay() -> None:
+    texts = [json.dumps(trace) for trace in sample_traces()]
+    assert [text for text in texts if spans_in(text)] == []
+
+
+def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
+    redactor = Redactor()
+    arguments = json.dumps({"to": "eve@example.org", "password": "xK9#mP2vL5nQ8wZ"})
+    redacted = redactor.redacted({"content": "eve@example.org, bob@example.org", "arguments": arguments, "n": [1, None]})
+    assert redacted["content"] == "[EMAIL_1], [EMAIL_2]"
+    assert json.loads(redacted["arguments"]) == {"to": "[EMAIL_1]", "password": "[SECRET_1]"}
+    assert redacted["n"] == [1, None]
+    assert redactor.counts == {"email": 3, "secret": 1}
+    # A second look takes no placeholder for a password.
+    assert is_clean(redacted)
+    assert redactor.redacted(redacted) == redacted
+
+
+@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-"])
+def test_time_is_linear_in_hostile_texts(piece: str) -> None:
+    assert not is_steep(spans_in, lambda size: piece * size, 2_000)

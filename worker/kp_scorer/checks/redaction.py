@@ -1,0 +1,126 @@
+"""Replaces what must not reach a trainer: secrets, e-mail addresses, telephone and card numbers, names of home directories."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kp_scorer.checks.secrets import secrets
+from kp_scorer.errors import SettingsError
+
+try:
+    import phonenumbers
+except ImportError as error:
+    raise SettingsError("--secrets needs an extra: pip install 'kp-scorer[secrets]', or take --secrets keep") from error
+
+Span = tuple[int, int, str]  # Start, end and kind.
+
+_PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
+_EMAIL: Final = re.compile(r"(?<![\w.%+-])(?!git@)[\w.%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w@])")
+_CARD: Final = re.compile(r"(?<![\w.-])(?:[2-6]\d{3}([ -]?)(?:\d{4}\1){2}\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w.-])")
+_PHONE: Final = re.compile(r"(?<![\w.+-])(?:\+\d[\d ().-]{6,20}\d|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])")
+_HOME: Final = re.compile(r"(?<![\w.~-])(?:/home/|/Users/|[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([\w.-]{1,64})(?=[^\w.-]|$)")
+_NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
+"""Home directories of images and systems, which name no person."""
+
+
+class Redactor:
+    """Replaces what it finds by placeholders such as ``[EMAIL_2]``, the same text by the same one."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()  # How many texts of each kind were replaced, each time that they were.
+        self._placeholders: dict[tuple[str, str], str] = {}
+        self._numbers: Counter[str] = Counter()
+
+    def redacted(self, value: Any, name: str = "") -> Any:
+        """Return JSON with everything replaced that is found in its texts, and in those that are JSON themselves."""
+        if isinstance(value, dict):
+            return {key: self.redacted(item, key) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.redacted(item, name) for item in value]
+        if not isinstance(value, str):
+            return value
+        if (inner := _json_in(value)) is not None:
+            # Its names tell more, and what is replaced leaves it JSON.
+            redacted = self.redacted(inner)
+            value = value if redacted == inner else json.dumps(redacted, ensure_ascii=False)
+        pieces, end = list[str](), 0
+        for start, stop, kind in spans_in(value, name):
+            pieces += [value[end:start], self._placeholder(kind, value[start:stop])]
+            end = stop
+        return "".join([*pieces, value[end:]])
+
+    def _placeholder(self, kind: str, text: str) -> str:
+        self.counts[kind.lower()] += 1
+        if (kind, text) not in self._placeholders:
+            self._numbers[kind] += 1
+            self._placeholders[kind, text] = f"[{kind}_{self._numbers[kind]}]"
+        return self._placeholders[kind, text]
+
+
+def is_clean(value: Any, name: str = "") -> bool:
+    """Return whether nothing is found in JSON."""
+    if isinstance(value, dict):
+        return all(is_clean(item, key) for key, item in value.items())
+    if isinstance(value, list):
+        return all(is_clean(item, name) for item in value)
+    if not isinstance(value, str):
+        return True
+    inner = _json_in(value)
+    return not spans_in(value, name) and (inner is None or is_clean(inner))
+
+
+def spans_in(text: str, name: str = "") -> list[Span]:
+    """Return what is found in a text, in order, without overlaps. The ``name`` of its field, such as password, is a hint."""
+    placeholders = [match.span() for match in _PLACEHOLDER.finditer(text)]
+    spans = list[Span]()
+    for start, end, kind in sorted(_detected(text, name)):
+        if any(start < stop and begin < end for begin, stop in placeholders):
+            continue
+        if spans and start < spans[-1][1]:
+            first, stop, earlier = spans[-1]
+            spans[-1] = first, max(stop, end), earlier
+        else:
+            spans.append((start, end, kind))
+    return spans
+
+
+def _detected(text: str, name: str) -> Iterator[Span]:
+    before = f"{name}: " if name else ""
+    for start, end in secrets.spans(before + text):
+        if end > len(before):
+            yield max(0, start - len(before)), end - len(before), "SECRET"
+    for match in _EMAIL.finditer(text):
+        yield *match.span(), "EMAIL"
+    for match in _CARD.finditer(text):
+        if _passes_luhn(re.sub(r"\D", "", match[0])):
+            yield *match.span(), "CARD"
+    for match in _PHONE.finditer(text):
+        if _is_phone(match[0]):
+            yield *match.span(), "PHONE"
+    for match in _HOME.finditer(text):
+        if match[1].lower() not in _NOBODYS:
+            yield *match.span(1), "USER"
+
+
+def _is_phone(text: str) -> bool:
+    try:
+        return bool(phonenumbers.is_valid_number(phonenumbers.parse(text, "US")))
+    except phonenumbers.NumberParseException:
+        return False
+
+
+def _passes_luhn(digits: str) -> bool:
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return 13 <= len(digits) <= 19 and (sum(map(int, digits[::-2])) + sum(doubled)) % 10 == 0
+
+
+def _json_in(text: str) -> Any:
+    """Return the object or list that a text is as JSON; None if it is none."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,234 @@
+"""What trainers read of the kept runs, for ``kp-scorer keep --as``: rows without secrets, a manifest and a card beside them."""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import click
+import numpy as np
+
+from kp_scorer.adapters.chat import chat_of, chat_of_trace
+from kp_scorer.cli.candidates import Candidates
+from kp_scorer.cli.converting import Line
+from kp_scorer.cli.input import lines_in, open_input
+from kp_scorer.cli.output import json_line, open_output, print_note
+from kp_scorer.decision import Decision
+from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.errors import InvalidTrace, ScorerError
+from kp_scorer.trace import ReasoningTrace
+
+Shape = Literal["traces", "source", "messages", "pairs"]
+SecretsAction = Literal["drop", "replace", "keep"]
+Row = dict[str, Any]
+
+NEAR_TASK: Final = 0.8
+"""The similarity by words from which two objectives are one task."""
+_LONGEST_LINE: Final = 2**20
+_TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction", "problem_statement", "input", "text")
+
+
+def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
+    """Return the task of a run: its ``metadata.task``, or else its objective."""
+    named = document["metadata"].get("task")
+    return str(named) if isinstance(named, str | int) and named != "" else trace.task.objective
+
+
+def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision | None) -> Row:
+    """Return what a shape has of a run, until it is known what the run stands for."""
+    place = {"file": line.file, "line": line.number}
+    score = decision.score if decision else None
+    if shape == "source":
+        records = [record.value for record in line.run.records] if line.run else [dict(line.document)]
+        source = records[0] if len(records) == 1 else records
+        made = decision.model_dump(mode="json", exclude={"trace"}) if decision else None
+        return {"trace_id": trace.id, **place, "score": score, "decision": made, "source": source}
+    chat = chat_of(line.run) if line.run else chat_of_trace(trace)
+    about = {"task": task_of(trace, line.document), "domain": trace.metadata.task_domain, "success": trace.metadata.success}
+    # As texts, since to a table objects of all calls, or all tools, are one type: it would add their fields to each other.
+    tools = json.dumps(chat.tools, ensure_ascii=False) if chat.tools else None
+    return {"messages": chat.messages, "tools": tools, "trace_id": trace.id, **about, "score": score, **place}
+
+
+def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], stands_for: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield what is written of the runs at these places, which stand for so many others, by id."""
+    if shape == "traces":
+        yield from map(candidates.document, places)
+        return
+    rejected = _failures(candidates, places) if shape == "pairs" else {}
+    for row in map(candidates.document, places):
+        about = row | {"stands_for": stands_for[row["trace_id"]]}
+        if shape != "pairs":
+            yield about
+        elif failures := rejected.get(_task_key(row)):
+            failure = failures.pop(0)
+            chosen, ids = about.pop("messages"), {"rejected_id": failure["trace_id"]}
+            yield {"chosen": chosen, "rejected": failure["messages"], **about, **ids}
+
+
+def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, str], list[Row]]:
+    """Return the failures of the kept successes' tasks, no more of a task than its successes, in order."""
+    wanted = Counter(_task_key(row) for row in map(candidates.document, places) if row["success"])
+    failures = defaultdict[tuple[str, str], list[Row]](list)
+    for row in filter(None, map(candidates.document, range(len(candidates)))):
+        if not row["success"] and len(failures[key := _task_key(row)]) < wanted[key]:
+            failures[key].append(row)
+    return failures
+
+
+def _task_key(row: Row) -> tuple[str, str]:
+    return row["domain"], row["task"]
+
+
+class Against:
+    """The tasks in a file, such as a benchmark's. Runs with an equal or near objective are left out."""
+
+    def __init__(self, name: str) -> None:
+        """Read a text on each line, or the task in each JSON object; raises BadParameter if a line has none."""
+        self._embedder = WordsEmbedder()
+        with open_input(name) as stream:
+            tasks = [(number, _task_in(number, line)) for number, line in lines_in(stream, _LONGEST_LINE)]
+        self._numbers = [number for number, _ in tasks]
+        self._vectors = self._embedder.embed([task for _, task in tasks])
+        self.left_out: list[Row] = []
+
+    def filtered(self, batches: Iterable[Sequence[Line]]) -> Iterator[list[Line]]:
+        """Yield an input without the runs whose task is in the file, which are named."""
+        for batch in batches:
+            yield [line for line in batch if isinstance(line.trace, InvalidTrace) or not self._has(line.trace)]
+
+    def _has(self, trace: ReasoningTrace) -> bool:
+        similarities = self._vectors @ self._embedder.embed([trace.task.objective])[0]
+        if not similarities.size or similarities.max() < NEAR_TASK:
+            return False
+        place = int(np.argmax(similarities))
+        self.left_out.append(
+            {"trace_id": trace.id, "line": self._numbers[place], "similarity": round(float(similarities[place]), 4)}
+        )
+        print_note(f"{trace.id}: left out, as its task is on line {self._numbers[place]} of the file of --against")
+        return True
+
+
+def _task_in(number: int, line: bytes) -> str:
+    text = line.decode("utf-8", "replace").strip()
+    if not text.startswith(("{", "[", '"')):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        # A trace has its objective within its task.
+        fields = value | value["task"] if isinstance(value.get("task"), dict) else value
+        value = next((fields[name] for name in _TASK_FIELDS if isinstance(fields.get(name), str)), None)
+    if isinstance(value, str):
+        return value
+    raise click.BadParameter(
+        f"line {number}: expected a text, or an object with {', '.join(_TASK_FIELDS)}", param_hint="--against"
+    )
+
+
+class TrainingFile:
+    """A file of rows, which gets its name once a second look finds nothing secret in it, with its manifest and its card."""
+
+    def __init__(self, output: str, secrets: SecretsAction) -> None:
+        if not output.endswith(".jsonl"):
+            raise click.BadParameter("expected the name of a file that ends in .jsonl", param_hint="--output")
+        self._path, self._secrets = Path(output), secrets
+        self._partial = self._path.with_suffix(".jsonl.partial")
+        self._counts = {name: Counter[str]() for name in ("domain", "task", "success")}
+        self._dropped = 0
+        self._redaction: Any = None
+        if secrets != "keep":
+            # It needs an extra, and takes a second to load.
+            from kp_scorer.checks import redaction
+
+            self._redaction, self._redactor = redaction, redaction.Redactor()
+
+    def write(self, rows: Iterable[Row]) -> int:
+        """Write the rows, and look at them again; return their number. ScorerError if something secret is left in them."""
+        with open_output(str(self._partial)) as write:
+            for row in rows:
+                clean = self._redactor.redacted(row) if self._redaction else row
+                if self._secrets == "drop" and clean != row:
+                    self._dropped += 1
+                    print_note(f"{row['trace_id']}: dropped, as it holds something secret")
+                    continue
+                write(json_line(clean, allow_nan=False))
+                for name, count in self._counts.items():
+                    count[str(row[name])] += 1
+        with self._partial.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if self._redaction and not self._redaction.is_clean(json.loads(line)):
+                    self._partial.unlink()
+                    raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
+        self._partial.rename(self._path)
+        return self._counts["success"].total()
+
+    def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
+        """Write the manifest, as JSON, and the card, as Markdown: equal for equal inputs."""
+        succeeded = self._counts["success"]["True"]
+        manifest = {
+            "file": self._path.name,
+            "sha256": _digest(self._path),
+            "rows": self._counts["success"].total(),
+            "succeeded": succeeded,
+            "failed": self._counts["success"]["False"],
+            "domains": dict(sorted(self._counts["domain"].items())),
+            "tasks": len(self._counts["task"]),
+            "licence": licence,
+            "made_by": f"kp-scorer {version('kp-scorer')}",
+            "how": dict(how),
+            "secrets": self._secrets,
+            "dropped": self._dropped,
+            "replaced": dict(sorted(self._redactor.counts.items())) if self._secrets == "replace" else {},
+            "left_out": against.left_out if against else [],
+            "sources": [{"file": name, "sha256": _digest(Path(name))} for name in sources],
+        }
+        manifest = self._redactor.redacted(manifest) if self._redaction else manifest
+        with open_output(str(self._path.with_suffix(".manifest.json"))) as write:
+            write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
+        with open_output(str(self._path.with_suffix(".md"))) as write:
+            write(_card(manifest))
+
+
+def _digest(path: Path) -> str | None:
+    """Return the SHA-256 of a file; None for what is no file, such as standard input."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _card(manifest: Mapping[str, Any]) -> str:
+    def listed(values: Mapping[str, Any]) -> str:
+        return "\n".join(f"- {name}: {value}" for name, value in values.items()) or "- nothing"
+
+    sources = {source["file"]: source["sha256"] or "no file" for source in manifest["sources"]}
+    head = f"---\nlicense: {manifest['licence']}\n---\n\n" if manifest["licence"] else ""
+    return f"""{head}# {manifest["file"]}
+
+{manifest["rows"]} rows from runs of agents, of {manifest["tasks"]} tasks; {manifest["succeeded"]} runs succeeded. Made by
+{manifest["made_by"]}.
+
+## How they were chosen
+
+{listed(manifest["how"])}
+- left out, as their task is in the file of --against: {len(manifest["left_out"])}
+
+## Domains
+
+{listed(manifest["domains"])}
+
+## What was replaced
+
+{listed(manifest["replaced"])}
+- runs dropped, as they held something secret: {manifest["dropped"]}
+
+## Sources
+
+{listed(sources)}
+"""
