@@ -1,14 +1,17 @@
-"""Measures the value of a kept tenth of runs to later runs, beside a tenth of the successes at random.
+"""Measures the value of a kept share of runs to later runs, beside as many of the successes at random.
 
 Reads sets of runs with several runs a task: NAME.jsonl.gz, and NAME.tasks.json.gz with the task of each run's id. Each shuffle
 halves the runs of each task, keeps a share of the first half by domain, and measures on the second half, with differences to
 random successes:
 
   solved  of the runs whose task was solved in the first half, the share for which a solved run of the task was kept
+  calls   of the calls of a successful run, the share whose name is that of the nearest call of the kept runs, by the objective,
+          what came since the call before, and that call's name
   edit    how like (1 - normalised edit distance) the calls of a successful run are to those of the kept run whose objective is
           nearest by its characters, which is not how the runs are chosen
 
-With --unequal 1 tasks recur unequally, as in life: of the r-th task a share of runs counts that falls as (r+1)^-0.7.
+Tasks recur equally; unequally, as in life: of the r-th task a share of runs counts that falls as (r+1)^-0.7; or as recorded:
+the second half of all runs came after the first. Domains in which the share takes nearly every success are left out.
 """
 
 import gzip
@@ -17,7 +20,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -29,10 +32,12 @@ from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
 
-from tests.benchmarks.common import Row, arguments, report
+from tests.benchmarks.common import Row, arguments, report, show_table
 from tests.support.paths import REFERENCE_TRACES
 
-_SHUFFLES: Final = 8
+RECURRENCES: Final = ("equally", "unequally", "as recorded")
+MEASURES: Final = ("solved", "calls", "edit")
+_FEWEST: Final = 3  # Runs to keep.
 _NEAR_COPY: Final = 0.7
 _DIMENSIONS: Final = 4_096
 _SHELLS: Final = ("", "bash", "sh", "shell", "execute", "command", "run")
@@ -53,6 +58,7 @@ class Runs(NamedTuple):
     words: Vectors
     characters: Vectors  # Of the objectives.
     calls: Sequence[Sequence[str]]
+    before_calls: Sequence[Vectors]  # For each of a run's calls what came before it, of shape (calls, dimensions).
 
 
 def read_runs(file: Path) -> Runs:
@@ -70,6 +76,7 @@ def read_runs(file: Path) -> Runs:
         embedder.embed([embedder.recipe.text(trace) for trace in traces]),
         np.array([_characters(trace.task.objective[:1_500]) for trace in traces]),
         [list(_calls(trace)) for trace in traces],
+        [_before_calls(trace, embedder) for trace in traces],
     )
 
 
@@ -89,7 +96,25 @@ def _calls(trace: ReasoningTrace) -> Iterator[str]:
             yield f"{name}:{(step.content or '?').split()[0]}" if name in _SHELLS and (step.content or "").split() else name
 
 
-def halves(runs: Runs, chance: np.random.Generator, unequal: bool) -> tuple[Places, list[int]]:
+def _before_calls(trace: ReasoningTrace, embedder: WordsEmbedder) -> Vectors:
+    """Vectors of the objective, of what came since the last call, and of that call's name, beside each other."""
+    since, last, texts = "", "", list[str]()
+    names = _calls(trace)
+    for step in trace.steps:
+        if step.type == "tool_call":
+            texts += [since[-800:], f"called {last}"]
+            since, last = "", next(names)
+        else:
+            since += f" {step.content or ''}"
+    asked = np.repeat(embedder.embed([trace.task.objective[:1_500]]), len(texts) // 2, axis=0)
+    parts = embedder.embed(texts)
+    return np.concatenate([0.7 * asked, parts[::2], 1.5 * parts[1::2]], axis=1)
+
+
+def halves(runs: Runs, chance: np.random.Generator, recurrence: str) -> tuple[Places, list[int]]:
+    if recurrence == "as recorded":
+        order = sorted(range(len(runs.traces)), key=lambda place: runs.traces[place].metadata.created_at)
+        return np.array(order[: len(order) // 2], np.intp), order[len(order) // 2 :]
     by_task = defaultdict[str, list[int]](list)
     for place in chance.permutation(len(runs.traces)):
         by_task[runs.tasks[place]].append(int(place))
@@ -97,7 +122,7 @@ def halves(runs: Runs, chance: np.random.Generator, unequal: bool) -> tuple[Plac
     second: list[int] = []
     for rank, task in enumerate(chance.permutation(sorted(by_task))):
         places = by_task[str(task)]
-        if unequal:
+        if recurrence == "unequally":
             share = min(1.0, (0.02 * len(by_task) + 1) / (rank + 1) ** 0.7 * 1.6)
             places = places[: max(1, round(len(places) * share))]
         half = len(places) // 2
@@ -108,19 +133,31 @@ def halves(runs: Runs, chance: np.random.Generator, unequal: bool) -> tuple[Plac
 
 def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Way]:
     settings = load_settings({"embedding.embedder": "words"})
-    scores = dict(
-        zip(first.tolist(), (each.score for each in score_traces([runs.traces[at] for at in first], settings)), strict=True)
-    )
+    decisions = score_traces([runs.traces[place] for place in first], settings)
+    scores = {place: decision.score for place, decision in zip(first.tolist(), decisions, strict=True)}
+    objectives = [trace.task.objective for trace in runs.traces]
 
     def successes(places: Places) -> list[int]:
         return [int(place) for place in chance.permutation(places[runs.succeeded[places]])]
 
-    def without_copies(places: Places, most: int) -> list[int]:
-        members: list[int] = []
-        for place in successes(places):
-            if len(members) < most and (not members or (runs.words[members] @ runs.words[place]).max() < _NEAR_COPY):
-                members.append(place)
-        return members
+    def without(is_copy: Callable[[int, list[int]], bool]) -> Way:
+        def way(places: Places, most: int) -> list[int]:
+            members: list[int] = []
+            copies: list[int] = []
+            for place in successes(places):
+                (copies if is_copy(place, members) else members).append(place)
+            return [*members, *copies][:most]
+
+        return way
+
+    def spread(places: Places, most: int) -> list[int]:
+        """Always the success that is least like those there are (k-center)."""
+        from_all = np.array(successes(places))
+        members, nearest = [0], runs.words[from_all] @ runs.words[from_all[0]]
+        while len(members) < min(most, len(from_all)):
+            members.append(int(nearest.argmin()))
+            nearest = np.maximum(nearest, runs.words[from_all] @ runs.words[from_all[members[-1]]])
+        return [int(place) for place in from_all[members]]
 
     def covering(places: Places, most: int) -> list[int]:
         chosen = Coverage(runs.words[:0]).choose(runs.words[places], runs.succeeded[places].tolist(), most)
@@ -130,20 +167,45 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         "random successes": lambda places, most: successes(places)[:most],
         "any at random": lambda places, most: chance.permutation(places)[:most].tolist(),
         "score": lambda places, most: sorted(places.tolist(), key=lambda place: -scores[place])[:most],
-        "near copies left out": without_copies,
+        "one of each objective": without(lambda place, members: objectives[place] in [objectives[each] for each in members]),
+        "near copies left out": without(
+            lambda place, members: bool(members) and (runs.words[members] @ runs.words[place]).max() >= _NEAR_COPY
+        ),
+        "k-center": spread,
         "coverage": covering,
     }
 
 
-def measured(runs: Runs, first: Places, second: Sequence[int], chosen: Sequence[int]) -> tuple[float, float]:
-    solved_tasks = {runs.tasks[place] for place in first if runs.succeeded[place]}
-    won = {runs.tasks[place] for place in chosen if runs.succeeded[place]}
-    solved = [runs.tasks[place] in won for place in second if runs.tasks[place] in solved_tasks]
-    tested = [place for place in second if runs.succeeded[place] and runs.calls[place]]
-    with_calls = np.array([place for place in chosen if runs.calls[place]])
-    nearest = with_calls[(runs.characters[tested] @ runs.characters[with_calls].T).argmax(axis=1)]
-    edits = [_likeness(runs.calls[place], runs.calls[neighbour]) for place, neighbour in zip(tested, nearest, strict=True)]
-    return float(np.mean(solved)), float(np.mean(edits))
+class Later:
+    """The second half of the runs, by which what is kept of the first is measured."""
+
+    def __init__(self, runs: Runs, first: Places, second: Sequence[int]) -> None:
+        self._runs = runs
+        solved_tasks = {runs.tasks[place] for place in first if runs.succeeded[place]}
+        self._solved = [runs.tasks[place] for place in second if runs.tasks[place] in solved_tasks]
+        self._tested = [place for place in second if runs.succeeded[place] and runs.calls[place]]
+        # Each pair of calls is compared once for all ways and shares.
+        with_calls = [int(place) for place in first if runs.calls[place]]
+        ends = np.cumsum([0, *(len(runs.calls[place]) for place in with_calls)])
+        self._columns = {place: np.arange(ends[at], ends[at + 1]) for at, place in enumerate(with_calls)}
+        self._names = np.array([name for place in with_calls for name in runs.calls[place]])
+        calls = np.concatenate([runs.before_calls[place] for place in with_calls])
+        self._likenesses = [runs.before_calls[place] @ calls.T for place in self._tested]
+
+    def measured(self, chosen: Sequence[int]) -> tuple[float, ...]:
+        """The three measures of what is kept; NaN where nothing can be measured."""
+        runs = self._runs
+        won = {runs.tasks[place] for place in chosen if runs.succeeded[place]}
+        solved = [task in won for task in self._solved]
+        kept_runs = [place for place in chosen if place in self._columns]
+        if not (kept_runs and self._tested and solved):
+            return (np.nan,) * len(MEASURES)
+        columns = np.concatenate([self._columns[place] for place in kept_runs])
+        named = [self._names[columns][likeness[:, columns].argmax(axis=1)] for likeness in self._likenesses]
+        calls = [np.mean(names == runs.calls[place]) for names, place in zip(named, self._tested, strict=True)]
+        nearest = (runs.characters[self._tested] @ runs.characters[kept_runs].T).argmax(axis=1)
+        edits = [_likeness(runs.calls[each], runs.calls[kept_runs[at]]) for each, at in zip(self._tested, nearest, strict=True)]
+        return float(np.mean(solved)), float(np.mean(calls)), float(np.mean(edits))
 
 
 def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
@@ -156,34 +218,62 @@ def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
     return 1 - row[-1] / max(1, len(first), len(second))
 
 
-def rows_of(runs: Runs, share: float, unequal: bool) -> Iterator[Row]:
-    figures = defaultdict[str, list[tuple[float, float]]](list)
-    for seed in range(_SHUFFLES):
+def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str) -> Iterator[Row]:
+    figures = defaultdict[tuple[float, str], list[tuple[float, ...]]](list)
+    for seed in range(shuffles):
         chance = np.random.default_rng(seed)
-        first, second = halves(runs, chance, unequal)
-        domains = {name: first[runs.domains[first] == name] for name in np.unique(runs.domains[first])}
+        first, second = halves(runs, chance, recurrence)
+        domains = [first[runs.domains[first] == name] for name in np.unique(runs.domains[first])]
+        later = Later(runs, first, second)
         for name, way in ways(runs, first, chance).items():
-            chosen = [place for places in domains.values() for place in way(places, round(share * len(places)))]
-            figures[name].append(measured(runs, first, second, chosen))
-    base = np.array(figures["random successes"])
-    for name, values in figures.items():
-        more = np.array(values) - base
+            for share in shares:
+                numbers = [round(share * len(places)) for places in domains]
+                choosable = [
+                    runs.succeeded[places].sum() > 1.05 * most > 0 for places, most in zip(domains, numbers, strict=True)
+                ]
+                if sum(np.array(numbers)[choosable]) >= _FEWEST:
+                    of_all = zip(domains, numbers, choosable, strict=True)
+                    chosen = [place for places, most, is_one in of_all if is_one for place in way(places, most)]
+                    figures[share, name].append(later.measured(chosen))
+    for (share, name), values in figures.items():
+        more = np.array(values) - np.array(figures[share, "random successes"])
         errors = more.std(axis=0, ddof=1) / np.sqrt(len(more))
-        solved, edit = np.array(values).mean(axis=0)
-        row: Row = {"set": runs.name, "share": share, "unequal": unequal, "way": name, "solved": solved, "edit": edit}
-        yield (
-            row
-            | dict(zip(("solved_more", "edit_more"), more.mean(axis=0), strict=True))
-            | dict(zip(("solved_error", "edit_error"), errors, strict=True))
-        )
+        row: Row = {"set": runs.name, "recurrence": recurrence, "share": share, "way": name}
+        for measure, mean, difference, error in zip(MEASURES, np.mean(values, axis=0), more.mean(axis=0), errors, strict=True):
+            row |= {measure: float(mean), f"{measure}_more": float(difference), f"{measure}_error": float(error)}
+        yield row
+
+
+def summarised(rows: Sequence[Row]) -> Iterator[Row]:
+    """The means over sets, their errors between sets, and in how many a way is better and worse by two errors."""
+    groups = defaultdict[tuple[Any, ...], list[Row]](list)
+    for row in rows:
+        groups[row["recurrence"], row["share"], row["way"]].append(row)
+    for (recurrence, share, name), of_sets in groups.items():
+        summary: Row = {"set": f"all {len(of_sets)}", "recurrence": recurrence, "share": share, "way": name}
+        for measure in MEASURES:
+            more, errors = (np.array([row[f"{measure}_{kind}"] for row in of_sets]) for kind in ("more", "error"))
+            error = more.std(ddof=1) / np.sqrt(len(more)) if len(more) > 1 else errors[0]
+            better, worse = (more > 2 * errors).sum(), (more < -2 * errors).sum()
+            summary[measure] = f"{more.mean():+.3f} ± {error:.3f} ({better}/{worse})"
+        yield summary
 
 
 def main() -> None:
-    options = arguments(__doc__, share=0.1, unequal=0).parse_args()
+    options = arguments(__doc__, shuffles=8, percent=[2, 5, 10, 20]).parse_args()
     files = sorted((REFERENCE_TRACES / "sets").glob("*.jsonl.gz"))
     if not files:
         sys.exit(f"there are no sets in {REFERENCE_TRACES / 'sets'}; name the folder above with REFERENCE_TRACES")
-    report("value", (row for file in files for row in rows_of(read_runs(file), options.share, bool(options.unequal))))
+    shares = [percent / 100 for percent in options.percent]
+    rows = [
+        row
+        for runs in map(read_runs, files)
+        for recurrence in RECURRENCES
+        for row in rows_of(runs, shares, options.shuffles, recurrence)
+        if not np.isnan(row["solved"])
+    ]
+    report("value", rows)
+    show_table(list(summarised(rows)))
 
 
 if __name__ == "__main__":

@@ -273,6 +273,7 @@ def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Se
     others = {"to review": outcomes["review"], "dead": dead, "still pending": len(trace_ids) - len(completed)}
     counts += [f"{count} {words}" for words, count in others.items() if count]
     print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n")
+    print_text("a score looks at one trace; the few that cover what is asked: kp-scorer keep FILE --best 10%\n")
     print_text(f"{_next_step(len(decisions), outcomes['accepted'], files, conversion)}\n")
     return len(decisions) == len(trace_ids)
 
