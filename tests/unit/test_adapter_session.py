@@ -87,6 +87,39 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         loop("tool.result", toolCallId="c", result={"output": "04:12"}),
         loop("content.part", part=text("At 04:12.")),
     ],
+    "payloads": [
+        {"timestamp": 1_772_352_000.0, "message": {"type": "TurnBegin", "payload": {"user_input": ASKED}}},
+        {"message": {"type": "ContentPart", "payload": {"type": "think", "think": "I look it up."}}},
+        {
+            "message": {
+                "type": "ToolCall",
+                "payload": {
+                    "id": "c",
+                    "type": "function",
+                    "function": {"name": "tide_table", "arguments": '{"port": "Esbjerg"}'},
+                },
+            }
+        },
+        {
+            "message": {
+                "type": "ToolResult",
+                "payload": {"tool_call_id": "c", "return_value": {"is_error": False, "output": "04:12"}},
+            }
+        },
+        {"message": {"type": "ContentPart", "payload": text("At 04:12.")}},
+    ],
+    "calls that are named by their keys": [
+        {"type": "user", "message": {"role": "user", "content": [text(ASKED)]}},
+        {"type": "assistant", "message": {"role": "assistant", "content": [text("I look it up.")]}},
+        {"type": "tool_call", "subtype": "started", "call_id": "c", "tool_call": {"tide_table": {"args": ARGUMENTS}}},
+        {
+            "type": "tool_call",
+            "subtype": "completed",
+            "call_id": "c",
+            "tool_call": {"tide_table": {"args": ARGUMENTS, "result": "04:12"}},
+        },
+        {"type": "assistant", "message": {"role": "assistant", "content": [text("At 04:12.")]}},
+    ],
     "types that are roles": [
         {"sessionId": "s1", "startTime": "2026-03-01T08:00:00Z"},
         {"id": "1", "type": "user", "content": [{"text": ASKED}]},

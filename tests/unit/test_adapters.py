@@ -34,7 +34,7 @@ EXAMPLES: Final[dict[str, object]] = {
     for name, example in import_module(f"tests.unit.{module.stem}").EXAMPLES.items()
 }
 """An example of each format, from the test of the format."""
-GROUPED: Final = ("otel", "langfuse", "claude-code", "codex", "session")
+GROUPED: Final = ("otel", "langfuse", "claude-code", "codex", "session", "span-rows")
 """Formats of which several records make a run, which is converted when it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 

@@ -13,6 +13,7 @@ Json = dict[str, Any]
 
 CHAT: Final = [user(ASKED), assistant(THOUGHT, call("c", **FUNCTION)), result("c", RETURNED), assistant(ANSWER)]
 TAGGED: Final = f"{THOUGHT}\n<tool_call>\n{json.dumps({'name': 'lock_state', 'arguments': ARGUMENTS})}\n</tool_call>"
+CALLED: Final[Json] = {"id": "c", **FUNCTION}
 TOOL: Final = {"toolCallId": "c", "toolName": "lock_state", "input": ARGUMENTS, "output": RETURNED}
 
 
@@ -86,6 +87,47 @@ ENVELOPES: Final[dict[str, object]] = {
             },
         ],
     },
+    "a tree of messages": {
+        "mapping": {
+            "a": {"id": "a", "message": None, "parent": None},
+            "b": {"id": "b", "message": {"author": {"role": "user"}, "content": {"parts": [ASKED]}}, "parent": "a"},
+            "x": {"id": "x", "message": {"author": {"role": "assistant"}, "content": {"parts": ["No."]}}, "parent": "b"},
+            "c": {"id": "c", "message": CHAT[1], "parent": "b"},
+            "d": {"id": "d", "message": CHAT[2], "parent": "c"},
+            "e": {"id": "e", "message": CHAT[3], "parent": "d"},
+        }
+    },
+    "steps with results of calls": {
+        "task": ASKED,
+        "agent_steps": [
+            {
+                "llm_response": {"content": THOUGHT},
+                "tool_calls": [{"call_id": "c", **FUNCTION}],
+                "tool_results": [{"call_id": "c", "success": True, "result": RETURNED}],
+            }
+        ],
+        "final_result": ANSWER,
+    },
+    "events with thoughts": [
+        {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": [text_block(ASKED)]}},
+        {
+            "kind": "ActionEvent",
+            "source": "agent",
+            "thought": [text_block(THOUGHT)],
+            "action": {"kind": "Lock"},
+            "tool_name": "lock_state",
+            "tool_call_id": "c",
+            "tool_call": CALLED,
+        },
+        {
+            "kind": "ObservationEvent",
+            "source": "environment",
+            "tool_name": "lock_state",
+            "tool_call_id": "c",
+            "observation": {"content": [text_block(RETURNED)], "exit_code": 0},
+        },
+        {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": [text_block(ANSWER)]}},
+    ],
     "parts of requests and responses": [
         {"kind": "request", "parts": [part("system-prompt", content="x"), part("user-prompt", content=ASKED)]},
         {
@@ -125,6 +167,12 @@ ENVELOPES: Final[dict[str, object]] = {
             assistant(ANSWER),
         ]
     },
+    "elements that results name": [
+        user(f"<task>\n{ASKED}\n</task>\n<environment_details>\nx\n</environment_details>"),
+        assistant(f"{THOUGHT}\n<lock_state>\n<lock>7</lock>\n</lock_state>"),
+        user(f"[lock_state for '7'] Result:\n{RETURNED}"),
+        assistant(ANSWER),
+    ],
     "ReAct": [
         user(ASKED),
         assistant(f"Thought: {THOUGHT}\nAction: lock_state\nAction Input: {json.dumps(ARGUMENTS)}\nObservation: made up"),

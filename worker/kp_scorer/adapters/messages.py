@@ -55,13 +55,25 @@ _ONLY_ROLES: Final = (
 _ROLE_KEYS: Final = ("role", "author", "from", "sender", "info")  # Each may hold the name of a role, or an object that has it.
 _CONTENTS: Final = ("parts", "content", "blocks", "items", "text", "message", "value", "data")
 # All of these are names of fields without signs and in lower case: ``toolcallid`` is ``toolCallId`` and ``tool_call_id``.
-_NAMES: Final = ("name", "toolname", "functionname", "tool", "function", "toolid")
-_ARGUMENTS: Final = ("arguments", "args", "input", "toolinput", "toolargs", "toolkwargs", "servertoolcall")
+_NAMES: Final = ("name", "toolname", "functionname", "apiname", "tool", "function", "toolid")
+_TOOL_NAMES: Final = {"toolname", "functionname", "apiname"}
+_ARGUMENTS: Final = ("arguments", "args", "input", "toolinput", "toolargs", "toolkwargs", "paramdict", "servertoolcall")
 _CALL_IDS: Final = ("callid", "tooluseid", "toolcallid", "sourcecallid")
 _IDS: Final = (*_CALL_IDS, "id")
 # ``response`` was ``result`` in earlier GenAI conventions.
-_RETURNED: Final = ("output", "response", "result", "servertoolcallresponse", "content", "observation", "errortext", "value")
+_RETURNED: Final = (
+    "output",
+    "response",
+    "result",
+    "servertoolcallresponse",
+    "content",
+    "observation",
+    "returnvalue",
+    "errortext",
+    "value",
+)
 _RETURNED_BY_CALLS: Final = ("output", "result", "observation", "errortext")
+_BESIDE_A_RESULT: Final = frozenset("success status is_error isError exit_code exitCode kind type".split())  # noqa: SIM905
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
 """Types of blocks that are a call with a name, beside those that end in ``tool_use``. Other calls are built in."""
 _ENDS_OF_RESULT_TYPES: Final = (
@@ -71,7 +83,7 @@ _ENDS_OF_RESULT_TYPES: Final = (
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
 _CALL_KEYS: Final = ("functioncall", "tooluse", "toolcall", "toolinvocation")
 _RESULT_KEYS: Final = ("functionresponse", "toolresult", "toolcallresult")
-_TEXTS: Final = ("text", "refusal", "value")
+_TEXTS: Final = ("text", "refusal", "value", "Text")
 _THOUGHTS: Final = ("reasoning", "thinking", "think")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
@@ -199,7 +211,7 @@ def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Pie
     """
     has_called = False
     for item in items:
-        if is_message(item.value):
+        if is_message(item.value) and (role_of(with_role(item.value)["role"]) in SPEAKERS or sort_of(item.value) != "call"):
             pieces = list(pieces_of_message(item, "tool" if has_called else ""))
         elif text := text_of_block(item.value):
             pieces = utterance(item, speaker, text)
@@ -302,6 +314,8 @@ def _pieces_of_block(block: Node) -> Iterator[Piece]:
     """Yield the pieces in a block that is no text: in a thought, a call or a result. Other blocks have none."""
     kind, sort = _type(block.object()), sort_of(block.value)
     if sort == "call":
+        thought = block.value.get("thought")
+        yield from utterance(block, "agent", text_in(thought) if thought and thought is not True else "")
         yield from _call_and_result(block)
     elif sort == "result":
         inner = _inner(block, _RESULT_KEYS)
@@ -351,9 +365,12 @@ def _inner(block: Node, keys: Iterable[str]) -> Node:
     """Return the object within a block that has the fields of a call or of a result; the block itself if it has them."""
     names = spelt(block.object())
     inner = next((block.at(names[key]) for key in keys if key in names and isinstance(block.value[names[key]], dict)), block)
-    for key in ("value", "state"):
+    for key in ("value", "state", "run"):
         if isinstance(own := inner.object().get(key), dict):
             inner = inner._replace(value=own | {name: value for name, value in inner.value.items() if name != key})
+    if len(inner.value) == 1 and isinstance(own := next(iter(inner.value.values())), dict) and "args" in own:
+        # The name of the tool is the key.
+        inner = inner._replace(value={"name": next(iter(inner.value)), **own})
     return inner
 
 
@@ -413,10 +430,15 @@ def returned_in(value: object) -> tuple[str, bool]:
         for key in ("response", "message", "result", "output"):
             if key in fields and fields <= {"id", "name", key}:
                 return returned_in(parsed(value[key]))
+        filled = {key for key, each in value.items() if each not in (None, "", [], {}) and key not in _BESIDE_A_RESULT}
         for key in ("output", "result", "content"):
-            if fields - {"success", "status", "is_error", "isError"} == {key} and isinstance(value[key], str):
-                return value[key], is_error
+            if filled == {key} and (isinstance(value[key], str) or _are_texts(value[key])):
+                return text_in(value[key]), is_error
     return text_in(value), False
+
+
+def _are_texts(blocks: object) -> bool:
+    return isinstance(blocks, list) and all(sort_of(block) == "text" for block in blocks)
 
 
 def sort_of(block: object) -> str:
@@ -432,7 +454,12 @@ def sort_of(block: object) -> str:
     has_arguments = any(key in names for key in _ARGUMENTS)
     is_named = bool(_name_of(block)) or (has_call_id and kind.startswith("tool_"))
     # Other objects may have a name and an input too.
-    is_of_tool = has_call_id or any(word in kind for word in ("tool", "call", "function")) or (not kind and "id" in names)
+    is_of_tool = (
+        has_call_id
+        or bool(_TOOL_NAMES & set(names))
+        or any(word in kind for word in ("tool", "call", "function"))
+        or (not kind and "id" in names)
+    )
     if any(isinstance(block.get(names.get(key, "")), dict) for key in _CALL_KEYS):
         return "call"
     if any(isinstance(block.get(names.get(key, "")), dict) for key in _RESULT_KEYS):
@@ -488,6 +515,8 @@ def with_role(value: dict[str, Any]) -> dict[str, Any]:
     fields: object = value
     if isinstance(value.get("role"), str):
         return value
+    if len(value) == 1 and isinstance(inner := next(iter(value.values())), dict) and role_of(next(iter(value))) in SPEAKERS:
+        return inner | {"role": role_of(next(iter(value)))}
     for inner in (value[key] for key in ("message", "llm_message", "content") if key in value):
         # A choice holds its message, as an event of one does.
         if isinstance(inner, dict) and isinstance(inner.get("role"), str):

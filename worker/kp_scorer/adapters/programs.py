@@ -9,12 +9,12 @@ from kp_scorer.adapters.node import parsed
 
 _TAG: Final = re.compile(
     r"\s*+<((?:system|local|command|environment|ide|hook|bash|task|qwen|permissions|user)[-_:][\w:-]{1,60}"
-    r"|[\w:-]{1,60}[-_](?:reminder|context|caveat|stdout|stderr|instructions|notification|details))(?:\s[^<>]{0,200})?>"
+    r"|task|[\w:-]{1,60}[-_](?:reminder|context|caveat|stdout|stderr|instructions|notification|details))(?:\s[^<>]{0,200})?>"
 )
 """The beginning of what a program adds to a text of the user, who types no such names."""
 _CLOSING: Final = re.compile(r"</([\w:-]{1,80})>\s{0,9}\Z")
 _MOST_CLOSING: Final = 100  # Characters that a closing tag may have, with the white space behind it.
-_OF_USERS: Final = ("user_query", "user-query", "user_message", "user_request", "user_input", "user_prompt")
+_OF_USERS: Final = ("task", "user_query", "user-query", "user_message", "user_request", "user_input", "user_prompt")
 _COMMAND: Final = re.compile(r"<command-name>\s*+([^<]{1,200})</command-name>")
 _ARGUMENTS: Final = re.compile(r"<command-args>([^<]++)</command-args>")
 _BARE_COMMAND: Final = re.compile(r"/[\w:-]{1,60}\s{0,9}")

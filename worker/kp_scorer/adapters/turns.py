@@ -11,16 +11,20 @@ from kp_scorer.adapters.messages import SPEAKERS, Piece, is_message, pieces_of, 
 from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
 from kp_scorer.adapters.programs import without_programs
 
-_ENVELOPES: Final = ("message", "data", "event", "payload", "item", "part", "update", "content")
+_ENVELOPES: Final = ("payload", "data", "event", "message", "item", "part", "update", "content")
+_OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of what is in them stands.
 _MOST_LEVELS: Final = 6  # Of envelopes, and of objects around a list of turns.
 _MOST_ASKED: Final = 50  # The items of a list that are looked at to see what it holds.
-_QUESTIONS: Final = ("query", "question", "instruction", "prompt", "input", "task", "problem", "message", "user", "human")
-ANSWERS: Final = ("answer", "response", "output", "completion", "assistant", "finalanswer")
+QUESTIONS: Final = (
+    "query question instruction prompt input task problem message user human userinput goal objective intent".split()  # noqa: SIM905
+)
+ANSWERS: Final = ("answer", "response", "output", "completion", "assistant", "finalanswer", "finalresult")
+_TASKS: Final = ("task", "userinput", "instruction", "goal", "objective")
 _EXCHANGES: Final = ("requests", "turns", "exchanges", "rounds", "history", "chat_history")
 _THOUGHTS: Final = ("thought", "thoughts", "reasoning", "modeloutput", "response")
 _TOOLS: Final = ("tool", "toolname", "action")
 _INPUTS: Final = ("toolinput", "actioninput", "input", "args")
-_OBSERVED: Final = ("observation", "observations")
+_OBSERVED: Final = ("observation", "observations", "toolresults")
 
 
 def turn_in(record: Node) -> Node | None:
@@ -30,12 +34,19 @@ def turn_in(record: Node) -> Node | None:
             return None
         if _is_step(record.value):
             return None
-        if is_message(record.value) or sort_of(record.value) or _has_parts(record.value):
+        inner = _inner(record)
+        is_block = sort_of(record.value) and not (inner and inner.path.endswith(_OF_TYPES) and sort_of(inner.value))
+        if is_message(record.value) or is_block or _has_parts(record.value):
             return record
-        envelopes = (record.at(key) for key in _ENVELOPES if isinstance(record.value.get(key), dict))
-        if (record := next(envelopes, record._replace(value=None))).value is None:
+        if inner is None:
             return None
+        record = inner
     return None
+
+
+def _inner(record: Node) -> Node | None:
+    """Return what is in the envelope of a record; None if it has none."""
+    return next((record.at(key) for key in _ENVELOPES if isinstance(record.value.get(key), dict)), None)
 
 
 def is_turn(value: object) -> bool:
@@ -49,7 +60,10 @@ def turns_of(records: Iterable[Node]) -> Iterator[Node]:
         if turn := turn_in(record):
             yield turn
             continue
-        messages = _messages_of(record) if isinstance(record.value, dict) else []
+        messages: list[dict[str, Any]] = []
+        inner: Node | None = record
+        while inner and isinstance(inner.value, dict) and not messages:
+            messages, inner = _messages_of(inner), _inner(inner)
         yield from (record._replace(value=message) for message in messages)
         if not messages:
             record.skip()
@@ -64,12 +78,16 @@ def _messages_of(record: Node) -> list[dict[str, Any]]:
             calls = [{"name": name, "arguments": arguments.value, "id": ""}]
         observed = record.like(*_OBSERVED).value
         called = {"role": "assistant", "content": _text(record, _THOUGHTS), "tool_calls": calls}
-        return [called, *([{"role": "tool", "content": observed}] if observed not in (None, "") else [])]
+        if not called["content"] and isinstance(record.value.get("llm_response"), dict):
+            called["content"] = record.at("llm_response", "content").value
+        results = observed if objects_in(observed) else [{"content": observed}] if observed not in (None, "") else []
+        answers = (result if sort_of(result) else {"role": "tool", **result} for result in objects_in(results))
+        return [called, *answers]
     if is_exchange(record.value):
-        asked, answered = record.like(*_QUESTIONS).value, record.like(*ANSWERS).value
+        asked, answered = record.like(*QUESTIONS).value, record.like(*ANSWERS).value
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [message for message in messages if isinstance(message["content"], str | list | dict)]
-    task = record.like(*_QUESTIONS).value
+    task = record.like(*_TASKS).value
     return [{"role": "user", "content": task}] if isinstance(task, str) and task else []
 
 
@@ -87,14 +105,14 @@ def _is_step(value: dict[str, Any]) -> bool:
     if isinstance(with_role({**value, "tool_calls": None}).get("role"), str):
         return False
     names = set(spelt(value))
-    has_call = bool(names & {*_TOOLS, "toolcalls"})
+    has_call = bool(names & {*_TOOLS, "toolcalls"}) and "toolcallid" not in names
     return has_call and bool(names & {*_OBSERVED, *_THOUGHTS[:-1]})
 
 
 def is_exchange(value: dict[str, Any]) -> bool:
     """Return whether an object has a question and its answer."""
     names = spelt(value)
-    return all(any(key in names and value[names[key]] for key in keys) for keys in (_QUESTIONS, ANSWERS))
+    return all(any(key in names and value[names[key]] for key in keys) for keys in (QUESTIONS, ANSWERS))
 
 
 def are_turns(value: object) -> bool:
@@ -112,6 +130,9 @@ def _is_spoken(item: dict[str, Any]) -> bool:
 
 def list_of_turns(holder: Node) -> Node | None:
     """Return the list of turns in an object: the outermost, and of several on one level the longest; None if there is none."""
+    if isinstance(holder.value, dict) and isinstance(tree := holder.value.get("mapping"), dict):
+        # The messages of a chat that branches are by their ids.
+        return holder.at("mapping")._replace(value=list(tree.values()))
     level: list[tuple[Any, tuple[str | int, ...]]] = [(holder.value, ())]
     for _ in range(_MOST_LEVELS):
         inner = [(parsed(value), (*path, key)) for outer, path in level for key, value in _within(outer)]

@@ -3,6 +3,7 @@
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen
 - ``Action: NAME`` with ``Action Input: …`` of ReAct
+- ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - one fenced command, of an agent that acts by it: its next message of the user says what the command returned
 
 What the user says next is then the result.
@@ -21,14 +22,23 @@ _TAG: Final = re.compile(
     r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_call)>\s*+(?=\{))"
 )
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
-_ACTION: Final = re.compile(r"^[ \t]*+Action:[ \t]*+([\w.:/ -]{1,100}?)[ \t]*+\n[ \t]*+Action[ _]Input:[ \t]*+", re.MULTILINE)
+_ACTION: Final = re.compile(
+    r"^[ \t]*+Action:[ \t]*+([\w.:/ -]{1,100}?)(?:[ \t]*+\n[ \t]*+Action[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
+    re.MULTILINE,
+)
 _OBSERVATION: Final = re.compile(r"\n[ \t]*+Observation:")
 _FINAL: Final = "Final Answer:"
-_FENCE: Final = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)[ \t]*+\n")
+_FENCE: Final = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?+[ \t]*+\n")
 _RETURNED: Final = re.compile(
-    r"\s*+(?:<returncode>|<output>|<tool_response>|\[?(?:observation|execution result|output|exit code)\b)", re.I
+    r"\s*+(?:<returncode>|<output>|<tool_response>|\[?(?:observation|the output of the|execution result|output|exit code)\b)",
+    re.I,
 )
 """The beginning of a message that says what a command returned."""
+_PROMPT: Final = "bash-$"
+_TOOL_OF_RESULT: Final = re.compile(r"\[([a-z_]{1,60})(?: for [^\n]{0,500})?\] Result:\s?")
+_ELEMENT: Final = re.compile(r"<([a-z_]{1,60})>")
+_MOST_ELEMENTS: Final = 50
+_ENDING: Final = "attempt_completion"
 _LABEL: Final = re.compile(r"\s*+observation:\s*+", re.I)
 _RESPONSE: Final = ("<tool_response>", "</tool_response>")
 _AROUND: Final = re.compile(r"</?(?:tool_call|function_calls?)>")
@@ -38,6 +48,10 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     """Return the pieces of a run with the calls in the texts of an agent that makes no others, and with their results."""
     if any(piece.kind == "call" for piece in pieces):
         return pieces
+    if any(
+        first.kind == "agent" and then.kind == "user" and _TOOL_OF_RESULT.match(then.text) for first, then in pairwise(pieces)
+    ):
+        return list(_elements(pieces))
     texts = [piece.text if piece.kind == "agent" else "" for piece in pieces]
     if any(map(_TAG.search, texts)):
         find = _tagged
@@ -64,9 +78,13 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
 
 def _acts_by_fences(pieces: Sequence[Piece]) -> bool:
     return any(
-        first.kind == "agent" and then.kind == "user" and _FENCE.search(first.text) and _RETURNED.match(then.text)
+        first.kind == "agent" and then.kind == "user" and _FENCE.search(first.text) and _is_output(then.text)
         for first, then in pairwise(pieces)
     )
+
+
+def _is_output(text: str) -> bool:
+    return bool(_RETURNED.match(text)) or text.endswith(_PROMPT)
 
 
 def _thought(piece: Piece, text: str) -> list[Piece]:
@@ -90,6 +108,34 @@ def _tagged(piece: Piece) -> Iterator[Piece]:
     yield from _thought(piece, text[place:])
 
 
+def _elements(pieces: Sequence[Piece]) -> Iterator[Piece]:
+    """Read calls as elements of XML, whose names the results repeat: ``<read_file><path>x</path></read_file>``."""
+    called = False
+    for piece, then in zip(pieces, [*pieces[1:], None], strict=True):
+        result = _TOOL_OF_RESULT.match(piece.text) if piece.kind == "user" and called else None
+        answer = _TOOL_OF_RESULT.match(then.text) if then and then.kind == "user" else None
+        name = answer[1] if answer else _ENDING
+        start = piece.text.find(f"<{name}>") if piece.kind == "agent" else -1
+        called = start >= 0
+        if called:
+            end = piece.text.rfind(f"</{name}>")
+            body = piece.text[start + len(name) + 2 : end if end > start else len(piece.text)]
+            yield from _thought(piece, piece.text[:start])
+            yield Piece(piece.node, "call", name=name, arguments=_children(body))
+        else:
+            yield piece._replace(kind="result", text=piece.text[result.end() :]) if result else piece
+
+
+def _children(body: str) -> dict[str, str]:
+    children: dict[str, str] = {}
+    place = 0
+    while (element := _ELEMENT.search(body, place)) and len(children) < _MOST_ELEMENTS:
+        end = body.find(f"</{element[1]}>", element.end())
+        place = end if end >= 0 else len(body)
+        children[element[1]] = body[element.end() : place].strip()
+    return children
+
+
 def _parameters(body: str) -> Any:
     names = list(_PARAMETER.finditer(body))
     if not names:
@@ -111,6 +157,10 @@ def _actions(piece: Piece) -> Iterator[Piece]:
         if action.start() < place:
             continue
         yield from _thought(piece, piece.text[place : action.start()].strip().removeprefix("Thought:"))
+        if action[2] is not None:
+            place = action.end()
+            yield Piece(piece.node, "call", name=action[1], arguments=action[2])
+            continue
         # A model may go on and make up what it will observe.
         observed = _OBSERVATION.search(piece.text, action.end())
         place = observed.start() if observed else len(piece.text)

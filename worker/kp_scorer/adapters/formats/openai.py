@@ -14,9 +14,28 @@ from typing import Final
 
 from kp_scorer.adapters.building import Run, first_timestamp, time_in, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, Speaker, Transcript, is_message, pieces_in, pieces_of, pieces_of_message
+from kp_scorer.adapters.messages import (
+    Piece,
+    Speaker,
+    Transcript,
+    is_message,
+    pieces_in,
+    pieces_of,
+    pieces_of_message,
+    utterance,
+)
 from kp_scorer.adapters.node import Node, objects_in
-from kp_scorer.adapters.turns import ANSWERS, are_turns, is_exchange, is_turn, list_of_turns, turns_of, without_repeats
+from kp_scorer.adapters.turns import (
+    ANSWERS,
+    QUESTIONS,
+    active_branch,
+    are_turns,
+    is_exchange,
+    is_turn,
+    list_of_turns,
+    turns_of,
+    without_repeats,
+)
 
 _KEYS: Final = frozenset({"messages", "contents", "choices", "candidates", "request", "response", "prompt", "custom_id"})
 _REQUESTS: Final = ("request", "request_body", "requestBody", "params", "inputs")
@@ -33,7 +52,8 @@ def fits(value: object) -> bool:
     if not isinstance(value, dict) or is_turn(value):
         return False
     is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
-    is_alone = bool(_KEYS & set(value)) or is_of_responses or is_exchange(value)
+    has_both = any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
+    is_alone = bool(_KEYS & set(value)) or is_of_responses or has_both or is_exchange(value)
     return is_alone or list_of_turns(Node(1, "", value)) is not None or _lists_of_conversations(Node(1, "", value)) != []
 
 
@@ -84,6 +104,9 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     pieces = _pieces_of_turns(turns)
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
     asked = _pieces(_first(request, "messages", "input"), "user") if not any(piece.kind == "user" for piece in pieces) else []
+    if not asked and not any(piece.kind == "user" for piece in pieces):
+        texts = (conversation.like(key) for key in QUESTIONS)
+        asked = next((utterance(text, "user", text.value) for text in texts if isinstance(text.value, str) and text.value), [])
     pieces = _joined(_joined(asked, pieces), _answer(conversation, response))
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
@@ -96,8 +119,9 @@ def _answer(conversation: Node, response: Node) -> list[Piece]:
     if answer is not response and answer.path.endswith("choices"):
         # Clients use the first of several choices.
         return [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
-    if answer is conversation and is_exchange(conversation.object()):
+    if answer is conversation:
         answer = conversation.like(*ANSWERS)
+        answer = answer if is_exchange(conversation.object()) or isinstance(answer.value, str) else conversation
     return _pieces(answer, "agent") if answer is not conversation else []
 
 
@@ -114,7 +138,7 @@ def _pieces_of_turns(turns: Sequence[Node]) -> list[Piece]:
     if all(isinstance(time, int) for time in times) and times != sorted(times, key=int) == times[::-1]:  # type: ignore[arg-type]
         # Some services list the newest message first.
         turns = turns[::-1]
-    return list(without_repeats(pieces_of(turns_of(turns))))
+    return list(without_repeats(pieces_of(turns_of(active_branch(turns, ("id", "parent"))))))
 
 
 def _body(conversation: Node, keys: Sequence[str]) -> Node:

@@ -66,6 +66,10 @@ _SWITCHES: Final = {  # The variable that records messages, by the beginning of 
 }
 
 
+_ROOTS: Final = ("openinference", "llm", "gen_ai", "input", "output", "tool", "traceloop")
+"""The beginnings of paths of attributes."""
+
+
 def fits(value: dict[str, Any]) -> bool:
     """Return whether an object is an export or a span."""
     pages = objects_in(value.get("data")) or [value]
@@ -130,8 +134,32 @@ def _span_of_console(span: Node) -> Node:
         fields[key] = None if path == "end_time" and span.at(path).value is None else microseconds(span.at(path)) * 1_000
     code, message = f"STATUS_CODE_{span.at('status', 'status_code').text()}", span.at("status", "description").value
     fields["status"] = {"code": code, "message": message}
+    fields["attributes"] = flat(span.at("attributes").value)
     own = {"context", "parent_id", "start_time", "end_time"}
     return span._replace(value={key: value for key, value in span.object().items() if key not in own} | fields)
+
+
+def flat(attributes: Any) -> Any:
+    """Return attributes by their paths, of which some stores make objects and lists."""
+    if not isinstance(attributes, dict) or not any(isinstance(each, dict | list) for each in attributes.values()):
+        return attributes
+    paths: dict[str, Any] = {}
+    for key, value in attributes.items():
+        is_path = isinstance(value, dict) and key in _ROOTS
+        if not is_path and not (key.startswith("llm.") and objects_in(value)):
+            paths[key] = value
+            continue
+        for inner, each in _flat_items(value):
+            paths[f"{key}.{inner}"] = each
+    return paths
+
+
+def _flat_items(value: Any) -> Iterator[tuple[str, Any]]:
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(each, dict) or objects_in(each):
+            yield from ((f"{key}.{inner}", item) for inner, item in _flat_items(each))
+        else:
+            yield str(key), each
 
 
 def _span_of_zipkin(span: Node) -> Node:

@@ -12,7 +12,7 @@ from typing import Any
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, pieces_of, pieces_of_message, utterance
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.written import with_written_calls
 
 
@@ -21,7 +21,8 @@ def fits(value: dict[str, Any]) -> bool:
     version = value.get("trajectory_format")
     is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
     is_mini = is_mini or (isinstance(version, str) and version.startswith("mini-swe-agent"))
-    return is_mini or isinstance(value.get("trajectory"), list)
+    steps = objects_in(value.get("trajectory"))
+    return is_mini or (isinstance(value.get("trajectory"), list) and not (steps and "role" in steps[0]))
 
 
 def run(_own_id: str, trajectories: Sequence[Node]) -> Run:

@@ -1,0 +1,156 @@
+"""Spans in the rows of other stores become traces: LangSmith, Opik, Braintrust, Weave, MLflow, Phoenix, the Agents SDK."""
+
+from typing import Any, Final
+
+import pytest
+
+from tests.support.converting import converted, refused_fields, steps_in
+
+Json = dict[str, Any]
+
+ASKED: Final = "When is high water?"
+USER: Final = {"role": "user", "content": ASKED}
+CALL: Final = {"id": "c", "type": "function", "function": {"name": "tide_table", "arguments": '{"port": "Esbjerg"}'}}
+CALLED: Final = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+STEPS: Final = [
+    ("tool_call", "tide_table", 'tide_table({"port": "Esbjerg"})'),
+    ("observation", "04:12"),
+    ("thought", "At 04:12."),
+]
+
+
+def at(second: int) -> str:
+    return f"2026-05-01T10:00:{second:02}Z"
+
+
+def of_langsmith(own: str, kind: str, name: str, second: int, got: Json, put: Json, *inner: Json) -> Json:
+    ids = {"id": own, "trace_id": "r0", "parent_run_id": None if own == "r0" else "r0"}
+    times = {"start_time": at(second), "end_time": at(second + 1)}
+    return ids | times | {"run_type": kind, "name": name, "inputs": got, "outputs": put, "child_runs": list(inner)}
+
+
+LANGSMITH: Final = of_langsmith(
+    *("r0", "chain", "agent", 0, {"input": ASKED}, {"output": "At 04:12."}),
+    of_langsmith("r1", "llm", "chat", 1, {"messages": [USER]}, {"choices": [{"message": CALLED}]}),
+    of_langsmith("r2", "tool", "tide_table", 3, {"port": "Esbjerg"}, {"output": "04:12"}),
+)
+
+
+def of_opik(own: str, kind: str, name: str, got: object, put: object) -> Json:
+    return {"id": own, "trace_id": "r0", "type": kind, "name": name, "input": got, "output": put}
+
+
+OPIK: Final = {
+    "id": "r0",
+    "project_id": "p",
+    "start_time": at(0),
+    "input": {"question": ASKED},
+    "output": {"answer": "At 04:12."},
+    "spans": [
+        of_opik("s1", "llm", "chat", {"messages": [USER]}, {"choices": [{"message": CALLED}]}),
+        of_opik("s2", "tool", "tide_table", {"port": "Esbjerg"}, {"output": "04:12"}),
+    ],
+}
+
+
+def of_braintrust(own: str, kind: str, name: str, second: int, got: object, put: object) -> Json:
+    ids = {"span_id": own, "root_span_id": "r0", "span_parents": None if own == "r0" else ["r0"]}
+    return ids | {"created": at(second), "span_attributes": {"name": name, "type": kind}, "input": got, "output": put}
+
+
+BRAINTRUST: Final = [
+    of_braintrust("r0", "task", "agent", 0, {"question": ASKED}, "At 04:12."),
+    of_braintrust("s1", "llm", "chat", 1, [USER], [{"message": CALLED}]),
+    of_braintrust("s2", "tool", "tide_table", 2, {"port": "Esbjerg"}, "04:12"),
+]
+
+
+def of_agents_sdk(own: str, second: int, **data: object) -> Json:
+    ids = {"object": "trace.span", "id": own, "trace_id": "r0", "parent_id": None}
+    return ids | {"started_at": at(second), "ended_at": at(second + 1), "span_data": data}
+
+
+AGENTS_SDK: Final = [
+    {"object": "trace", "id": "r0", "workflow_name": "tides"},
+    of_agents_sdk("s1", 0, type="generation", input=[USER], output=[CALLED]),
+    of_agents_sdk("s2", 2, type="function", name="tide_table", input='{"port": "Esbjerg"}', output="04:12"),
+    of_agents_sdk("s3", 4, type="generation", input=[USER], output=[{"role": "assistant", "content": "At 04:12."}]),
+]
+PHOENIX: Final = {
+    "context.trace_id": "r0",
+    "context.span_id": "s1",
+    "parent_id": None,
+    "span_kind": "LLM",
+    "name": "chat",
+    "start_time": 1_777_629_600_000,
+    "end_time": 1_777_629_601_000,
+    "status_code": "OK",
+    "attributes.llm.input_messages": [{"message.role": "user", "message.content": ASKED}],
+    "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "At 04:12."}],
+}
+WEAVE: Final = {
+    "id": "s1",
+    "op_name": "weave:///e/p/op/chat:v1",
+    "trace_id": "r0",
+    "parent_id": None,
+    "started_at": at(0),
+    "inputs": {"messages": [USER]},
+    "output": {"choices": [{"message": {"role": "assistant", "content": "At 04:12."}}]},
+}
+MLFLOW: Final = {
+    "info": {"trace_id": "tr-1"},
+    "data": {
+        "spans": [
+            {
+                "trace_id": "r0",
+                "span_id": "s1",
+                "parent_span_id": None,
+                "name": "agent",
+                "start_time_unix_nano": 1_777_629_600_000_000_000,
+                "end_time_unix_nano": 1_777_629_601_000_000_000,
+                "attributes": {
+                    "mlflow.spanType": '"AGENT"',
+                    "mlflow.spanInputs": f'{{"question": "{ASKED}"}}',
+                    "mlflow.spanOutputs": '"At 04:12."',
+                },
+            }
+        ]
+    },
+}
+WITH_TOOLS: Final[dict[str, list[object]]] = {
+    "langsmith": [LANGSMITH],
+    "opik": [OPIK],
+    "braintrust": [*BRAINTRUST],
+    "agents sdk": [*AGENTS_SDK],
+}
+
+
+@pytest.mark.parametrize("store", WITH_TOOLS)
+def test_rows_of_a_trace_are_a_run(store: str) -> None:
+    (trace,) = converted("", *WITH_TOOLS[store])
+    assert trace["id"] == "kp:trace:span-rows:r0"
+    assert trace["task"]["objective"] == ASKED
+    assert sorted(steps_in(trace)) == sorted(STEPS)
+    assert trace["outcome"]["result_summary"] == "At 04:12."
+    assert trace["metadata"]["created_at"].startswith("2026-05-01T10:00:00")
+
+
+@pytest.mark.parametrize("source", [WEAVE, MLFLOW, [PHOENIX], {"data": [WEAVE]}], ids=["Weave", "MLflow", "Phoenix", "a page"])
+def test_span_alone_is_a_run(source: object) -> None:
+    (trace,) = converted("", source)
+    assert (trace["id"], trace["task"]["objective"], steps_in(trace)) == ("kp:trace:span-rows:r0", ASKED, [STEPS[-1]])
+
+
+def test_error_of_a_row_is_one() -> None:
+    failed = BRAINTRUST[2] | {"error": "station offline", "output": None}
+    again = BRAINTRUST[2] | {"span_id": "s3", "created": at(5)}
+    (trace,) = converted("", *BRAINTRUST[:2], failed, again)
+    assert [step["type"] for step in trace["steps"]][:3] == ["tool_call", "observation", "error_recovery"]
+
+
+def test_errors_name_the_place() -> None:
+    assert refused_fields("span-rows", 7) == [(1, "$")]
+    assert refused_fields("span-rows", BRAINTRUST[0] | {"root_span_id": 5}) == [(1, "traceId")]
+
+
+EXAMPLES: Final[dict[str, object]] = {"span-rows": LANGSMITH}
