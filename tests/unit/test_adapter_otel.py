@@ -597,6 +597,36 @@ def test_call_whose_tool_has_an_id_of_its_own_is_one() -> None:
     assert steps(*spans, chat(20, 30, [ASKED, CALLED, returned], [ANSWERED])) == STEPS
 
 
+def test_call_to_which_the_conversation_gives_another_id_is_one() -> None:
+    renamed = message("assistant", CALL | {"id": "fc_1"})
+    assert steps(chat(0, 10, [ASKED], [CALLED]), chat(30, 40, [ASKED, renamed, RETURNED], [ANSWERED])) == STEPS
+    # The answer may be missing.
+    own = span("get_wind", 11, 12, {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}, "output": "14 m/s"})
+    assert steps(chat(0, 10, [ASKED], []), own, chat(30, 40, [ASKED, CALLED, RETURNED], [ANSWERED])) == STEPS
+
+
+def test_steps_of_a_workflow_without_models_have_the_question_and_the_answer() -> None:
+    asked = {
+        "input": [{"role": "user", "blocks": [{"block_type": "text", "text": "How windy is it in Bergen?"}]}],
+        "agent": "a",
+    }
+    returned = {"tool_name": "get_wind", "tool_id": "1", "tool_output": {"blocks": [{"type": "text", "text": "14 m/s"}]}}
+    answered = {
+        "response": {"role": "assistant", "content": "It blows with 14 m/s."},
+        "tool_calls": [{"tool_name": "get_wind"}],
+    }
+    arguments = {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}}
+    assert (
+        steps(
+            span("w", 0, 90, {"traceloop.span.kind": "workflow"}),
+            span("task", 1, 2, {"traceloop.entity.output": json.dumps(asked)}, parent="w@0"),
+            span("task", 3, 4, {**arguments, "traceloop.entity.output": json.dumps(returned)}, parent="w@0"),
+            span("task", 5, 6, {"traceloop.entity.output": json.dumps({"result": answered})}, parent="w@0"),
+        )
+        == STEPS
+    )
+
+
 def test_calls_recorded_beside_each_other_are_one() -> None:
     beside = [each | {"spanId": f"beside{number}"} for number, each in enumerate(WINDY)]
     recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}

@@ -29,6 +29,7 @@ _EXIT_CHARS: Final = (
     300  # Programs say so in the first or in the last lines of a result. Between them are those of the command.
 )
 _ERROR_KEYS: Final = ("error", "isError", "is_error")
+_BESIDE_RESULTS: Final = ("structuredContent", "_meta", "tool_name", "raw_input", "raw_output", *_ERROR_KEYS)
 _FAILURES: Final = ("error", "failed", "failure", "output-error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
 SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
@@ -82,7 +83,7 @@ _ENDS_OF_RESULT_TYPES: Final = (
 )
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
 _CALL_KEYS: Final = ("functioncall", "tooluse", "toolcall", "toolinvocation")
-_RESULT_KEYS: Final = ("functionresponse", "toolresult", "toolcallresult")
+_RESULT_KEYS: Final = ("functionresponse", "toolresult", "toolcallresult", "tooloutput")
 _TEXTS: Final = ("text", "refusal", "value", "Text")
 _THOUGHTS: Final = ("reasoning", "thinking", "think")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
@@ -92,7 +93,19 @@ _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its me
         *("messages", "contents", "new_message", "input", "prompt", "question", "query", "instruction", "task", "description"),
         *("message", "content", "kwargs"),
     ),
-    "agent": (*_ALTERNATIVES, "messages", "output", "message", "content", "response", "answer", "result", "raw", "text"),
+    "agent": (
+        *_ALTERNATIVES,
+        "messages",
+        "output",
+        "message",
+        "content",
+        "response",
+        "answer",
+        "result",
+        "raw",
+        "text",
+        "input",
+    ),
 }
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}
@@ -170,7 +183,8 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
         return None
     # An object with a text and other fields is an answer only if it has fields of answers.
     more = {key for key in value if value[key] and key != "text"}
-    is_answer = speaker == "agent" and not _is_item(value) and ("text" not in value or not more or bool(more & _ANSWER_FIELDS))
+    is_bare = not _is_item(value) and "response" not in value
+    is_answer = speaker == "agent" and is_bare and ("text" not in value or not more or bool(more & _ANSWER_FIELDS))
     message = {"role": "assistant"} | value if is_answer else value
     if _is_item_for_sure(message) or (is_model and _is_item(value)):
         return list(pieces_of([content._replace(value=message)], speaker))
@@ -423,8 +437,9 @@ def returned_in(value: object) -> tuple[str, bool]:
         is_message_of_tool = SPEAKERS.get(role_of(message.get("role"))) == "result" or "tool_call_id" in fields
         if is_message_of_tool and "content" in message:
             return text_in(message["content"]), is_error
-        if isinstance(value.get("content"), list) and fields <= {"content", "structuredContent", "_meta", *_ERROR_KEYS}:
-            return text_in(value["content"]), is_error
+        for key in ("content", "blocks"):
+            if isinstance(value.get(key), list) and fields <= {key, *_BESIDE_RESULTS}:
+                return text_in(value[key]), is_error
         if fields == {"type", "value"} and isinstance(value["type"], str):
             return text_in(value["value"]), value["type"].startswith("error")
         for key in ("response", "message", "result", "output"):
@@ -535,7 +550,8 @@ def with_role(value: dict[str, Any]) -> dict[str, Any]:
             return fields | {"role": role}
         if is_of_autogen:
             return fields | {"role": "user" if value["source"] == "user" else "assistant"}
-    return {"role": "assistant"} | value if isinstance(value.get("tool_calls"), list) else value
+    has_calls = isinstance(value.get("tool_calls"), list) and "response" not in value
+    return {"role": "assistant"} | value if has_calls else value
 
 
 @lru_cache(maxsize=1_024)

@@ -93,8 +93,10 @@ def run_of(
     if answers and not _places(answers[-1], pieces) and not _is_summary(answers[-1], pieces):
         pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
-    questions = [piece for span in around for piece in _last_turn(span.inputs) if piece.kind == "user" and "user" not in kinds]
-    answers = [piece for span in around for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
+    questions = [
+        piece for span in around for piece in _last_turn(_conversation(span)) if piece.kind == "user" and "user" not in kinds
+    ]
+    answers = [piece for span in reversed(around) for piece in span.outputs if piece.kind == "agent" and "agent" not in kinds]
     pieces = [*[piece for piece in questions if not _is_json(piece)][:1], *pieces, *sorted(answers, key=_is_json)[:1]]
     created_at = None if started_us is None else moment(origin, started_us)
     is_part = len(roots) == 1 and roots[0].kind == "model"
@@ -332,7 +334,7 @@ class _Conversation:
             if piece.kind == "call":
                 call = next(matched) or self._new(piece)
                 history.ids.add(self._id(piece))
-                history.open.add(call, ("id", piece.call_id), ("name", piece.name), ("any",))
+                history.open.add(call, ("id", piece.call_id), ("id", call.call_id), ("name", piece.name), ("any",))
             elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
                 history.answered.add(call_before)
                 self._add_result(call_before, piece)
@@ -393,9 +395,11 @@ class _Conversation:
         # rephrase those, unless the id occurs more often than before.
         ids = Counter(map(self._id, calls))
         keys = Counter((self._id(call), self._words(call)) for call in calls)
+        words = Counter(map(self._words, calls))
         # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
         last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
+        rephrased = {text: iter(self._calls[text,][-count:]) for text, count in words.items()}
         matches = []
         for call in calls:
             own = self._id(call)
@@ -404,7 +408,11 @@ class _Conversation:
                 # A tool that is retried has more calls than the model made.
                 at_its_place.by_tool_alone = False
             same = next(alike[own, self._words(call)], None)
-            matches.append(same or (at_its_place if at_its_place and at_its_place.name == call.name else None))
+            # The conversation may have ids of its own, or the only ones.
+            renumbered = next(rephrased[self._words(call)], None)
+            renumbered = renumbered if renumbered and renumbered.call_id not in ids else None
+            at_its_place = at_its_place if at_its_place and at_its_place.name == call.name else None
+            matches.append(same or at_its_place or renumbered)
         return matches
 
     def _add_answer(self, span: Span) -> None:

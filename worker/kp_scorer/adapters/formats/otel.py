@@ -31,7 +31,7 @@ _MEANINGS: Final = {  # What attributes mean whose names end so. Of several, the
     "kind": (r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type"),
     "tool": (r"gen_ai\.tool\.name", r"toolCall\.name", r"tool\.name", r"traceloop\.entity\.name"),
     "call id": (r"tool\.call\.id", r"toolCall\.id", r"tool\.(?:call_)?id"),
-    "arguments": (r"tool\.call\.arguments", r"toolCall\.args", r"tool\.args", r"tool_arguments", r"tool_call_args"),
+    "arguments": (r"tool\.(?:call\.)?arguments", r"toolCall\.args", r"tool\.args", r"tool_arguments", r"tool_call_args"),
     "result": (r"tool\.call\.result", r"toolCall\.result", r"tool_response", r"tool\.(?:output|result)"),
     "input": (r"input\.value", r"prompt\.messages", r"inputs?", r"spaninputs", r"prompt", r"llm_request", r"crew_tasks"),
     "output": (r"output\.value", r"response\.object", r"outputs?", r"spanoutputs", r"completion", r"llm_response"),
@@ -326,7 +326,7 @@ def _kind(attributes: Node) -> SpanKind:
     named = _of(attributes, "kind")
     kinds = (kind_of(text_in(each.value)) for each in named)
     kind: SpanKind = next((kind for kind in kinds if kind != "other"), "other")
-    if kind == "other" and any(key in attributes.value for key in ("gen_ai.tool.name", "ai.toolCall.name")):
+    if kind == "other" and any(key in attributes.value for key in ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")):
         return "tool"
     # A span that has a model or its messages, and no operation, is a call of that.
     return "model" if kind == "other" and not named and _of(attributes, "model") else kind
