@@ -173,16 +173,6 @@ def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
     load_settings(config=config)
 
 
-def test_domain_out_of_reach_keeps_its_threshold(file: Path, labels: Path) -> None:
-    labels.write_text(without_good_ones_in_the_first_domain(labels.read_text()))
-    result = run(file, "--precision", "60%", "--labels", labels, "--set", "scoring.threshold=0.7")
-    assert result.exit_code == 0, result.output
-    written = tomllib.loads(result.stdout)["scoring"]
-    assert written["thresholds"]["code"] == 0.7
-    assert written["thresholds"]["customer service"] != 0.7
-    assert "code: no threshold with 41 labelled traces above it has 60% good ones; it stays at 0.7" in result.stderr
-
-
 def test_reviews_above_a_new_threshold_are_named(file: Path) -> None:
     own = ("--set", "scoring.review=0.7", "--set", 'scoring.reviews={"a b": 0.72}')
     result = run(file, "--accept", "60%", *own)
@@ -208,12 +198,6 @@ def test_exactly_one_target_between_its_bounds_is_required(file: Path, arguments
     result = run(file, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
-
-
-def test_number_of_labels_is_noted_unless_all_traces_have_one_or_none(file: Path, labels: Path) -> None:
-    # The tests above show that it is not where all have one, and where none has one.
-    labels.write_text("".join(labels.read_text().splitlines(keepends=True)[:2]))
-    assert f"2 of {len(DECISIONS)} traces have a label" in run(file, "--accept", "20%", "--labels", labels).stderr
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
 
-from tests.support.commands import ended, every_command
+from tests.support.commands import ended
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 
@@ -42,31 +41,6 @@ main()
     imported = set(done.stderr.splitlines()[-1].split())
     assert "click" in imported, done.stderr
     assert imported & HEAVY <= allowed
-
-
-def test_every_command_has_its_own_name_and_shows_an_example() -> None:
-    for name, command in every_command().items():
-        assert command.name == name.split()[-1]
-        assert "Example: kp-scorer" in command.get_help(click.Context(command)).replace(
-            "KP_BROKER_URL=redis://queue:6379/0 ", ""
-        )
-
-
-def test_help_lists_each_command_once_on_a_line_that_is_not_cut_off() -> None:
-    for arguments in (["cache", "--help"], ["dead-letter", "--help"], ["--help"]):
-        help_text = CliRunner().invoke(commands, arguments, terminal_width=80).stdout
-        listed = help_text.partition("Commands:" if len(arguments) > 1 else "Try:")[2]
-        assert "..." not in listed
-        assert max(map(len, help_text.splitlines())) <= 80
-    names = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
-    assert [name for name in names if name in commands.commands] == list(commands.commands)
-
-
-@pytest.mark.parametrize("command", [["demo"], ["up"], ["score", "-"]])
-def test_commands_without_a_broker_have_no_options_for_urls(command: list[str]) -> None:
-    done = CliRunner().invoke(commands, [*command, "--broker-url", "redis://127.0.0.1:1/0"])
-    assert done.exit_code == 2
-    assert "No such option '--broker-url'" in done.stderr
 
 
 @pytest.mark.parametrize("file", ["config/kp-scorer.toml", "deploy/redis.conf"])
@@ -120,12 +94,3 @@ def test_an_error_is_one_line(
     assert err.count("\n") == 1
     assert err.startswith("kp-scorer: ")
     assert line in err
-
-
-@pytest.mark.parametrize(("arguments", "expected"), [([], 2), (["--help"], 0)])
-def test_help_goes_to_stdout_and_without_arguments_to_stderr(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
-) -> None:
-    code, out, err = ended(capsys, monkeypatch, *arguments)
-    assert code == expected
-    assert "explain" in (err if code else out)

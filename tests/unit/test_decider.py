@@ -85,12 +85,6 @@ def test_other_content_under_a_decided_id_is_a_conflict_and_stays_out_of_the_log
     assert later.dimensions.novelty > 0.0
 
 
-def test_one_text_is_embedded_once_a_batch() -> None:
-    embedder = WordEmbedder()
-    word_decider(embedder=embedder).decide([trace_about("invoice", f"kp:trace:{number}") for number in range(3)])
-    assert len(embedder.texts) == 1
-
-
 def test_decision_carries_every_part_of_itself() -> None:
     policy = Policy(thresholds={"code": 0.3})
     trace = trace_about(

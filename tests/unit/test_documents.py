@@ -100,23 +100,6 @@ def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
     assert example.read_text("utf-8") in {*blocks("worker/WIRE.md"), *blocks("worker/SERVE.md")}
 
 
-@pytest.mark.parametrize(
-    ("text", "is_code", "problems"),
-    [
-        ("kp-scorer submit traces.jsonl --wait --timeout 5", True, []),
-        ("kp-scorer up --workers 2 & kp-scorer score - --set embedding.embedder=none", True, []),
-        ("kp-scorer decisions --follow | jq --raw-output .score  # like --this", True, []),
-        ("Run `kp-scorer dead-letter list|show` with `--help`, which kp-scorer understands.", False, []),
-        ("kp-scorer sumbit traces.jsonl", True, ["there is no command sumbit in kp-scorer sumbit traces"]),
-        ("kp-scorer dead-letter lost", True, ["there is no command lost in kp-scorer dead-letter lost"]),
-        ("kp-scorer up --follow", True, ["--follow is no option of up"]),
-        ("`kp-scorer up --workers 2` takes `--wait` too", False, ["--wait is no option of up"]),
-    ],
-)
-def test_wrong_commands_in_a_line_are_found(text: str, is_code: bool, problems: list[str]) -> None:
-    assert list(wrong_commands(Line("README.md:1", text, is_code))) == problems
-
-
 def test_the_menu_of_the_site_has_every_page() -> None:
     menu = tomllib.loads((REPOSITORY / "deploy" / "site" / "zensical.toml").read_text("utf-8"))["project"]["nav"]
     in_menu = [page for item in menu for pages in item.values() for page in ([pages] if isinstance(pages, str) else pages)]

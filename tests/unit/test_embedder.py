@@ -118,11 +118,8 @@ def test_one_success_resets_the_count_of_failures() -> None:
     ("files", "cores"),
     [
         ({}, 64),
-        ({"cpu.max": "max 100000\n"}, 64),
-        ({"cpu.max": "200000 100000\n"}, 2),
         ({"cpu.max": "250000 100000\n"}, 3),
         ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "9900000 100000\n"}, 64),
         ({"cpu.max": "nonsense"}, 64),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
         ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),

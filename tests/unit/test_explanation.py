@@ -3,18 +3,17 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.commands.report import dead_words, pending_words
-from kp_scorer.decision import Decision, Nearest, Novelty
+from kp_scorer.cli.commands.report import dead_words
+from kp_scorer.decision import Nearest, Novelty
 from kp_scorer.errors import REASONS
 from kp_scorer.report.explanation import decided_words, explain, terms_of, was_capped, with_dimension
 from kp_scorer.scoring import PROFILES, Policy
 from kp_scorer.settings import load_settings
 from kp_scorer.store.dead_letters import DeadLetter
-from kp_scorer.store.records import Record
 from kp_scorer.trace import ReasoningTrace
 from rich.cells import cell_len
 
-from tests.support.builders import COMPLETE_DECISION, OWN_WEIGHTS, decided, make_trace, policies, step, steps, traces
+from tests.support.builders import OWN_WEIGHTS, decided, make_trace, policies, steps, traces
 
 ALL_TYPES = ("thought", "tool_call", "observation", "error_recovery")
 CAPPED_OR_NOT = policies(cap_step_term=st.booleans())
@@ -112,19 +111,6 @@ def test_distance_to_the_threshold_is_shown(threshold: float, how_far: str) -> N
     assert second.startswith(f"That is {how_far} that it needs, ")
 
 
-def test_fired_override_is_shown_with_the_score_after_it() -> None:
-    text = "\n".join(words(make_trace(steps=steps("thought"))))
-    assert "  a single thought (score 0.1)          0.1000\n  score                                 0.1000" in text
-
-
-def test_quotes_are_shortened_to_one_line() -> None:
-    content = [step("thought", content="then"), step("tool_call", content="first\n\tof  all")]
-    text = "\n".join(words(make_trace(objective="o" * 1_000, steps=content)))
-    assert "  did    first of all then" in text
-    assert text.count("o" * 60) == 3
-    assert "o…\n" in text
-
-
 def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
     dead_letters = [DeadLetter(letter_id * 32, "lost", "sent 3 times", "kp:trace:1", 0, 0, 0, 1, 10) for letter_id in "ab"]
     assert list(dead_words("kp:trace:1", "lost", "sent 3 times", dead_letters)) == [
@@ -137,28 +123,9 @@ def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
     ]
 
 
-def test_dead_trace_names_the_worker_that_dead_lettered_it_and_its_wait() -> None:
-    letter = DeadLetter("a" * 32, "poison", "ended", "kp:trace:1", 5, 0, 0, 1, 10, "scorer-1@host", 61_500)
-    text = " ".join(dead_words("kp:trace:1", "poison", "ended", [letter]))
-    assert "1970-01-01 00:00:00 UTC by scorer-1@host, at delivery 5, queued for 61.500 s:" in text
-
-
-def test_course_of_a_decision_is_shown_with_what_took_how_long() -> None:
-    text = " ".join(decided_words(Decision.model_validate_json(COMPLETE_DECISION), {}))
-    assert "scorer-1@host decided it at 2026-03-04T05:06:07.890+02:00, at delivery 2: queued 1.234 s, held 0.001 s, " in text
-    assert "look up 0.002 s, wait 0.004 s, embed 0.003 s, place 0.004 s." in text
-
-
 @pytest.mark.parametrize("reason", REASONS)
 def test_every_reason_has_a_remedy(reason: str) -> None:
     assert len(list(dead_words("kp:trace:1", reason, "why", []))) >= 2
-
-
-def test_pending_trace_is_shown_with_its_history() -> None:
-    text = "\n".join(pending_words("kp:trace:1", Record("pending", b"", since_ms=1_000, resends=1, attempts=2)))
-    assert text.startswith("kp:trace:1: pending since 1970-01-01 00:00:01 UTC\n")
-    assert "sent again, 1 time." in text
-    assert "in flight, 2 times." in text
 
 
 def test_each_profile_decides_as_a_trace_of_its_domain_would_be_decided() -> None:

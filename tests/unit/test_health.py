@@ -24,7 +24,6 @@ from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings
 from kp_scorer.store.condition import Condition
-from kp_scorer.store.store import Timing
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
@@ -193,23 +192,6 @@ def test_decisions_that_are_made_are_counted_by_the_bins_of_their_values() -> No
     assert counted['kp_scorer_values_total{bin="0.2",dimension="score",domain="code"}'] == 1
     assert counted[f'kp_scorer_values_total{{bin="rejected",dimension="outcome",domain="{UNNAMED_DOMAIN}"}}'] == 2
     assert samples['kp_scorer_values_total{bin="0.9",dimension="novelty",domain="code"}'] == 0, "from the start on"
-
-
-def test_a_report_has_the_figures_since_the_start() -> None:
-    metrics = three_published()
-    for deliveries in (1, 1, 3):
-        metrics.count_delivery(deliveries)
-    metrics.count_dead_letter("conflict")
-    metrics.in_flight.set(4)
-    metrics.window_entries.set(5)
-    report = metrics.report("scorer-1@host", "words python", ["it is starting"])
-    assert (report.node, report.embedder, report.not_ready) == ("scorer-1@host", "words python", ("it is starting",))
-    assert report.decisions == {"accepted": {"code": 1}, "rejected": {UNNAMED_DOMAIN: 2}}
-    assert (report.in_flight, report.window_entries) == (4, 5)
-    assert (report.dead_letters, report.redeliveries, report.resends) == (1, 1, 0)
-    assert (report.queued, report.embedded) == (Timing(count=2, seconds=2.0), Timing())
-    assert report.held.count == 3
-    assert report.held.seconds == pytest.approx(0.4)
 
 
 def test_counters_begin_at_0_and_have_no_series_of_their_creation() -> None:

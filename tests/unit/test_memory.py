@@ -1,28 +1,9 @@
 """A worker keeps its resident memory flat."""
 
-import gc
-import weakref
-
 import psutil
 from kp_scorer.process.memory import collect_garbage
 
 _PIECES = 50_000
-
-
-class _Cycle:
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_what_refers_to_itself_is_freed() -> None:
-    gc.disable()
-    try:
-        garbage = weakref.ref(_Cycle())
-        assert garbage() is not None
-        collect_garbage()
-        assert garbage() is None
-    finally:
-        gc.enable()
 
 
 def test_pages_of_a_burst_are_returned_to_the_system() -> None:

@@ -61,8 +61,3 @@ def test_signatures_use_only_types_of_the_face() -> None:
 def test_the_api_page_shows_every_name_once() -> None:
     documented = re.findall(r"^::: kp_scorer\.(\w+)$", (REPOSITORY / "worker" / "API.md").read_text("utf-8"), re.MULTILINE)
     assert sorted(documented) == sorted(kp_scorer.__all__)
-
-
-def test_other_names_raise_attribute_error() -> None:
-    with pytest.raises(AttributeError, match="nothing_of_this_name"):
-        _ = kp_scorer.nothing_of_this_name

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, get_args
 from urllib.parse import quote
@@ -16,16 +15,10 @@ from kp_scorer.scoring import PROFILES
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment, load_scoring
 from kp_scorer.settings.sections import NoveltySettings
-from pydantic import ValidationError
 
 from tests.support.paths import REPOSITORY
 
 OWN_PROFILE: Final = "{complexity = 0.1, novelty = 0.2, tool_diversity = 0.3, outcome_confidence = 0.4}"
-
-
-def named_in(settings: Settings) -> Iterator[tuple[str, object]]:
-    """The settings by their dotted names."""
-    yield from ((f"{section}.{name}", value) for section, values in settings for name, value in values)
 
 
 def written(directory: Path, text: str) -> Path:
@@ -147,12 +140,6 @@ def test_wrong_value_is_refused_by_name_from_every_source(name: str, value: str,
         load_settings()
 
 
-@pytest.mark.parametrize("name", [name for name, value in named_in(Settings()) if type(value) is int])
-def test_no_number_may_have_24_digits(name: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^{name}: Input should be less than"):
-        load_settings({name: "9" * 24})
-
-
 @pytest.mark.parametrize(
     ("flags", "rings"),
     [
@@ -194,11 +181,6 @@ def test_review_has_its_queue_where_something_may_go_there(flags: dict[str, Any]
     assert ("review" in load_settings(flags).outcomes) == is_reviewed
 
 
-def test_the_name_of_the_intake_is_derived_from_the_queue_of_traces() -> None:
-    assert load_settings().queues.intake_name == "traces.intake"
-    assert load_settings({"queues.traces": "other"}).queues.intake_name == "other.intake"
-
-
 OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledged", "decisions.rejected.oversized")
 
 
@@ -231,18 +213,6 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledge
 def test_settings_that_do_not_fit_together_are_refused_by_name(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load_settings(flags)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        {"queues.accepted": "decisions", "queues.rejected": "decisions"},
-        {"results.via": "task", "results.task": "shop.decided", "results.publish": []},
-        {"ledger.ttl_s": "60", "novelty.ttl_s": "60"},
-    ],
-)
-def test_settings_that_fit_together_are_accepted(flags: dict[str, str]) -> None:
-    load_settings(flags)
 
 
 @pytest.mark.parametrize(
@@ -298,14 +268,6 @@ def test_larger_messages_may_hold_more_in_proportion() -> None:
     small, large = (load_settings({"queues.message_bytes": size}).limits for size in (1_000, 4 * 2**20))
     assert (small.message_bytes, small.steps, small.values) == (1_000, 2_000, 20_000)
     assert (large.steps, large.values, large.field_chars, large.depth) == (8_000, 80_000, 400_000, 32)
-
-
-def test_settings_cannot_be_changed() -> None:
-    settings: Any = load_settings()
-    with pytest.raises(ValidationError, match="frozen"):
-        settings.novelty.max_elements = 5
-    with pytest.raises(ValidationError, match="frozen"):
-        settings.novelty = settings.novelty
 
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
