@@ -64,7 +64,6 @@ def test_each_trace_weighs_what_it_stands_for() -> None:
 @pytest.mark.parametrize("after", [0.01, 0.03])
 @pytest.mark.parametrize("good_after", [0.5, 0.7])
 def test_intervals_hold_in_19_of_20_samples(labels: int, after: float, good_after: float) -> None:
-    """``tests.benchmarks.quality`` shows the same with more samples."""
     rng, probabilities, good_shares = np.random.default_rng(3), np.array([0.01, after]), np.array([0.5, good_after])
     precisions, recalls = [], []
     accepted_of_good, accepted_of_bad = 0.5, 0.2
