@@ -27,7 +27,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
-from kp_scorer.errors import REASONS, ServiceUnavailable
+from kp_scorer.errors import REASONS, BrokerBlocked
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.report.drift import Drift, drift, time_of
@@ -49,6 +49,7 @@ from tests.support.processes import (
     FAST_WORKER,
     PATIENCE_S,
     at_work,
+    ending_within,
     free_port,
     opened,
     start_worker,
@@ -58,6 +59,9 @@ from tests.support.prometheus import DASHBOARD, RULES, Samples, program, running
 from tests.support.rabbitmq import OwnNode, RabbitMQ
 from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, rows_in
+
+LOOKS_OFTEN: Final = {"CONSTANTS": "process.runtime._LOOK_EVERY_S=0.5"}
+"""Variables of a worker that looks at its servers and queues twice a second, and not every ten."""
 
 
 def health(port: int, *options: str) -> tuple[int, list[str]]:
@@ -141,7 +145,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         return samples if total(samples, name) == value else {}
 
     traces = fresh_samples(20)
-    with at_work(measured, tmp_path) as (worker, client):
+    with at_work(measured, tmp_path, variables=LOOKS_OFTEN) as (worker, client):
         client.submit_many(traces)
         redis_client.lpush("traces", '{"@type": "nothing that is known"}')
         assert len(list(client.as_completed([str(trace["id"]) for trace in traces], timeout_s=PATIENCE_S))) == 20
@@ -185,12 +189,12 @@ def test_a_worker_that_is_to_have_no_embedder_is_not_degraded(settings: Settings
 def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
     settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    measured = with_changed(settings, metrics__port=free_port())
+    measured = with_changed(settings, metrics__port=free_port(), broker__visibility_timeout_s=3)
     redis_client.lpush("traces", *(f'{{"@type": "nothing that is known", "number": {number}}}' for number in range(3)))
     dying = {"CRASH_AT": "dead", "CRASH_AFTER": "2"}
     with start_worker(measured, tmp_path / "first.log", ready=False, command=CRASHING_WORKER, variables=dying) as worker:
         assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
-    with at_work(measured, tmp_path), Store.open(settings) as store:
+    with at_work(measured, tmp_path, variables=LOOKS_OFTEN), Store.open(settings) as store:
         wait_until(lambda: store.dead_letters.count() == 3)
         occurrences = wait_until(lambda: sum(each.occurrences for each in store.dead_letters.read()))
         counted = 'kp_scorer_dead_lettered{reason="invalid"}'
@@ -199,13 +203,12 @@ def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
         assert report.dead_letters < occurrences
 
 
-@pytest.mark.slow
 def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings: Settings, tmp_path: Path) -> None:
     port = free_port()
     with RedisServer(tmp_path) as server, server.connect() as client:
         split = with_changed(settings, broker__url=server.url, metrics__port=port)
         evicts = 'kp_scorer_redis_evicts{server="broker"}'
-        with at_work(split, tmp_path) as (worker, _):
+        with at_work(split, tmp_path, variables=LOOKS_OFTEN) as (worker, _):
             wait_until(lambda: scraped(split).get(evicts) == 0, timeout_s=20)
             assert health(port, "--ready") == (0, [])
             client.config_set("maxmemory-policy", "allkeys-lru")
@@ -228,11 +231,17 @@ def test_an_alarm_of_rabbitmq_is_told_by_clients_workers_and_doctor(settings: Se
     first, second, third = fresh_samples(3)
     with OwnNode(tmp_path) as node:
         on_node = with_changed(settings, broker__url=node.url, metrics__port=port)
-        with at_work(on_node, tmp_path) as (worker, client):
+        with at_work(on_node, tmp_path, variables=LOOKS_OFTEN) as (worker, client):
             client.wait(client.submit(first), timeout_s=30)
             node.control("set_vm_memory_high_watermark", "0")
-            with pytest.raises(ServiceUnavailable, match="RabbitMQ accepts no messages, as it is short of memory or disk"):
+            refused = pytest.raises(BrokerBlocked, match="RabbitMQ accepts no messages, as it is short of memory or disk")
+            with refused:
                 client.submit(second)
+            connections = len(node.control("list_connections", "pid").split())
+            for _ in range(8):
+                with refused, ending_within(0.5):
+                    client.submit(second)
+            assert len(node.control("list_connections", "pid").split()) < connections + 4, "each refusal leaves one"
             (reason,) = wait_until(lambda: health(port, "--ready")[1], timeout_s=40)
             assert reason.startswith("broker: RabbitMQ accepts no messages")
             assert [line["detail"] for line in worker.events("broker_blocked")] == [reason]

@@ -5,39 +5,33 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import QueueDrainer
-from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queue, submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
-from kp_scorer.errors import BrokerBlocked, ServiceUnavailable, SettingsError
+from kp_scorer.errors import SettingsError
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
-from tests.support.builders import decision
 from tests.support.calls import traced_memory
-from tests.support.changed_settings import settings_at
 from tests.support.processes import (
     PATIENCE_S,
     SMALL_WORKER,
     at_work,
-    ending_within,
     output_of,
     wait_until,
 )
 from tests.support.rabbitmq import (
     LARGEST_BYTES,
-    OwnNode,
     RabbitMQ,
     confirming,
     declare_as_worker,
-    limited_by_policy,
     queues_limited,
 )
 from tests.support.traces import fresh_samples, short_traces
@@ -66,39 +60,6 @@ def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with Client(rabbitmq.settings()) as client:
         client.submit(fresh_samples(1)[0])
     wait_until(lambda: rabbitmq.waiting("traces") == 1)
-
-
-def test_a_queue_that_a_policy_limits_is_full_while_it_refuses(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings()
-    queue = settings.queues.accepted
-    with limited_by_policy(settings, queue, 1), make_celery(settings) as app, Store.open(settings) as store:
-        publisher = Publisher(app, settings, store)
-        accepted = decision(score=1.0)
-
-        def refusals() -> list[str]:
-            return list(map(str, filter(None, publisher.publish_all([publisher.publication(accepted, {}, None, set())]))))
-
-        assert wait_until(refusals) == [f"results: the queue {queue} is full of unread decisions"]
-        assert publisher.full() == {queue}
-
-
-def test_decisions_that_a_queue_refuses_are_published_again(rabbitmq: RabbitMQ) -> None:
-    settings = rabbitmq.settings()
-    with (
-        limited_by_policy(settings, settings.queues.accepted, 1),
-        make_celery(settings) as app,
-        Store.open(settings) as store,
-        confirming(settings.broker.url) as connection,
-    ):
-        publisher = Publisher(app, settings, store)
-        accepted = partial(decision, score=1.0)
-        wait_until(lambda: publisher.publish_all([publisher.publication(accepted(), {}, None, set())]) != [None])
-        connection.default_channel.queue_purge(settings.queues.accepted)
-        publications = [publisher.publication(accepted(f"kp:trace:{number}"), {}, None, set()) for number in range(1_000)]
-        errors = publisher.publish_all(publications)
-        assert 0 < errors.count(None) < 1_000
-        assert [error is None for error in errors] == [bool(each.published_to) for each in publications]
-        assert rabbitmq.waiting("accepted") == errors.count(None)
 
 
 def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
@@ -168,7 +129,7 @@ def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: 
     assert rabbitmq.waiting("dead") == 0
 
 
-@pytest.mark.parametrize("kind", ["traces", "dead", "accepted", "rejected"])
+@pytest.mark.parametrize("kind", ["traces", "accepted"])
 def test_rabbitmq_drops_no_message_that_was_requeued_many_times(kind: str, rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     queues = submission_queues(settings)
@@ -246,36 +207,3 @@ def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(r
 def _dead_letters(store: Store) -> dict[bytes, str]:
     """Reasons by payload."""
     return {store.dead_letters.payload(each.letter_id): each.reason for each in store.dead_letters.read()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("alarm", "over"),
-    [
-        (("set_vm_memory_high_watermark", "0"), ("set_vm_memory_high_watermark", "0.4")),
-        (("set_disk_free_limit", "100000GB"), ("set_disk_free_limit", "1MB")),
-    ],
-)
-def test_each_alarm_refuses_submissions_at_once_and_leaves_one_connection(
-    alarm: tuple[str, ...], over: tuple[str, ...], redis_url: str, tmp_path: Path
-) -> None:
-    first, second, third = fresh_samples(3)
-    with OwnNode(tmp_path) as node, Client(settings_at(redis_url, broker__url=node.url)) as client:
-        client.submit(first)
-        node.control(*alarm)
-        assert isinstance(_refused(client, second), BrokerBlocked)
-        with ending_within(1):
-            refusals = [_refused(client, second) for _ in range(5)]
-        assert [type(error) for error in refusals] == [BrokerBlocked] * 5
-        assert len(node.control("list_connections", "pid").split()) <= 2
-        node.control(*over)
-        wait_until(lambda: not _refused(client, second))
-        client.submit(third)
-
-
-def _refused(client: Client, trace: dict[str, Any]) -> ServiceUnavailable | None:
-    try:
-        client.submit(trace)
-    except ServiceUnavailable as error:
-        return error
-    return None

@@ -1,12 +1,13 @@
-"""``python -m tests.support.constants MODULE ARGUMENT …`` runs a module with other constants of the settings' sections.
+"""``python -m tests.support.constants MODULE ARGUMENT …`` runs a module with other constants of settings or of modules.
 
-``CONSTANTS`` names them and their values: ``LedgerSettings.max_resends=0``, with spaces in between.
+``CONSTANTS`` names them and their values, with spaces in between: ``LedgerSettings.max_resends=0 client.clients.LEAST_S=2``.
 """
 
 import json
 import os
 import runpy
 import sys
+from importlib import import_module
 
 from kp_scorer.settings import sections
 
@@ -14,9 +15,10 @@ from kp_scorer.settings import sections
 def set_constants() -> None:
     for each in os.environ.get("CONSTANTS", "").split():
         name, _, value = each.partition("=")
-        section, _, constant = name.partition(".")
-        assert hasattr(getattr(sections, section), constant)
-        setattr(getattr(sections, section), constant, json.loads(value))
+        owner, _, constant = name.rpartition(".")
+        home = getattr(sections, owner, None) or import_module(f"kp_scorer.{owner}")
+        assert hasattr(home, constant)
+        setattr(home, constant, json.loads(value))
 
 
 if __name__ == "__main__":
