@@ -159,11 +159,8 @@ def test_nothing_that_score_prints_acts_on_a_terminal() -> None:
 
 OF_IDS: Final = (
     ("status", ODD, f"kp:trace:{ODD}"),
-    ("explain", ODD),
-    ("label", ODD, "good"),
     ("forget", ODD),
     ("dead-letter", "list", ODD),
-    ("dead-letter", "list", "--trace-id", ODD),
     ("cache", "unpin", ODD),
     ("status", "--set", f"{ODD}=1", "a"),
     (ODD,),
@@ -178,7 +175,7 @@ def test_nothing_that_a_command_repeats_acts_on_a_terminal(arguments: tuple[str,
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("arguments", [("status",), ("explain",), ("forget",), ("dead-letter", "list")], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("status",), ("dead-letter", "list")], ids=" ".join)
 def test_an_id_that_is_no_unicode_is_unknown(arguments: tuple[str, ...], settings: Settings) -> None:
     code, output = run_at_terminal(*arguments, os.fsdecode(b"a\xff"), **as_environment(settings))
     assert code in (1, 2)

@@ -13,11 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 from celery import Celery
-from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.errors import QueueFull
-from kp_scorer.process.consumer import server_of
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
 from tests.support.changed_settings import SettingsWith, with_changed
@@ -94,50 +92,28 @@ def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
         assert worker.process.poll() is None
 
 
-def test_a_setting_has_celery_obey_on_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(worker__remote_control=True)
-    with at_work(settings, tmp_path) as (worker, client):
-        (answer,) = wait_until(lambda: asked(settings, "active_queues"))
-        assert [queue["name"] for queues in answer.values() for queue in queues] == [settings.queues.traces]
-        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
-        asked(settings, "shutdown", timeout_s=1.0)
-        assert worker.process.wait(PATIENCE_S) == 0
-
-
-@pytest.mark.parametrize(
-    ("url", "server"),
-    [
-        ("amqp://user:secret@rabbit/", "rabbit:5672"),
-        ("amqps://rabbit/", "rabbit:5671"),
-        ("redis://:secret@queue/0", "queue:6379"),
-        ("redis+sentinel://one,two:26380/0?primary=scorer&sentinel_password=secret", "one:26379"),
-    ],
-)
-def test_a_server_is_named_by_host_and_port_alone(url: str, server: str) -> None:
-    with make_celery(load_settings({"broker.url": url, "redis.url": "redis://store/0"})) as app:
-        assert server_of(app.connection_for_read()) == server
-
-
 MONITORS: Final = ("stats", "active", "scheduled", "reserved", "revoked", "registered", "active_queues", "conf")
 """What Flower asks of each worker."""
 
 
-def test_monitors_get_an_answer_to_whatever_they_ask(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(worker__remote_control=True)
-    with at_work(settings, tmp_path):
+def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
+    queue = settings.queues.traces
+    with at_work(settings, tmp_path) as (worker, client):
+        # It answers whatever monitors ask.
         for command in MONITORS:
             (answer,) = wait_until(partial(asked, settings, command))
             assert not any("error" in reply for reply in answer.values()), answer
-
-
-def test_a_worker_that_ceases_to_consume_its_queue_is_not_ready(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
-    settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
-    with at_work(settings, tmp_path):
+        # While it is told not to consume its queue, it is not ready.
         wait_until(lambda: scraped(settings)["kp_scorer_ready"] == 1.0)
         for command, is_ready in (("cancel_consumer", 0.0), ("add_consumer", 1.0)):
-            asked(settings, command, queue=settings.queues.traces)
+            asked(settings, command, queue=queue)
             wait_until(lambda is_ready=is_ready: scraped(settings)["kp_scorer_ready"] == is_ready)  # type: ignore[misc]
-            wait_until(lambda is_ready=is_ready: _reasons(store) == [settings.queues.traces] * (not is_ready))  # type: ignore[misc]
+            wait_until(lambda is_ready=is_ready: _reasons(store) == [queue] * (not is_ready))  # type: ignore[misc]
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
+        # It ends when it is told to.
+        asked(settings, "shutdown", timeout_s=1.0)
+        assert worker.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("options", [("-Q", "other"), ("-X", "traces")])
@@ -161,15 +137,6 @@ def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Setti
         (line,) = wait_until(lambda: worker.events("stacks"))
         assert "MainThread" in line["exception"]
         assert all(line.startswith("{") for line in worker.text().splitlines())
-
-
-def test_a_caller_that_says_nothing_of_the_result_gets_it(on_broker: SettingsWith, tmp_path: Path) -> None:
-    settings = on_broker()
-    with at_work(settings, tmp_path), make_celery(settings) as caller:
-        exchange = {} if settings.broker.is_redis else {"exchange": settings.queues.traces, "declare": []}
-        (trace,) = fresh_samples(1)
-        result = caller.send_task("score_trace", args=[trace], routing_key=settings.queues.traces, **exchange)
-        assert result.get(timeout=PATIENCE_S)["trace_id"] == trace["id"]
 
 
 def test_a_policy_that_limits_the_queue_of_traces_is_named_as_why(rabbitmq: RabbitMQ) -> None:

@@ -185,16 +185,3 @@ def test_a_client_that_waits_does_not_keep_its_process_alive(scene: Scene, setti
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True
         )
     assert child_process.stdout == "unavailable\n"
-
-
-def test_a_client_works_on_in_a_fork(settings: Settings) -> None:
-    code = (
-        "import os\nfrom kp_scorer import Client\n"
-        f"client = Client.connect({settings.broker.url!r}, {settings.redis.url!r})\n"
-        "client.look_up(['kp:trace:one'])\n"
-        "child = os.fork()\n"
-        "print(client.look_up(['kp:trace:one']), flush=True)\n"
-        "if child:\n    assert os.waitpid(child, 0)[1] == 0\n"
-    )
-    child_process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert child_process.stdout == "[None]\n" * 2

@@ -1,9 +1,7 @@
 """The ledger beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +19,6 @@ from kp_scorer.store.scripts import Script, nothing
 
 from tests.support.builders import decision_on, store_decisions
 from tests.support.changed_settings import settings_at
-from tests.support.commands import command
 from tests.support.traces import new_id
 
 TTL_MS = 60_000
@@ -106,20 +103,6 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
     assert {decision.trace_id for decision in decisions} == trace_ids
     assert {decision.model_dump_json().encode() for decision in decisions} == {decision_on(trace_id) for trace_id in trace_ids}
     assert {row.trace_id for row in rows(decisions)} == trace_ids
-
-
-def test_commands_look_at_stored_decisions_and_leave_them_as_they_are(settings: Settings, store: Store, tmp_path: Path) -> None:
-    keep(store, 1_000)
-    file = tmp_path / "thresholds.toml"
-    before = sorted(decision.model_dump_json() for decision in stored_decisions(settings))
-    calibrated = command(settings, "calibrate", "--stored", "--accept", "99%", "--output", str(file))
-    assert calibrated.exit_code == 0, calibrated.output
-    decided_again = command(settings, "re-decide", "--stored", "--thresholds", str(file))
-    assert decided_again.exit_code == 0, decided_again.output
-    # All have one score, which is below the threshold that they met.
-    assert {row["outcome_after"] for row in map(json.loads, decided_again.stdout.splitlines())} == {"accepted"}
-    assert len(decided_again.stdout.splitlines()) == 1_000
-    assert sorted(decision.model_dump_json() for decision in stored_decisions(settings)) == before
 
 
 def store_all(ledger: RedisLedger, *domains: str, is_known: bool = False) -> None:

@@ -194,12 +194,3 @@ def test_a_model_that_needs_code_of_its_own_is_refused_for_that(tiny: Tiny, tmp_
     change_json(copy.directory / "config.json", model_type="own", auto_map={"AutoModel": "own.Own", "AutoConfig": "own.Config"})
     with pytest.raises(SettingsError, match=r"^embedding\.model: .* needs code of its own \(trust_remote_code\)"):
         on_torch(copy)
-
-
-@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
-def test_a_model_that_pools_nothing_is_refused(tiny: Tiny, tmp_path: Path) -> None:
-    copy = tiny._replace(directory=shutil.copytree(tiny.directory, tmp_path / "copy"))
-    modules = json.loads((copy.directory / "modules.json").read_text("utf-8"))
-    (copy.directory / "modules.json").write_text(json.dumps(modules[:1]), "utf-8")
-    with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot be loaded"):
-        on_torch(copy)

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,8 +33,6 @@ class Fleet:
 
     def __init__(self, server: Shipped, directory: Path, via: str) -> None:
         self.server, self.directory, self._via = server, directory, via
-        # The others also say how to set up streams.
-        self.pages = PAGES if via == "stream" else ("deploy/INCIDENTS.md",)
         self.port = free_port()
         self.settings = {user: self._settings(user) for user in ("client", "worker", "operator")}
         self._traces = iter(fresh_samples(48))
@@ -95,25 +93,27 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
         server.stop()
 
 
-def commands_of(pages: Sequence[str]) -> Iterator[Line]:
-    """The lines of the pages that are commands to be run here."""
-    for page in pages:
-        yield from (line for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip()))
+def commands(*, reading_queues: bool) -> Iterator[Line]:
+    """The lines of the pages that are commands to be run here: those that read decisions off queues, or all others.
+
+    An operator reads queues. The user `consumer` reads streams, as a group.
+    """
+    for line in (line for page in PAGES for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip())):
+        if line.text.strip().startswith("kp-scorer decisions ") == reading_queues:
+            yield line
 
 
 @pytest.mark.slow
 def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
     failed = {}
-    for line in commands_of(fleet.pages):
-        if fleet.settings["operator"].results.via == "stream" and line.text.strip().startswith("kp-scorer decisions "):
-            # An operator reads queues. The user `consumer` reads streams, as a group.
-            continue
+    reading_queues = fleet.settings["operator"].results.via == "queue"
+    for line in commands(reading_queues=reading_queues):
         code, output = ran(fleet, line.text.strip())
         if code or REFUSED.search(output):
             failed[line.place] = (line.text.strip(), code, output[-500:])
     assert failed == {}
     assert fleet.server.refused() == []
-    if fleet.settings["operator"].results.via == "queue":
+    if reading_queues:
         assert (fleet.directory / "rejected.jsonl").read_text("utf-8").startswith('{"')
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 
 import pytest
 import redis
-from kp_scorer import Decision, ServiceUnavailable, SettingsError, read_decisions
+from kp_scorer import Decision, ServiceUnavailable, read_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import PACKED_BY
@@ -133,14 +133,6 @@ def test_a_server_that_was_never_reached_is_an_error(settings: Settings) -> None
     nowhere = with_changed(settings, broker__url="redis://127.0.0.1:1/0", redis__url="redis://127.0.0.1:1/0")
     with pytest.raises(ServiceUnavailable):
         next(read_decisions(settings=nowhere))
-
-
-def test_a_stream_without_a_group_is_left_to_its_readers(settings: Settings, redis_client: redis.Redis) -> None:
-    streams = with_changed(settings, **STREAMS)
-    publish(streams, decisions(2))
-    with pytest.raises(SettingsError, match="name a consumer group"):
-        list(read_decisions(settings=streams, follow=False))
-    assert redis_client.xinfo_groups("decisions.rejected") == []
 
 
 def test_a_consumer_gets_what_a_dead_one_did_not_acknowledge(

@@ -1,6 +1,5 @@
 """Results queues: while nobody reads them, workers stop consuming and lose nothing; what is to be reviewed has its own."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,35 +53,6 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
         read_until(limited, traces)
         wait_until(lambda: worker.events("results_drained"))
         assert worker.process.poll() is None
-
-
-def test_of_rejected_decisions_that_nobody_reads_the_newest_are_kept(on_broker: SettingsWith, tmp_path: Path) -> None:
-    limit = LIMIT // 4
-    settings = on_broker(queues__results_limit=limit, worker__concurrency=IN_FLIGHT, scoring__threshold=0.45)
-    accepted: set[str] = set()
-
-    with at_work(settings, tmp_path) as (worker, client):
-        trace_ids = [client.submit(trace) for trace in short_traces(TRACES, seed=7)]
-        outcomes: Counter[str] = Counter()
-
-        def are_all_decided() -> bool:
-            accepted.update(decision["trace_id"] for decision in published(settings, "accepted"))
-            outcomes.clear()
-            outcomes.update(status.decision.outcome for status in client.look_up(trace_ids) if status and status.decision)
-            return outcomes.total() == TRACES and len(accepted) == outcomes["accepted"]
-
-        wait_until(are_all_decided)
-        assert min(outcomes["accepted"], outcomes["rejected"] - limit) > 0
-        wait_until(lambda: len(worker.events("trace_decided")) == TRACES)
-        with make_celery(settings) as app, Store.open(settings) as store:
-            # The queue of accepted ones was full now and then, and workers report once a second.
-            wait_until(lambda: not look_at_backlog(app, settings, store).full)
-            backlog = look_at_backlog(app, settings, store)
-    assert backlog.rings == (settings.queues.rejected,)
-    assert backlog.used(settings.queues.rejected) == 1
-    assert settings.queues.rejected not in {line["queue"] for line in worker.events("results_full")}
-    last = [line["trace_id"] for line in worker.events("trace_decided") if line["outcome"] == "rejected"][-limit:]
-    assert [decision["trace_id"] for decision in published(settings, "rejected")] == last
 
 
 def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsWith, tmp_path: Path) -> None:

@@ -1,12 +1,9 @@
 """The honest sample: what is sampled goes to review and where its outcome does, also where a queue is full."""
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Final
 
 import pytest
-from amqp.exceptions import NotFound
-from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.decision import Decision, Outcome
@@ -18,7 +15,6 @@ from kp_scorer.store import Store
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.outcomes import published
-from tests.support.rabbitmq import RabbitMQ, declare_as_worker
 
 ACCEPTED, REVIEW = (decision(f"kp:trace:{outcome}", outcome=outcome, sampled=0.5) for outcome in ("accepted", "review"))
 OTHER: Final = decision("kp:trace:other", outcome="rejected")
@@ -81,12 +77,3 @@ def test_while_either_queue_is_full_it_waits_and_leaves_no_copies(on_broker: Set
     assert ids_in(settings, "accepted") == [ACCEPTED.trace_id]
     assert ids_in(settings, "review") == ([ACCEPTED.trace_id] if waits_for_review else [])
     assert ids_in(settings, "rejected") == [OTHER.trace_id]
-
-
-@pytest.mark.parametrize("sample", [0.0, 0.01])
-def test_a_worker_declares_the_queue_for_review_only_if_something_may_go_there(rabbitmq: RabbitMQ, sample: float) -> None:
-    settings = rabbitmq.settings(review__sample=sample)
-    declare_as_worker(settings)
-    is_absent = nullcontext() if sample else pytest.raises(NotFound)
-    with Connection(settings.broker.url) as connection, connection.channel() as channel, is_absent:
-        channel.queue_declare(settings.queues.review, passive=True)

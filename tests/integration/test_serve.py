@@ -312,8 +312,8 @@ def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, mon
     # The server has the port after that of a worker.
     port = free_port()
     metered = with_changed(settings, metrics__port=port - 1, serve__tokens=str(tokens))
-    monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=2 ServeSettings.runs=4")
-    with open_server(metered, tmp_path / "server.log", serve__quiet_s=8.0) as server:
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=2 ServeSettings.runs=4 serve.submitter._SHOW_EVERY_S=0.2")
+    with open_server(metered, tmp_path / "server.log", serve__quiet_s=4.0) as server:
         asked = {"authorization": f"Bearer {TOKEN}"}
         first_run, second_run = new_run(), new_run()
         for run_id, count in ((first_run, 2), (second_run, 3)):
@@ -330,7 +330,6 @@ def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, mon
             assert "secret" not in text
             return {name.removeprefix("kp_scorer_serve_"): value for name, value in samples_of(text).items()}
 
-        # Figures of what is shared are read every few seconds.
         wait_until(lambda: counted()["runs_open"] == 2)
         exposed = counted()
         assert exposed["held_bytes"] > 100

@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import psutil
 import pytest
-from kp_scorer import score_traces
 from kp_scorer.client import Client
 from kp_scorer.errors import TraceConflict
 from kp_scorer.novelty.verification import audit
-from kp_scorer.settings import Settings, load_settings
+from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 
@@ -147,11 +146,3 @@ def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) 
     assert done.returncode == 0, done.stderr
     assert "repeats" in done.stdout
     assert "there is no embedder" not in done.stderr
-
-
-def test_its_scores_are_the_references_but_for_novelty() -> None:
-    traces = fresh_samples(48)
-    by_words, without = (list(score_traces(traces, load_settings({"embedding.embedder": name}))) for name in ("words", "none"))
-    assert len({decision.dimensions.novelty for decision in by_words}) > 20
-    for ours, others in zip(by_words, without, strict=True):
-        assert ours.dimensions.model_copy(update={"novelty": 0.5}) == others.dimensions

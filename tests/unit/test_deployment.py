@@ -210,12 +210,6 @@ def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_secret_is_made(secrets: Path, profile: str) -> None:
-    files = [secret["file"] for secret in compose(COMPOSE_PROFILES=profile)["secrets"].values()]
-    assert [file for file in files if not (secrets.parent / file).read_text("utf-8").strip()] == []
-
-
-@pytest.mark.parametrize("profile", PROFILES)
 def test_workers_connect_as_the_users_that_are_made(secrets: Path, profile: str) -> None:
     broker, store = ((secrets / f"worker-{name}-url").read_text("utf-8").strip() for name in (profile, "redis"))
     settings = load_settings({"broker.url": broker, "redis.url": store})
@@ -269,12 +263,6 @@ def test_times_and_exit_codes_agree_with_the_worker() -> None:
     assert worker.grace_s + 5 <= int(value_of("TimeoutStopSec")) <= worker.grace_s + 30
     assert int(value_of("TimeoutStartSec")) > 2 * worker.patience_s, "it waits for Redis, then for the broker"
     assert int(value_of("RestartPreventExitStatus")) == SettingsError.exit_code
-
-
-def test_all_instances_belong_to_the_target() -> None:
-    target = "kp-scorer.target"
-    assert (UNITS / target).is_file()
-    assert {name for name, value in lines_of(SERVICE) if value == target} == {"PartOf", "WantedBy"}
 
 
 def test_the_nightly_set_is_the_same_command_in_both() -> None:

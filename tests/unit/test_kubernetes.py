@@ -132,11 +132,6 @@ def test_everything_is_about_these_pods(overlay: str) -> None:
     assert each["ScaledObject"]["spec"]["scaleTargetRef"] == {"name": each["Deployment"]["metadata"]["name"]}
 
 
-def test_there_is_always_a_worker_and_only_the_scaler_sets_the_replicas(overlay: str) -> None:
-    assert objects(overlay)["ScaledObject"]["spec"]["minReplicaCount"] == 1
-    assert "replicas" not in objects(overlay)["Deployment"]["spec"]
-
-
 def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_own(overlay: str) -> None:
     cpu, *triggers = objects(overlay)["ScaledObject"]["spec"]["triggers"]
     assert cpu["type"] == "cpu"
@@ -153,19 +148,6 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
     # Workers' passwords are not for whoever only counts.
     secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
     assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}
-
-
-def test_the_ways_out_are_those_of_the_servers(overlay: str) -> None:
-    ports = {port["port"] for rule in objects(overlay)["NetworkPolicy"]["spec"]["egress"] for port in rule["ports"]}
-    assert ports == {53, 6379} | ({5672} if overlay == "rabbitmq" else set())
-
-
-def test_metrics_have_one_port(overlay: str) -> None:
-    (port,) = container(overlay)["ports"]
-    (of_service,) = objects(overlay)["Service"]["spec"]["ports"]
-    (endpoint,) = objects(overlay)["ServiceMonitor"]["spec"]["endpoints"]
-    assert (of_service["port"], of_service["targetPort"]) == (port["containerPort"], port["name"])
-    assert endpoint["port"] == of_service["name"]
 
 
 def test_divided_holds_the_objects_of_both_fleets_and_each_has_its_own_names() -> None:
@@ -194,11 +176,6 @@ def test_fleets_differ_only_in_the_settings_that_the_operators_page_names() -> N
         for each in (of_code, of_rest)
     ]
     assert not queues[0] & queues[1]
-
-
-def test_quantities_are_in_units_that_both_understand() -> None:
-    quantities = [*container("redis")["resources"]["requests"].values(), *container("redis")["resources"]["limits"].values()]
-    assert [each for each in quantities if not re.fullmatch(r"\d+(Mi)?", each)] == []
 
 
 def test_the_server_has_a_grace_period_a_port_probes_and_a_service() -> None:
