@@ -322,7 +322,9 @@ def test_messages_are_the_chats_as_they_were_without_what_leads_to_people(chats_
     ]
     assert called["tool_calls"][0]["function"] == {"name": "refund", "arguments": '{"order": 7, "note": null}'}
     assert result == {"role": "tool", "tool_call_id": "a", "name": "refund", "content": "done for [EMAIL_1]"}
-    assert json.loads(first["tools"]) == CHATS[1]["tools"]
+    parameters = {"type": "object", "properties": {}}
+    definition = {"name": "refund", "description": "", "parameters": parameters}
+    assert json.loads(first["tools"]) == [{"type": "function", "function": definition}]
     assert (first["task"], first["domain"], first["success"], first["score"]) == (user["content"], "qa", True, None)
     assert (first["stands_for"], first["file"], first["line"]) == (1, str(chats_file), 2)
     manifest = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))

@@ -186,6 +186,7 @@ def _definitions(tools: object) -> Iterator[dict[str, Any]]:
             )
             if isinstance(name := function.get("name"), str) and name:
                 schema = parsed(next((function[key] for key in _SCHEMAS if function.get(key) is not None), None))
-                schema = schema.get("json", schema) if isinstance(schema, dict) else None
-                fields = {"name": name, "description": function.get("description"), "parameters": schema}
-                yield {"type": "function", "function": {key: each for key, each in fields.items() if each is not None}}
+                schema = schema.get("json", schema) if isinstance(schema, dict) else {"type": "object", "properties": {}}
+                # Some chat templates fail without a description.
+                fields = {"name": name, "description": function.get("description") or "", "parameters": schema}
+                yield {"type": "function", "function": fields}

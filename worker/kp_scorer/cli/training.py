@@ -19,6 +19,7 @@ from kp_scorer.cli.output import json_line, open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import InvalidTrace, ScorerError
+from kp_scorer.files import open_regular
 from kp_scorer.trace import ReasoningTrace
 
 Shape = Literal["traces", "source", "messages", "pairs"]
@@ -150,14 +151,14 @@ class TrainingFile:
 
     def write(self, rows: Iterable[Row]) -> int:
         """Write the rows, and look at them again; return their number. ScorerError if something secret is left in them."""
-        with open_output(str(self._partial)) as write:
+        with open_regular(self._partial, "w", follow=False, encoding="utf-8") as file:
             for row in rows:
                 clean = self._redactor.redacted(row) if self._redaction else row
                 if self._secrets == "drop" and clean != row:
                     self._dropped += 1
                     print_note(f"{row['trace_id']}: dropped, as it holds something secret")
                     continue
-                write(json_line(clean, allow_nan=False))
+                file.write(json_line(clean, allow_nan=False))
                 for name, count in self._counts.items():
                     count[str(row[name])] += 1
         with self._partial.open(encoding="utf-8") as lines:
@@ -166,6 +167,7 @@ class TrainingFile:
                     self._partial.unlink()
                     raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
         self._partial.rename(self._path)
+        print_note(f"wrote {self._path}")
         return self._counts["success"].total()
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
