@@ -118,6 +118,21 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no trace has a label" in without.stderr
 
 
+def test_labels_compare_the_score_with_a_set_at_the_same_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "words")
+    # The highest scores are of failures, which nobody labels as good.
+    failures = [minimal_payload(trace_id=f"kp:trace:f{n}", objective=f"Task {n % 5}", success=False) for n in range(60)]
+    successes = [
+        minimal_payload(trace_id=f"kp:trace:s{n}", objective=f"Task {n % 5}", confidence=0.1 + n / 1_000) for n in range(40)
+    ]
+    traces = jsonl_file(tmp_path / "traces.jsonl", *failures, *successes)
+    rows = [{"trace_id": trace["id"], "good": trace["metadata"]["success"]} for trace in (*failures, *successes)]
+    arguments = ["calibrate", str(traces), "--accept", "5%", "--labels", str(jsonl_file(tmp_path / "labels.jsonl", *rows))]
+    done = CliRunner().invoke(commands, arguments)
+    (note,) = (line for line in done.stderr.splitlines() if line.startswith("at 5% of the traces: by score "))
+    assert "by `kp-scorer keep --best 5%` 5 of 5 with a label are good, of 5 different objectives" in note, done.output
+
+
 def test_domains_are_escaped(tmp_path: Path, labels: Path) -> None:
     hostile = "d\x1b[2J\n[bold]" + "o" * 190
     more = [each.model_copy(update={"domain": hostile}) if each.domain == "code" else each for each in DECISIONS]

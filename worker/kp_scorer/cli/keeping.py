@@ -1,7 +1,7 @@
 """Chooses a set among candidates for ``kp-scorer keep --best``, domain by domain."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -154,3 +154,22 @@ def print_summaries(summaries: Iterable[DomainSummary]) -> None:
     for domain, *figures in summaries:
         table.add_row(cell(domain), *map(str, figures))
     console().print(table)
+
+
+def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:
+    """Return in words how good the traces of the highest scores are, and those of a set, of which each is a share of all."""
+    domains = candidates.by_domain()
+    places_by_rank: dict[Rank, list[int]] = {"score": [], "coverage": []}
+    for (domain, places), most in zip(
+        domains.items(), apportioned([len(each) for each in domains.values()], round(share * len(candidates))), strict=True
+    ):
+        places_by_rank["score"] += candidates.by_score(places)[:most].tolist()
+        places_by_rank["coverage"] += Choice(candidates, domain, places, most, "coverage").kept_places
+    words = []
+    for rank, places_of_rank in places_by_rank.items():
+        labelled = [labels[candidates.ids[place]] for place in places_of_rank if candidates.ids[place] in labels]
+        good = [place for place in places_of_rank if labels.get(candidates.ids[place])]
+        tasks = len(candidates.objectives(np.array(good, np.intp)))
+        name = "by score" if rank == "score" else f"by `kp-scorer keep --best {share:.3%}`".replace(".000%", "%")
+        words.append(f"{name} {sum(labelled)} of {len(labelled)} with a label are good, of {tasks} different objectives")
+    return f"at {share:.3%} of the traces: {'; '.join(words)}".replace(".000%", "%")

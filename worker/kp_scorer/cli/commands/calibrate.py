@@ -11,9 +11,12 @@ from typing import Final
 import click
 
 from kp_scorer.characters import escaped
+from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels, labels_option
+from kp_scorer.cli.keeping import compared
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
+from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.report.calibration import Calibration, Cohort, Target, calibrate_samples, samples_of, with_thresholds
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
@@ -62,7 +65,8 @@ def calibrate(
 
     --labels states which traces were good, as JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, --stored uses
     the labels of `kp-scorer label`; for traces in FILE, metadata.success is the label, which is itself a part of their scores.
-    If sampled traces (review.sample) have labels, no others count: people label what they come to see.
+    If sampled traces (review.sample) have labels, no others count: people label what they come to see. With --accept, and
+    traces in FILE, a note compares the highest scores with the set that `keep --best` chooses, at the same share.
 
     An interval contains the result for other traces of the same kind in 19 of 20 cases. Domains with too few traces (fewer than
     62 to accept 20%) share one threshold with all future domains; those that have a threshold in the settings keep it.
@@ -78,7 +82,11 @@ def calibrate(
         # Check this first, before all decisions are read.
         raise click.UsageError(_NO_LABEL)
     namespaces, agents = Counter[str](), Counter[str]()
-    samples = samples_of(_labelled(gathered, namespaces, agents), settings.scoring.aliases)
+    with Candidates() as candidates:
+        labelled_decisions = _labelled(gathered, namespaces, agents, candidates)
+        samples = samples_of(labelled_decisions, settings.scoring.aliases)
+        if gathered.labels and target.of == "accept" and len(candidates):
+            print_note(compared(candidates, target.share, gathered.labels))
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and needs_labels:
         raise click.UsageError(_NO_LABEL)
@@ -101,9 +109,16 @@ def calibrate(
         write(as_toml(scoring, calibration, target, clashes))
 
 
-def _labelled(gathered: Gathered, namespaces: Counter[str], agents: Counter[str]) -> Iterator[tuple[Decision, bool | None]]:
-    """Yield each decision with its label, or None; count the traces of each namespace and agent."""
+def _labelled(
+    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], candidates: Candidates
+) -> Iterator[tuple[Decision, bool | None]]:
+    """Yield each decision with its label, or None; count traces by namespace and agent, and collect those of a file."""
+    embedder = WordsEmbedder()
     for decision, label, trace in gathered.traces:
+        if trace and gathered.labels:
+            vector, eligible = embedder.embed([embedder.recipe.text(trace)]), trace.metadata.success and not decision.is_guarded
+            objective, score = trace.task.objective, decision.score
+            candidates.add(trace.id, decision.domain, vector, eligible=eligible, objective=objective, score=score)
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:
