@@ -8,7 +8,6 @@ import redis
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import Submission
@@ -52,25 +51,22 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
 
 
 def test_runs_that_came_while_the_clock_was_ahead_are_claimed(
-    settings: Settings, keys: Keys, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, keys: Keys, redis_client: redis.Redis
 ) -> None:
-    monkeypatch.setattr(ServeSettings, "open_s", 0.2)
-    changed = with_changed(settings, serve__quiet_s=0.05)
-    with Store.open(changed) as collecting:
-        for run_id, is_root in (("whole", True), ("rootless", False)):
-            collecting.runs.store(run_id, [ReceivedSpan("f" * 16, is_root, b"{}")])
-            redis_client.zincrby(keys.runs, A_DAY_MS, run_id)
-        claimed = [wait_until(collecting.runs.claim) for _ in range(2)]
-        assert {run.run_id for run in claimed if run} == {"whole", "rootless"}
+    with Store.open(with_changed(settings, serve__quiet_s=0.05)) as collecting:
+        collecting.runs.store("r", [ReceivedSpan("f" * 16, b"{}")])
+        redis_client.zincrby(keys.runs, A_DAY_MS, "r")
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        assert claimed.run_id == "r"
 
 
 def test_a_run_whose_clock_was_ahead_ends_a_day_after_its_first_span(
-    settings: Settings, keys: Keys, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, keys: Keys, redis_client: redis.Redis
 ) -> None:
-    monkeypatch.setattr(ServeSettings, "open_s", 1e6)
-    with Store.open(settings) as collecting:
-        collecting.runs.store("r", [ReceivedSpan("f" * 16, False, b"{}")])
+    with Store.open(with_changed(settings, serve__quiet_s=1e6)) as collecting:
+        collecting.runs.store("r", [ReceivedSpan("f" * 16, b"{}")])
         redis_client.hincrby(keys.run("r"), ":first_ms", 30 * A_DAY_MS)
-        collecting.runs.store("r", [ReceivedSpan("e" * 16, False, b"{}")])
+        collecting.runs.store("r", [ReceivedSpan("e" * 16, b"{}")])
         due_ms: Any = redis_client.zscore(keys.runs, "r")
         assert due_ms <= time.time() * 1_000 + A_DAY_MS + 1_000

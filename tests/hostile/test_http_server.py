@@ -135,10 +135,10 @@ def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
     run_id = new_run()
     for number in range(1, 16):
         ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
-        # The last one is the root: without it the run is not complete.
         parent = delimited(4, bytes([number + 1] * 8)) if number < 15 else b""
         span = delimited(1, delimited(2, delimited(2, *ids, parent, b"\x4a\x00" * 340_000)))
-        assert post(server, span, content_type=PROTOBUF).body == b""
+        # The run may be dead before its last span, its root, comes.
+        assert post(server, span, content_type=PROTOBUF).status == 200
     path, headers = f"/traces/kp:trace:otel:{run_id}", {"authorization": f"Bearer {TOKEN}"}
     wait_until(lambda: server.ask("GET", path, **headers).status == 200)
     status = server.ask("GET", path, **headers).json

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -20,18 +21,20 @@ from kp_scorer.client import Client
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.serve.routes import read_tokens
+from kp_scorer.serve.run_converter import load
 from kp_scorer.serve.submitter import Submitter, spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.store.keys import Keys
-from kp_scorer.store.runs import ReceivedSpan
+from kp_scorer.store.runs import ClaimedRun, ReceivedSpan
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
-from tests.support.http_server import SUPPLIED, HttpServer, chat_span, export_of, new_run, open_server
+from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, new_run, open_server
 from tests.support.processes import at_work, free_port, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RabbitMQ
@@ -137,7 +140,8 @@ def test_runs_are_submitted_by_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> N
 
 def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server: HttpServer, served: Settings) -> None:
     unsaid, misread, twice = new_run(), new_run(), new_run()
-    server.export({**chat_span(unsaid), "attributes": []})
+    answer_alone = [pair for pair in chat_span(unsaid)["attributes"] if pair["key"] != "gen_ai.input.messages"]
+    server.export({**chat_span(unsaid), "attributes": answer_alone})
     server.export(chat_span(misread, kp__confidence="very"))
     trace = fresh_samples(1)[0] | {"id": f"kp:trace:otel:{twice}"}
     assert server.ask("POST", "/traces", trace).status == 202
@@ -163,7 +167,7 @@ def test_a_dead_run_is_replayed_by_the_settings_of_then(settings: Settings, tmp_
     run_id, root, late = new_run(), "00000000000000aa", "00000000000000bb"
     spans = [chat_span(run_id) | {"spanId": root}, chat_span(run_id, root, said="I look.")]
     with at_work(settings, tmp_path):
-        with open_server(settings, tmp_path / "server.log", serve__confidence=None) as server:
+        with open_server(settings, tmp_path / "server.log", queues__message_bytes=400) as server:
             server.export(*spans)
             assert server.status(run_id)["reason"] == "invalid"
             # The status is that of the dead letter, which is stored before its run is marked.
@@ -194,11 +198,8 @@ def test_a_run_that_was_cut_is_not_replayed(settings: Settings, tmp_path: Path, 
     assert "expected a whole run" in replayed.stderr
 
 
-def test_forget_removes_the_spans_of_an_open_run(
-    settings: Settings, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=3")
-    with open_server(settings, tmp_path / "server.log") as server:
+def test_forget_removes_the_spans_of_an_open_run(settings: Settings, redis_client: redis.Redis, tmp_path: Path) -> None:
+    with open_server(settings, tmp_path / "server.log", serve__quiet_s=3) as server:
         run_id, second = new_run(), new_run()
         for each in (run_id, second):
             assert server.export(chat_span(each, "00000000000000aa", said="a secret")).json == {}
@@ -233,21 +234,132 @@ def test_zeros_are_no_id(server: HttpServer) -> None:
     assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
 
 
-def test_a_run_that_ends_in_silence_gets_an_error_that_names_missing_fields(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_neither_spans_nor_settings_say_is_assumed_and_the_log_says_so(settings: Settings, tmp_path: Path) -> None:
     unset = {"serve__confidence": None, "serve__success": None}
-    monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=0.5")
-    with open_server(settings, tmp_path / "server.log", **unset) as server:
-        run_id, certain, rootless = new_run(), new_run(), new_run()
+    failed = {"status": {"code": 2}}
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", **unset) as server:
+        run_id, certain, rootless, broken = (new_run() for _ in range(4))
         server.export(chat_span(rootless, "00000000000000aa"))
-        assert server.ask("GET", f"/traces/kp:trace:otel:{rootless}").status == 404
         server.export(chat_span(run_id))
-        server.export(chat_span(certain, kp__confidence=1))
-        asked = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-        for each in (run_id, rootless):
-            assert server.status(each)["detail"] == f"kp.confidence: {asked}; kp.success: {asked}"
-        assert server.status(certain)["detail"] == f"kp.success: {asked}"
+        server.export(chat_span(certain, kp__confidence=1, kp__success="true"))
+        root = chat_span(broken) | failed | {"attributes": [], "spanId": "00000000000000aa"}
+        server.export(chat_span(broken, "00000000000000aa"), root)
+        outcomes = [
+            server.status(each)["decision"]["dimensions"]["outcome_confidence"] for each in (run_id, rootless, certain, broken)
+        ]
+        assert outcomes == pytest.approx([0.5, 0.5, 1.0, 0.5 * 0.3])
+        submitted = {
+            event["trace_id"].rpartition(":")[2]: event.get("assumed") for event in server.process.events("run_submitted")
+        }
+    assert submitted == {run_id: "confidence, success", rootless: "confidence, success", certain: None, broken: "confidence"}
+
+
+def call_span(run_id: str, parent: str) -> dict[str, Any]:
+    """A model's call, which asks for a tool."""
+    parts = [{"type": "text", "content": "I look."}, {"type": "tool_call", "id": "c1", "name": "tide_table", "arguments": {}}]
+    output = attributes(gen_ai__output__messages=json.dumps([{"role": "assistant", "parts": parts}]))
+    span = chat_span(run_id, parent)
+    return span | {"attributes": [pair for pair in span["attributes"] if pair["key"] != output[0]["key"]] + output}
+
+
+def _has_passed(since_s: float, duration_s: float) -> bool:
+    return time.monotonic() - since_s > duration_s
+
+
+def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The root ends at once, and the rest comes when it is no longer quiet."""
+    monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=3.0")
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
+        run_id, cut = new_run(), new_run()
+        root, job = ({**chat_span(run_id), "attributes": [], "spanId": each * 8} for each in ("aa", "bb"))
+        server.export(root)
+        server.export(call_span(cut, "cc" * 8))
+        runs = f"{server.url}/traces/kp:trace:otel:{run_id}"
+        for late in (
+            call_span(run_id, job["spanId"]),
+            chat_span(run_id, job["spanId"]),
+            job | {"parentSpanId": root["spanId"]},
+        ):
+            # Quiet for twice as long as a run must be that has everything.
+            quiet_since = time.monotonic()
+            wait_until(partial(_has_passed, quiet_since, 2 * SUPPLIED["serve__quiet_s"]))
+            assert server.ask("GET", runs).status == 404
+            assert server.export(late).json == {}
+        decision = server.status(run_id)["decision"]
+        assert decision["dimensions"]["complexity"] > 0
+        # One that lacks spans is decided without them in the end.
+        assert server.status(cut)["state"] == "decided"
+        assert [event["spans"] for event in server.process.events("run_submitted")] == [4, 1]
+
+
+def test_runs_of_no_agent_without_content_or_that_others_continue_are_left_out(settings: Settings, tmp_path: Path) -> None:
+    port = free_port()
+    metered = with_changed(settings, metrics__port=port - 1)
+    with open_server(metered, tmp_path / "server.log") as server:
+        health, mute, lone = (chat_span(new_run()) for _ in range(3))
+        server.export(health | {"attributes": []})
+        for run in (mute, mute | {"traceId": new_run()}):
+            server.export(run | {"attributes": run["attributes"][:1]}, service__name="tides")
+        server.export(call_span(lone["traceId"], ""))
+
+        def left_out() -> dict[str, float]:
+            values = samples_of(exposition(f"http://127.0.0.1:{port}/metrics"))
+            names = ("no_agent", "no_content", "unfinished")
+            return {name: values[f'kp_scorer_serve_runs_left_out_total{{reason="{name}"}}'] for name in names}
+
+        wait_until(lambda: left_out() == {"no_agent": 1, "no_content": 2, "unfinished": 1})
+        (event,) = server.process.events("run_left_out")
+        assert "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" in event["detail"]
+    with Store.open(settings) as store:
+        assert list(store.dead_letters.read()) == []
+
+
+@pytest.mark.parametrize("form", ["application/json", PROTOBUF])
+def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: HttpServer, form: str) -> None:
+    run = chat_span(new_run()) | {"attributes": attributes(gen_ai__operation__name="chat")}
+    scope = {"scope": {"name": "opentelemetry.instrumentation.langchain"}}
+    records = [
+        {"eventName": name, "body": {"kvlistValue": {"values": attributes(**body)}}, "timeUnixNano": run["startTimeUnixNano"]}
+        for name, body in {
+            "gen_ai.user.message": {"content": "When is high water?"},
+            "gen_ai.choice": {"message": json.dumps({"content": "At 04:12."})},
+            "http.request": {"content": "GET"},
+        }.items()
+    ]
+    logs = {"resourceLogs": [{"scopeLogs": [scope | {"logRecords": records}]}]}
+    message = ParseDict(logs, ExportLogsServiceRequest())
+    for record, fields in zip(message.resource_logs[0].scope_logs[0].log_records, records, strict=True):
+        record.trace_id, record.span_id = bytes.fromhex(run["traceId"]), bytes.fromhex(run["spanId"])
+        fields |= {"traceId": run["traceId"], "spanId": run["spanId"]}
+    body: object = logs if form == "application/json" else message.SerializeToString()
+    for _ in range(2):
+        answer = server.ask("POST", "/v1/logs", body, content_type=form)
+        assert (answer.status, answer.body) == (200, b"{}" if form == "application/json" else b"")
+    assert server.export(run).json == {}
+    assert server.status(run["traceId"])["state"] == "decided"
+    assert server.ask("POST", "/v1/metrics", b"\x0a\x00" if form == PROTOBUF else {}, content_type=form).status == 200
+
+
+def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged_once_a_minute(server: HttpServer) -> None:
+    for path in ("/v1/traces/", "/api/public/otel/v1/traces"):
+        assert server.ask("POST", path, export_of(chat_span(new_run()))).json == {}
+    for _ in range(2):
+        assert server.ask("POST", "/v2/traces").status == 404
+        assert server.ask("POST", "/v1/traces", content_type="text/plain").status == 415
+        assert server.ask("GET", "/traces/kp:trace:unknown").status == 404
+    refused = [(event["status"], event["peer"], event["path"]) for event in server.process.events("request_refused")]
+    assert refused == [(404, "127.0.0.1", "/v2/traces"), (415, "127.0.0.1", "/v1/traces")]
+
+
+def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
+    exported = export_of(chat_span(new_run()))
+    exported["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "openinference.instrumentation.langchain"}
+    arguments = (json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000")
+    convert: Any = load(arguments)[1]
+    for body, form in ((json.dumps(exported).encode(), "application/json"), (_in_protobuf(exported), PROTOBUF)):
+        ((_, spans),) = spans_in(body, form, Limits())[0].items()
+        answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
+        assert answer["trace"]["metadata"]["framework"] == "langchain"
 
 
 def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
@@ -385,13 +497,16 @@ def test_a_full_redis_is_429_and_an_absent_one_503(alone: tuple[Settings, redis.
 
 def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys: Keys, redis_client: redis.Redis) -> None:
     with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
-        spans = [ReceivedSpan(f"{number:016x}", number == 0, b"[%d]" % number) for number in range(5)]
+        spans = [ReceivedSpan(f"{number:016x}", b"[%d]" % number) for number in range(5)]
         assert collecting.runs.store("r", spans) == ("stored", 0)
         claimed = wait_until(collecting.runs.claim)
         assert claimed
         assert claimed.spans == [b"[%d]" % number for number in range(5)]
         assert collecting.runs.claim() is None
-        assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, False, b"{}")]) == ("closed", 1)
+        assert collecting.runs.close(claimed)
+        assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, b"{}")]) == ("closed", 1)
+        # Who claims it next can only close it.
+        collecting.runs.wait(claimed, is_empty=False)
         redis_client.zadd(keys.runs, {"r": 0})
         assert collecting.runs.claim() == claimed._replace(attempts=2)
         collecting.runs.finish("r")
@@ -406,7 +521,7 @@ def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
     run_id, changed = new_run(), with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
     span = json.dumps(chat_span(run_id)).encode()
     with Store.open(changed) as collecting:
-        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, True, span)])
+        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, span)])
         for attempts in range(1, changed.worker.max_attempts + 1):
             # Who claims it ends, and the claim does later.
             claimed = wait_until(collecting.runs.claim)
@@ -426,7 +541,7 @@ def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
     away = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001, "broker__url": "redis://127.0.0.1:1/0"})
     run_id = new_run()
     with Store.open(away) as collecting, Client(away) as client:
-        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, True, json.dumps(chat_span(run_id)).encode())])
+        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())])
         claimed = wait_until(collecting.runs.claim)
         assert claimed
         with pytest.raises(ServiceUnavailable):
@@ -446,12 +561,13 @@ def test_what_is_not_installed_is_named(settings: Settings, monkeypatch: pytest.
 def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settings: Settings, store: Store) -> None:
     supplied = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
     run_id = new_run()
-    root = ReceivedSpan("f" * 16, True, json.dumps(chat_span(run_id)).encode())
+    root = ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())
     with Store.open(supplied) as collecting, Client(supplied) as client:
         collecting.runs.store(run_id, [root])
         claimed = wait_until(collecting.runs.claim)
         assert claimed
         for _ in range(2):
-            Submitter(supplied, collecting, client)._submit(claimed)
+            submitter = Submitter(supplied, collecting, client)
+            submitter._submit(claimed, submitter._converted(claimed))
     assert store.ledger.counts() == (1, 1, 0, 0)
     assert list(store.dead_letters.read()) == []

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from kp_scorer.adapters import ConvertedRun, Converter, converter
 from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_files
-from kp_scorer.errors import NotConverted
+from kp_scorer.errors import NotConverted, Unfinished
 
 from tests.support.builders import LIMITS
-from tests.support.converting import SUPPLIED, converted, refused_fields, steps_in, steps_of
+from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields, steps_in, steps_of
 
 Json = dict[str, Any]
 TRACE: Final = "5B8EFFF798038103D269B633813FC60C"
@@ -708,6 +708,8 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     lone = [each | {"traceId": f"{number}" * 32} for number, each in enumerate(WINDY, 1)]
     (trace,) = converted("otel", export(*lone))
     assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{'2' * 32}", STEPS)
+    traces, (unfinished,) = converted_and_refused("otel", [export(lone[0])])
+    assert (traces, type(unfinished)) == ([], Unfinished)
     more = message("user", text("And in Voss?"))
     next_turn = chat(40, 50, [ASKED, CALLED, RETURNED, ANSWERED, more], [message("assistant", text("Calm."))])
     traces = converted("otel", export(*lone, next_turn | {"traceId": "3" * 32}))

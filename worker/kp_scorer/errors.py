@@ -6,7 +6,9 @@
     ├── InvalidTrace             correct the trace; a worker dead-letters it
     │   └── UnknownFormat        see that it is a trace, or convert it to one
     ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
-    │   └── FieldsMissing        pass the options that it names
+    │   ├── FieldsMissing        pass the options that it names
+    │   ├── NotRecorded          let the agent record what is said
+    │   └── Unfinished           wait for the rest of the run
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
@@ -92,6 +94,14 @@ class FieldsMissing(NotConverted):
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
         super().__init__(line, [Problem(field, f"expected {option}: no source says it") for field, option in missing.items()])
+
+
+class NotRecorded(NotConverted):
+    """The spans of an agent hold no messages."""
+
+
+class Unfinished(NotConverted):
+    """An agent has called tools, and neither an answer nor a result is recorded."""
 
 
 def _summary(problems: Sequence[Problem]) -> str:

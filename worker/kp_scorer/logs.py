@@ -2,11 +2,13 @@
 
 import json
 import logging
+import math
 import os
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from select import select
@@ -157,3 +159,22 @@ def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     if "exception" in event:
         texts["exception"] = escaped_lines(event["exception"])
     return {**event, **texts}
+
+
+class Seldom:
+    """Says which lines are due that come once a minute at most, each by a key of its own."""
+
+    _MOST: Final = 1_000
+
+    def __init__(self) -> None:
+        self._logged_at: dict[Hashable, float] = {}
+
+    def is_due(self, key: Hashable) -> bool:
+        """Return whether no line with this key was due within the last minute."""
+        now_s = time.monotonic()
+        if now_s - self._logged_at.get(key, -math.inf) < 60:
+            return False
+        if len(self._logged_at) >= self._MOST:
+            self._logged_at.clear()
+        self._logged_at[key] = now_s
+        return True

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from kp_scorer.adapters.messages import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed, spelt
 from kp_scorer.decoding import Limits, decode_trace
-from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted
+from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -251,7 +251,8 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
         for piece in reversed(pieces):
             if piece.kind == kind:
                 return piece.node, piece.text
-    raise run.node.refusal("expected a message of the agent, or a result of a tool: the last one is the result")
+    refusal = run.node.refusal("expected a message of the agent, or a result of a tool: the last one is the result")
+    raise Unfinished(refusal.line, refusal.problems)
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:

@@ -31,6 +31,9 @@ class ServeMetrics:
         self.spans = counter("spans", "Spans received, by what became of them", ("outcome",))
         self.traces = counter("traces", "Traces received as such, by what became of them", ("outcome",))
         self.runs_submitted = counter("runs_submitted", "Runs submitted")
+        self.runs_left_out = counter(
+            "runs_left_out", "Runs of no agent, without content, or that another continues", ("reason",)
+        )
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.ready = gauge("ready", "1 if runs can be submitted")
         # All processes show the same values here, as they describe what processes share.
@@ -41,6 +44,8 @@ class ServeMetrics:
             self.spans.labels(outcome)
         for outcome in ("pending", "invalid", "conflict"):
             self.traces.labels(outcome)
+        for reason in ("no_agent", "no_content", "unfinished"):
+            self.runs_left_out.labels(reason)
         for reason in REASONS:
             self._dead_letters.labels(reason)
 

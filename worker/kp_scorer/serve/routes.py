@@ -30,9 +30,9 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
 from kp_scorer.files import check_writer, read_text
-from kp_scorer.logs import raised_at
+from kp_scorer.logs import Seldom, raised_at
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.submitter import JSON, PROTOBUF, Submitter, failure, spans_in, success
+from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submitter, failure, spans_in, success
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import TraceState
@@ -45,13 +45,16 @@ _MOST_TRACES: Final = 10_000
 _BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
 _REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-_OTLP_PATH: Final = "/v1/traces"
+_OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
+"""Exporters may add a prefix, as that of Langfuse does, or a slash."""
 _REJECTED: Final = {
     "closed": "spans after their run was submitted or forgotten",
     "dead": "a run that is a dead letter: replay that",
     "too_large": "a run that is over the limits",
 }
 _MOST_TOKEN_BYTES: Final = 65_536
+_MOST_PATH: Final = 100  # Characters of a path in a line of the log.
+_SELDOM: Final = Seldom()
 _TOKEN: Final = re.compile(r"[!-~]{16,512}")
 
 log = structlog.get_logger("kp_scorer.serve.routes")
@@ -104,12 +107,26 @@ class _Handlers:
 
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
+        return await self._export(request, SPANS)
+
+    async def export_logs(self, request: Request) -> Response:
+        """Store the events of agents in OpenTelemetry's logs, with the spans that they belong to; drop other records."""
+        return await self._export(request, LOGS)
+
+    async def export_metrics(self, request: Request) -> Response:
+        """Drop OpenTelemetry's metrics, so that an exporter that sends all of its signals here reports no errors."""
         media_type = _media_type(request, JSON, PROTOBUF)
-        answer = await self._work_on(request, self._of_spans, partial(self._store_spans, media_type))
+        return Response(
+            await self._work_on(request, self._of_spans, lambda _: success(media_type, 0, "")), media_type=media_type
+        )
+
+    async def _export(self, request: Request, signal: Signal) -> Response:
+        media_type = _media_type(request, JSON, PROTOBUF)
+        answer = await self._work_on(request, self._of_spans, partial(self._store_spans, media_type, signal))
         return Response(answer, media_type=media_type)
 
-    def _store_spans(self, media_type: str, body: bytes) -> bytes:
-        by_run, rejected = spans_in(body, media_type, self._of_bodies)
+    def _store_spans(self, media_type: str, signal: Signal, body: bytes) -> bytes:
+        by_run, rejected = spans_in(body, media_type, self._of_bodies, signal)
         reasons = {"spans without ids"} if rejected else set()
         self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():
@@ -208,7 +225,9 @@ def make_app(
     guarded: dict[str, Any] = {"dependencies": [Depends(handlers.authorize)]}
     spans, traces = _takes({JSON: "object", PROTOBUF: "string"}), _takes({JSON: ["object", "array"], _JSON_LINES[0]: "string"})
     rows = dict[str, list[SubmittedTrace]]
-    app.post(_OTLP_PATH, openapi_extra=spans, **guarded)(handlers.export)
+    exports = {"traces": handlers.export, "logs": handlers.export_logs, "metrics": handlers.export_metrics}
+    for signal, handler in exports.items():
+        app.post(f"/v1/{signal}", openapi_extra=spans, **guarded)(handler)
     app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
 
@@ -234,6 +253,8 @@ class _OneLength:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
+        if path := _OTLP_PATH.fullmatch(scope.get("path", "")):
+            scope["path"] = path[1]
         if {name for name, _ in scope["headers"]} >= {b"content-length", b"transfer-encoding"}:
             message = "expected Content-Length or Transfer-Encoding, not both"
             app = Response(failure(JSON, message), 400, {"Connection": "close"}, JSON)
@@ -273,7 +294,10 @@ async def _refused(request: Request, error: Exception) -> Response:
         # The message may quote a trace.
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))
         status, message = 500, "an error of ours, see the log"
-    is_binary = request.url.path == _OTLP_PATH and request.headers.get("content-type") == PROTOBUF
+    is_unknown = status == 404 and "route" not in request.scope
+    if (status in (401, 415) or is_unknown) and _SELDOM.is_due((peer := request.client.host if request.client else "", status)):
+        log.warning("request_refused", status=status, peer=peer, path=request.url.path[:_MOST_PATH], detail=message)
+    is_binary = _OTLP_PATH.fullmatch(request.url.path) and request.headers.get("content-type") == PROTOBUF
     media_type = PROTOBUF if is_binary else JSON
     return Response(failure(media_type, message), status, headers, media_type)
 

@@ -10,16 +10,17 @@ from pydantic import TypeAdapter, ValidationError
 from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.bounded import Answers
 from kp_scorer.decoding import Limits, check_values
-from kp_scorer.errors import InvalidTrace, NotConverted, Problem
+from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished
 
 SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
 """The fields that no convention of spans has. Attributes with the prefix ``kp.`` carry them, on a root span or its resource."""
 _DEFAULTS: Final = {"domain": "default", "privacy_level": "private", "visibility": "private"}
 
+_ASSUMED: Final = {"confidence": 0.5, "success": True}
+"""The confidence of a run that states none, and the success of one without an error."""
+
 _FIELDS: Final = TypeAdapter(SuppliedFields)
-_MISSING: Final = "expected this attribute on the root span or its resource, or the setting of its name in the section serve"
-_LACKS: Final = {"outcome.confidence": Problem("kp.confidence", _MISSING), "metadata.success": Problem("kp.success", _MISSING)}
 
 
 def load(arguments: Sequence[str]) -> tuple[None, Answers]:
@@ -29,25 +30,59 @@ def load(arguments: Sequence[str]) -> tuple[None, Answers]:
 
 
 def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: bytes) -> dict[str, Any]:
-    """Return the trace of an export, or the problems that prevent one."""
+    """Return the trace of an export; or why it makes none: problems, or that it is ``left_out``; and whether it lacks spans."""
     try:
         check_values(raw, most_values)
         export = json.loads(raw)
-        attributes = _attributes(export["resourceSpans"][0]["scopeSpans"][0]["spans"])
-        fields = _fields({name: attributes.get(f"kp.{name}", supplied[name]) for name in SUPPLIED})
-        converter = Converter(fields, limits, "otel")
-        (converted,) = [*converter.feed(1, export), *converter.end()]
+        spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        attributes = _attributes(spans)
+        values = {name: attributes.get(f"kp.{name}", supplied[name]) for name in SUPPLIED}
+        unstated = [name for name in _ASSUMED if values[name] is None]
+        converter = Converter(_fields(values | {name: _ASSUMED[name] for name in unstated}), limits, "otel")
+        results = [*converter.feed(1, export), *converter.end()]
+        if not results:
+            return {"left_out": "no_agent", "is_open": len(spans) == 1 or _is_open(spans, is_answered=False)}
+        (converted,) = results
         if isinstance(converted, NotConverted):
             raise converted
+    except NotRecorded as error:
+        return {"left_out": "no_content", "detail": error.problems[0].expected, "is_open": True}
+    except Unfinished as error:
+        # A call of a model alone is a beginning that another run repeats.
+        is_alone = len(spans) == 1 and not spans[0].get("parentSpanId")
+        return (
+            {"left_out": "unfinished"}
+            if is_alone
+            else {"problems": error.problems, "is_open": _is_open(spans, is_answered=False)}
+        )
     except (InvalidTrace, NotConverted) as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
-        return {"problems": [_LACKS.get(each.field, each) for each in error.problems]}
-    trace, service = converted.trace, attributes.get(SERVICE)
-    # OpenTelemetry names a service like this if nobody has named it.
+        return {"problems": error.problems}
+    if converted.run.is_part and converted.run.pieces[-1].kind == "call":
+        return {"left_out": "unfinished"}
+    trace = converted.trace
+    service = attributes.get(SERVICE)
+    # OpenTelemetry calls a service so that nobody has named.
     if isinstance(service, str) and not service.startswith("unknown_service"):
         trace["metadata"]["agent_id"] = service
-    return {"trace": trace}
+    assumed = [name for name in unstated if name != "success" or converted.run.success is None]
+    trace["metadata"] |= {"assumed": assumed} if assumed else {}
+    return {"trace": trace, "is_open": _is_open(spans, is_answered=trace["steps"][-1]["type"] == "thought")}
+
+
+def _is_open(spans: Sequence[dict[str, Any]], *, is_answered: bool) -> bool:
+    """Return whether a run lacks spans: a span around others; or the answer, unless the root ended last."""
+    spans = [span for span in spans if "body" not in span]
+    ids, parents = {str(span.get("spanId")) for span in spans}, {str(span.get("parentSpanId") or "") for span in spans}
+    ends_ns = [(_nanoseconds(span.get("endTimeUnixNano")), not span.get("parentSpanId")) for span in spans]
+    if "" in parents and not parents <= ids | {""}:
+        return True
+    return not (is_answered or max(ends_ns, default=(0, False))[1])
+
+
+def _nanoseconds(value: object) -> int:
+    return int(text) if (text := str(value))[:20].isdecimal() and len(text) <= 20 else 0
 
 
 def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:

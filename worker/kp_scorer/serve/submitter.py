@@ -5,6 +5,7 @@ decided once. Spans arrive as exporters of OpenTelemetry send them, in Protobuf 
 https://opentelemetry.io/docs/specs/otlp/#otlphttp
 """
 
+import hashlib
 import json
 import math
 import re
@@ -12,12 +13,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import structlog
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -35,13 +37,13 @@ from kp_scorer.errors import (
     SettingsError,
     TraceConflict,
 )
-from kp_scorer.logs import raised_at
+from kp_scorer.logs import Seldom, raised_at
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.run_converter import SERVICE, SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.store.runs import MOST_VALUES, ClosedRun, ReceivedSpan
+from kp_scorer.store.runs import MOST_VALUES, ClaimedRun, ReceivedSpan
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -54,6 +56,7 @@ _MOST_SPANS: Final = 20_000
 # The fields around spans in Protobuf: each span may have a resource and a scope of its own.
 _MOST_FIELDS: Final = 6 * _MOST_SPANS
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
+_MOST_SCOPE: Final = 128  # Characters of the name of a scope.
 _MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
 _EVERY_S: Final = 0.5
 _SHOW_EVERY_S: Final = 5.0
@@ -64,6 +67,20 @@ _AWAY_S: Final = 10.0
 _CONVERTING: Final = Bounds(start_s=30.0, answer_s=20.0, memory_bytes=402_653_184)
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
+
+
+class Signal(NamedTuple):
+    """What OTLP exports: the keys of its lists in JSON, and the message of an item in Protobuf, with the numbers of its ids."""
+
+    resources: str
+    scopes: str
+    items: str
+    message: type[Span | LogRecord]
+    ids: tuple[int, ...]
+
+
+SPANS: Final = Signal("resourceSpans", "scopeSpans", "spans", Span, (1, 2, 4))
+LOGS: Final = Signal("resourceLogs", "scopeLogs", "logRecords", LogRecord, (9, 10))
 
 
 class Submitter:
@@ -85,6 +102,7 @@ class Submitter:
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
         self._moved_at = time.monotonic()
         self._failing_since: float | None = None
+        self._seldom = Seldom()
 
     def why_not_live(self) -> list[str]:
         """Return why this process must be restarted; empty if it need not be."""
@@ -118,9 +136,13 @@ class Submitter:
                 else:
                     log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
 
-    def _complete(self, run: ClosedRun) -> None:
+    def _complete(self, run: ClaimedRun) -> None:
         try:
-            self._store.runs.finish(run.run_id, is_dead=not self._submit(run))
+            answer = self._converted(run)
+            if answer.get("is_open") and not run.has_waited:
+                self._store.runs.wait(run, is_empty="left_out" in answer)
+            elif self._store.runs.close(run):
+                self._store.runs.finish(run.run_id, is_dead=not self._submit(run, answer))
         except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)
             raise
@@ -129,19 +151,34 @@ class Submitter:
             detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING.answer_s:g} s"
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 
-    def _submit(self, run: ClosedRun) -> bool:
-        """Submit a run, or dead-letter it; return whether it was submitted."""
-        attempts = run.attempts - 1
+    def _converted(self, run: ClaimedRun) -> dict[str, Any]:
+        attempts, most = run.attempts - 1, self._settings.serve
         if attempts >= self._settings.worker.max_attempts:
             took = f"took longer than {_CONVERTING.answer_s:g} s or more than {_CONVERTING.memory_bytes >> 20} MiB"
-            detail = f"$: it was converted {attempts} times, and each time that {took}, or ended its process"
-            self._store.dead_letters.dead_letter(run.export, DeadLettering("poison", detail, run.trace_id))
+            return {"poison": f"$: it was converted {attempts} times, and each time that {took}, or ended its process"}
+        if run.is_too_large:
+            return {"problems": [Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")]}
+        answer: dict[str, Any] = self._converting.ask(run.export)
+        return answer
+
+    def _submit(self, run: ClaimedRun, answer: dict[str, Any]) -> bool:
+        """Submit a run, leave it out or dead-letter it; return whether it is no dead letter."""
+        if reason := answer.get("left_out"):
+            self._metrics.runs_left_out.labels(reason).inc()
+            if "detail" in answer and self._seldom.is_due(answer["detail"]):
+                log.warning("run_left_out", otel_trace_id=run.run_id, reason=reason, detail=answer["detail"])
+            return True
+        if "poison" in answer:
+            self._store.dead_letters.dead_letter(run.export, DeadLettering("poison", answer["poison"], run.trace_id))
             return False
         try:
-            trace = self._converted(run)
+            if "problems" in answer:
+                raise InvalidTrace([Problem(*each) for each in answer["problems"]])
+            trace: dict[str, Any] = answer["trace"]
             self._client.submit(trace)
             self._metrics.runs_submitted.inc()
-            log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans))
+            assumed = ", ".join(trace["metadata"].get("assumed", []))
+            log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans), **({"assumed": assumed} if assumed else {}))
             return True
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
@@ -149,16 +186,6 @@ class Submitter:
         except InvalidTrace as error:
             self._store.dead_letters.dead_letter(run.export, DeadLettering("invalid", str(error), run.trace_id))
         return False
-
-    def _converted(self, run: ClosedRun) -> dict[str, Any]:
-        most = self._settings.serve
-        if run.is_too_large:
-            raise InvalidTrace([Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")])
-        answer = self._converting.ask(run.export)
-        if "problems" in answer:
-            raise InvalidTrace([Problem(*each) for each in answer["problems"]])
-        trace: dict[str, Any] = answer["trace"]
-        return trace
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -170,37 +197,46 @@ class Submitter:
         self._converting.close()
 
 
-def spans_in(body: bytes, media_type: str, limits: Limits) -> tuple[dict[str, list[ReceivedSpan]], int]:
+def spans_in(body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of invalid or too large ones.
 
-    Raises InvalidTrace or NotConverted if it is no export.
+    Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if it is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
-    for number, fields in enumerate(_from_json(body, limits) if media_type == JSON else _from_protobuf(body)):
+    exported = _from_json(body, limits, signal) if media_type == JSON else _from_protobuf(body, signal)
+    for number, fields in enumerate(exported):
         if number == _MOST_SPANS:
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
-        if _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id):
-            # Keep nothing of a span that is too large: its run is too large, too.
-            content = _as_bytes(fields) if "attributes" in fields else b""
-            content = content if len(content) <= _MOST_SPAN_BYTES else b""
-            by_run[run_id].append(ReceivedSpan(span_id, not fields.get("parentSpanId"), content))
+        has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
+        # Keep nothing of a span that is too large: its run is too large, too.
+        content = _as_bytes(fields) if "attributes" in fields else b""
+        if signal is LOGS:
+            if not (has_ids and b"gen_ai." in content and "body" in fields):
+                continue
+            # It is stored as a span within its span, with an id by which it counts once.
+            span_id = hashlib.blake2b(content, digest_size=8).hexdigest()
+            content = _as_bytes(fields | {"spanId": span_id, "parentSpanId": fields["spanId"]})
+        if has_ids:
+            by_run[run_id].append(ReceivedSpan(span_id, content if len(content) <= _MOST_SPAN_BYTES else b""))
         else:
             rejected += 1
     return by_run, rejected
 
 
-def _from_json(body: bytes, limits: Limits) -> Iterator[dict[str, Any]]:
-    for resource in source(1, parse_json(body, limits)).at("resourceSpans").items():
+def _from_json(body: bytes, limits: Limits, signal: Signal) -> Iterator[dict[str, Any]]:
+    for resource in source(1, parse_json(body, limits)).at(signal.resources).items():
         of_resource = resource.at("resource", "attributes").items()
         lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
-        for scope in resource.at("scopeSpans").items():
-            for span in scope.at("spans").items():
-                yield span.object() | {"attributes": [*lasting, *(pair.value for pair in span.at("attributes").items())]}
+        for scope in resource.at(signal.scopes).items():
+            own = {"scope": {"name": scope.at("scope", "name").text()[:_MOST_SCOPE]}}
+            for item in scope.at(signal.items).items():
+                pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
+                yield item.object() | own | {"attributes": pairs}
 
 
-def _from_protobuf(body: bytes) -> Iterator[dict[str, Any]]:
+def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
     # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
     left = iter(range(_MOST_FIELDS))
     try:
@@ -211,20 +247,23 @@ def _from_protobuf(body: bytes) -> Iterator[dict[str, Any]]:
                 raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
             resource = Resource.FromString(raw_resource)
             lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
-            for raw in (span for scope_spans in _at(2, fields) for span in _at(2, _fields(scope_spans, left))):
-                if len(raw) > _MOST_SPAN_BYTES:
-                    by_number = dict(_fields(raw, left))
-                    yield _ids(*(by_number.get(number, b"") for number in (1, 2, 4)))
-                    continue
-                span = Span.FromString(raw)
-                content = MessageToDict(span, use_integers_for_enums=True)
-                own = {"attributes": [*lasting, *content.get("attributes", ())]}
-                yield content | _ids(span.trace_id, span.span_id, span.parent_span_id) | own
+            for scope in map(list, (_fields(scope, left) for scope in _at(2, fields))):
+                names = (name for about in _at(1, scope) for name in _at(1, _fields(about, left)))
+                own = {"scope": {"name": b"".join(names)[:_MOST_SCOPE].decode(errors="replace")}}
+                for raw in _at(2, scope):
+                    if len(raw) > _MOST_SPAN_BYTES:
+                        by_number = dict(_fields(raw, left))
+                        yield _ids(*(by_number.get(number, b"") for number in signal.ids))
+                        continue
+                    item = signal.message.FromString(raw)
+                    content = MessageToDict(item, use_integers_for_enums=True)
+                    ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
+                    yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
     except (DecodeError, IndexError):
-        raise InvalidTrace([Problem("$", "expected an ExportTraceServiceRequest in Protobuf")]) from None
+        raise InvalidTrace([Problem("$", "expected an export of OTLP in Protobuf")]) from None
 
 
-def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes) -> dict[str, Any]:
+def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:
     # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
     return {"traceId": trace_id.hex(), "spanId": span_id.hex(), "parentSpanId": parent_id.hex()}
 

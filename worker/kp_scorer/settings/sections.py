@@ -328,7 +328,7 @@ class ServeSettings(Section):
     quiet_s: Seconds = 10.0
     total_bytes: Count = 268_435_456
     open_s: ClassVar[float] = 900.0
-    """A run without a root is complete when no span of it has come for this long."""
+    """The time that a run waits for spans that it lacks."""
     body_bytes: ClassVar[int] = 2**23
     """The most bytes of a request, unpacked."""
     run_spans: ClassVar[int] = 5_000

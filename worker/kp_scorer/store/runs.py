@@ -17,6 +17,7 @@ from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
 # The span ids of a submitted run are remembered for this time, as exporters retry for minutes.
+_EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent waits: health checks take room, too.
 _REMEMBERED_MS: Final = 3_600_000
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
@@ -31,17 +32,17 @@ class ReceivedSpan(NamedTuple):
     """A span as it is stored."""
 
     span_id: str
-    is_root: bool
     content: bytes  # The span in OTLP's JSON; empty if it is too large.
 
 
-class ClosedRun(NamedTuple):
-    """A run that takes no more spans, claimed by this process."""
+class ClaimedRun(NamedTuple):
+    """A run that is quiet, claimed by this process."""
 
     run_id: str
     is_too_large: bool  # True if some of its spans were rejected.
     spans: Sequence[bytes]  # Each claim returns them in the same order.
     attempts: int  # The number of claims that may have ended a process, this one included.
+    has_waited: bool = False  # True if it has waited for spans that it lacks.
 
     @property
     def trace_id(self) -> str:
@@ -66,7 +67,7 @@ def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | No
     export: Any = parse_json(payload, Limits(message_bytes=len(payload), values=MOST_VALUES))
     try:
         spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
-        received = [ReceivedSpan(each["spanId"], not each.get("parentSpanId"), json.dumps(each).encode()) for each in spans]
+        received = [ReceivedSpan(each["spanId"], json.dumps(each).encode()) for each in spans]
     except (LookupError, TypeError, AttributeError):
         raise InvalidTrace([Problem("$", "expected the spans of a run")]) from None
     return trace_id.removeprefix(_TRACE_ID), received
@@ -78,16 +79,15 @@ class _Bounds(NamedTuple):
     most_spans: int
     most_bytes: int
     quiet_ms: int
-    open_ms: int
     longest_ms: int
     kept_ms: int
 
 
-def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClosedRun | None:
+def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
     attempts = number_in(by_id.get(b":attempts"))
-    return ClosedRun(text_in(run_id), b":too_large" in by_id, spans, attempts) if run_id else None
+    return ClaimedRun(text_in(run_id), b":too_large" in by_id, spans, attempts, b":has_waited" in by_id) if run_id else None
 
 
 @script(tuple[bytes, int])
@@ -96,6 +96,10 @@ def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: S
 
 @script(row(_closed))
 def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> None: ...
+
+
+@script(bool)
+def _settle_run(*, keys: Keys, run: str, run_id: str, count: int, wait_ms: int) -> None: ...
 
 
 @script(bool)
@@ -110,8 +114,8 @@ class Runs:
         self._client = client
         self._keys = keys
         sizes = settings.runs, settings.total_bytes, settings.run_spans, settings.run_bytes
-        times = int(settings.quiet_s * 1_000), int(settings.open_s * 1_000)
-        self._bounds = _Bounds(*sizes, *times, _LONGEST_MS, KEPT_S * 1_000)
+        self._quiet_ms, self._open_ms = int(settings.quiet_s * 1_000), int(settings.open_s * 1_000)
+        self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
         """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
@@ -129,10 +133,21 @@ class Runs:
         held_bytes: Any = self._client.get(self._keys.runs_bytes)
         return int(self._client.zcard(self._keys.runs)), number_in(held_bytes)
 
-    def claim(self) -> ClosedRun | None:
-        """Close and claim a run that is complete; return None if none is. The claim ends after a minute."""
-        quiet_ms, open_ms = self._bounds.quiet_ms, self._bounds.open_ms
-        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=quiet_ms, open_ms=open_ms)
+    def claim(self) -> ClaimedRun | None:
+        """Claim a run that is quiet; return None if none is. The claim ends after a minute."""
+        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=self._quiet_ms, open_ms=self._open_ms)
+
+    def close(self, run: ClaimedRun) -> bool:
+        """Close a claimed run, which takes no more spans then; return False if spans have come since."""
+        return self._settle(run, 0)
+
+    def wait(self, run: ClaimedRun, *, is_empty: bool) -> None:
+        """Let a claimed run wait for spans that it lacks: for ``open_s``, or not so long if it has nothing of an agent yet."""
+        self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
+
+    def _settle(self, run: ClaimedRun, wait_ms: int) -> bool:
+        key, count = self._keys.run(run.run_id), len(run.spans)
+        return _settle_run(self._client, keys=self._keys, run=key, run_id=run.run_id, count=count, wait_ms=wait_ms)
 
     def release(self, run_id: str) -> None:
         """Take back the attempts of a run whose process is alive and waits for a service. The last claim stands."""

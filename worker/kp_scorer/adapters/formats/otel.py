@@ -23,7 +23,7 @@ from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of, returned_in, text_in, utterance
 from kp_scorer.adapters.node import MOST_DEPTH, Node, as_json, objects_in, opened, parsed
 from kp_scorer.adapters.timeline import Span, SpanKind, kind_of, run_of
-from kp_scorer.errors import NotConverted
+from kp_scorer.errors import NotConverted, NotRecorded, Problem
 
 _MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
 _ERROR: Final = (2, "STATUS_CODE_ERROR", "ERROR")
@@ -121,8 +121,11 @@ def records(source: Node) -> list[Node]:
             raise resources.refusal("expected the list that an export of spans has")
         for resource in resources.items():
             for scope in resource.at("scopeSpans").items():
-                around = {"resource": resource.at("resource").value, "scope": scope.at("scope", "name").value}
+                around = {"resource": resource.at("resource").value, "scope": {"name": scope.at("scope", "name").value}}
                 within = scope.at("spans").items()
+                within = [
+                    _event_of_log(span) if isinstance(span.value, dict) and "body" in span.value else span for span in within
+                ]
                 spans += (span._replace(value=around | span.value) if isinstance(span.value, dict) else span for span in within)
     return spans
 
@@ -171,7 +174,7 @@ def _span_of_jaeger(span: Node, page: Node) -> Node:
     parents = [each.get("spanID") for each in objects_in(span.at("references").value) if each.get("refType") == "CHILD_OF"]
     ids = {"traceId": span.at("traceID").value, "spanId": span.at("spanID").value, "parentSpanId": next(iter(parents), None)}
     tags, process = _by_key(span.at("tags")), ("processes", span.at("processID").text())
-    named = {"name": span.at("operationName").value, "scope": tags.get("otel.scope.name")}
+    named = {"name": span.at("operationName").value, "scope": {"name": tags.get("otel.scope.name")}}
     logs = [_by_key(log.at("fields")) for log in span.at("logs").items()]
     events = [{"name": fields.pop("event", ""), "attributes": fields} for fields in logs]
     resource = {"attributes": _by_key(page.at(*process, "tags")) | {"service.name": page.at(*process, "serviceName").value}}
@@ -198,7 +201,7 @@ def _event_of_log(log: Node) -> Node:
     body, attributes = _any_value(log.at("body")), _attributes_of(log).object()
     named = {"name": log.at("eventName").text() or attributes.get("event.name")}
     event = named | {"attributes": attributes | (body if isinstance(body, dict) else {})}
-    ids = {"traceId": log.at("traceId").value, "parentSpanId": log.at("spanId").value}
+    ids = {"traceId": log.at("traceId").value, "parentSpanId": log.first("parentSpanId", "spanId").value}
     time_ns = log.first("timeUnixNano", "observedTimeUnixNano").value
     return log._replace(value=event | ids | {_IS_LOG: True, "startTimeUnixNano": time_ns})
 
@@ -249,14 +252,16 @@ def run(own_id: str, nodes: Sequence[Node]) -> Run | list[Run]:
     models = [span for span in spans if span.kind == "model"]
     called = {piece.name for span in models for piece in (*span.inputs, *span.outputs) if piece.kind == "call"}
     spans = [_span(span.node, reading, called) if span.kind == "other" else span for span in spans]
+    if not spans:
+        return []
+    first = min(spans, key=lambda span: span.started_ns)
     if not any(piece.kind in ("user", "agent") for span in spans for piece in (*span.inputs, *span.outputs)):
         if reading.odd:
             raise reading.odd[0]
         agents = [*models, *(span for span in spans if span.kind == "agent")]
         if not agents:
             return []
-        raise agents[0].node.refusal(_without_content(agents[0].node))
-    first = min(spans, key=lambda span: span.started_ns)
+        raise NotRecorded(first.node.line, [Problem(agents[0].node.path, _without_content(agents[0].node))])
     described = next((span for span in spans if not span.parent_id), first).node
     record = described.object() | {"attributes": _attributes_of(described).value}
     if described.object().get("resource") is not None:
@@ -275,7 +280,7 @@ def _framework(spans: Sequence[Span]) -> str | None:
 
 
 def _scope(span: Node) -> str:
-    return text if isinstance(text := span.at("scope").value, str) else ""
+    return span.at("scope", "name").text()
 
 
 def _without_content(span: Node) -> str:

@@ -1,5 +1,4 @@
--- Claim a run that is due, by a lease. From now on the run takes no more spans, so that a process that claims it after the lease
--- submits the same trace. The claim counts as an attempt until its process revokes the attempt.
+-- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt.
 --
 -- KEYS   runs, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms
@@ -9,8 +8,7 @@ use_reserve('zset', runs)
 -- Redis' clock may have gone back: by the present time, no run is due later than this.
 local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do
-    local has_root = redis.call('HGET', run_prefix .. run_id, ':has_root')
-    redis.call('ZADD', runs, now + (has_root and quiet_ms or open_ms), run_id)
+    redis.call('ZADD', runs, now + quiet_ms, run_id)
 end
 
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 100)) do
@@ -18,7 +16,7 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 
     if redis.call('HGET', run, ':first_ms') then
         redis.call('ZADD', runs, now + lease_ms, run_id)
         -- The attempt is charged now, as a process that the run ends cannot do so.
-        redis.call('HSET', run, ':closed', 1, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
+        redis.call('HSET', run, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
         return {run_id, redis.call('HGETALL', run)}
     end
     -- The run has expired, or somebody has deleted it.

@@ -1,16 +1,16 @@
 -- Store spans of a run that arrived together, each id once; all of them, or none.
 --
 -- KEYS   runs, runs_bytes, run
--- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, open_ms, longest_ms, kept_ms,
---        spans... (span_id, is_root, content)
+-- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
 --
--- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms, :has_root; :too_large once spans were rejected for its
--- size; :closed once it takes no more, with 'dead' once it is a dead letter; :attempts, the claims that may have ended a process.
+-- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
+-- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
+-- :attempts, the claims that may have ended a process.
 
 expect('hash', run)
-local closed, has_root, too_large, first_ms, bytes, count = read(run, ':closed', ':has_root', ':too_large', ':first_ms', ':bytes', ':spans')
+local closed, too_large, first_ms, bytes, count = read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans')
 local fresh, fresh_bytes, listed = {}, 0, {}
 for _, span in ipairs(spans) do
     -- An exporter without an answer sends all its spans again.
@@ -18,7 +18,6 @@ for _, span in ipairs(spans) do
         listed[span.span_id] = true
         fresh[#fresh + 1] = span
         fresh_bytes = fresh_bytes + #span.content
-        has_root = has_root or span.is_root
         too_large = too_large or span.content == ''
     end
 end
@@ -40,11 +39,11 @@ else
     redis.call('HINCRBY', run, ':spans', #fresh)
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
 end
-if has_root then redis.call('HSET', run, ':has_root', 1) end
+if #fresh > 0 then redis.call('HDEL', run, ':has_waited') end
 -- Redis' clock may have gone back since the first span.
 first_ms = math.min(number(first_ms or now), now)
 redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
-local due_ms = math.min(now + (has_root and quiet_ms or open_ms), first_ms + longest_ms)
+local due_ms = math.min(now + quiet_ms, first_ms + longest_ms)
 redis.call('ZADD', runs, due_ms, run_id)
 for _, key in ipairs({runs, runs_bytes, run}) do redis.call('PEXPIRE', key, kept_ms) end
 return {too_large and 'too_large' or 'stored', too_large and #fresh or 0}
