@@ -100,15 +100,40 @@ def test_what_is_converted_is_counted(content: bytes, note: str) -> None:
 def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert "expected --confidence, --domain, --created-at, --success or --failed; or, where" in done.stderr
+    assert "expected --success or --failed; or, where" in done.stderr
     # Also the fields that only later runs lack.
     spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
     done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
-    assert "expected --confidence, --created-at, --success or --failed; or" in done.stderr
+    assert "expected --success or --failed; or" in done.stderr
     # Once a run is converted, each of the others is refused by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert (done.exit_code, len(rows(done))) == (1, 1)
     assert "line 2: metadata.success: expected --success or --failed: no source says it\n" in done.stderr
+
+
+def test_what_nothing_says_is_assumed_and_noted(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_bytes(json_lines(CHAT, [user("Any news?"), assistant("None.")]))
+    os.utime(file, (1_767_225_600, 1_767_225_600))
+    done = run(b"", "--success", file=str(file), confidence=None, domain=None, created_at=None)
+    (first, second) = rows(done)
+    assert first["metadata"]["created_at"] == second["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
+    assert (first["metadata"]["task_domain"], first["outcome"]["confidence"]) == ("default", 0.5)
+    assert (
+        "assumed, as nothing says it: confidence 0.5 (--confidence) in 2 runs, domain default (--domain) in 2 runs, "
+        "the time of the file (--created-at) in 2 runs\n"
+    ) in done.stderr
+
+
+def test_ids_of_a_field_that_several_runs_have_get_numbers() -> None:
+    chats = [{"n": "a", "messages": [user(f"Question {number}"), assistant("Yes.")]} for number in (1, 2, 1, 3)]
+    done = run(json_lines(*chats), "--success", id_field="n")
+    assert {row["task"]["objective"]: row["id"].rpartition(":")[2] for row in rows(done)} == {
+        "Question 1": "a",
+        "Question 2": "a-2",
+        "Question 3": "a-3",
+    }
+    assert "; 2 runs got a number behind an id of --id-field that others have" in done.stderr
 
 
 def test_traces_are_private_unless_an_option_says_otherwise() -> None:
@@ -296,7 +321,7 @@ def test_score_converts_other_formats_and_leaves_traces_unchanged() -> None:
 def test_score_asks_for_options_that_are_missing() -> None:
     done = scored(json_lines(CHAT))
     assert done.exit_code == 2
-    assert "expected --confidence, --domain, --created-at, --success or --failed" in done.stderr
+    assert "expected --success or --failed" in done.stderr
 
 
 def half(kind: str, day: str, number: int) -> dict[str, Any]:

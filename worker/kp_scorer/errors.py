@@ -143,6 +143,10 @@ class OutputFailed(ScorerError):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, is_unread: bool = False) -> None:
+        super().__init__(message)
+        self.is_unread = is_unread  # True if nobody reads the pipe any more.
+
 
 class ProcessFailed(ScorerError):
     """A process that works on hostile texts failed to answer a question, or ended."""

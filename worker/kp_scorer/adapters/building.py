@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -71,6 +71,8 @@ class SuppliedFields(NamedTuple):
     success: bool | None = None  # For runs whose source does not record it.
     created_at: IsoDatetime | None = None  # For runs whose source does not record it.
     paths: Mapping[str, str] = MappingProxyType({})  # By one of these fields, or ``id``: its dotted path in a record.
+    defaults: Mapping[str, Callable[[int], Any]] | None = None
+    """What to assume where neither the source nor the caller has one of these fields, by the line of a run."""
 
 
 class Run(NamedTuple):
@@ -161,8 +163,10 @@ def microseconds(node: Node) -> int:
     return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
-def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], bool]:
-    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`; return whether it had to be cut or mended.
+def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], list[str]]:
+    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
+
+    Also return the names of the fields that were assumed, and ``mended`` if the trace had to be cut or mended.
 
     The objective is the first message of the user. The result is the last message of the agent, or else the last result of a
     tool. Raises NotConverted if there is no objective, no step or no result; if neither the source nor the caller supplies a
@@ -175,7 +179,7 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[s
     if not pieces:
         raise run.node.refusal("expected messages or calls of the agent: they are the steps")
     answer, result = _result(run, pieces)
-    fields = _fields_of(run, supplied)
+    fields, marks = _fields_of(run, supplied)
     metadata = {name: fields[name] for name in ("created_at", "task_domain", "success")}
     metadata |= {"visibility": supplied.visibility, "privacy_level": supplied.privacy_level}
     metadata |= {name: fields[name] for name in ("framework", "source_id") if fields[name]}
@@ -190,7 +194,7 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[s
     }
     try:
         decode_trace(trace, limits)
-        return trace, False
+        return trace, marks
     except InvalidTrace:
         trace = _fitted(trace, limits)
     try:
@@ -198,11 +202,12 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[s
     except InvalidTrace as error:
         places = {"task": objective.node, "outcome": answer} | {f"steps.{n}": piece.node for n, piece in enumerate(pieces)}
         raise _in_the_source(run.node, error, places) from None
-    return trace, True
+    return trace, [*marks, "mended"]
 
 
-def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
-    """Return the id and the metadata: from the caller's paths, else from the source, else from the caller's values."""
+def _fields_of(run: Run, supplied: SuppliedFields) -> tuple[dict[str, Any], list[str]]:
+    """Return the id and the metadata: by the caller's paths, else of the source, else the caller's; and which were assumed."""
+    assumed = []
     record = run.node.value if run.record is None else run.record
     fields: dict[str, Any] = {"id": run.trace_id}
     fields |= {"success": run.success, "created_at": run.created_at, "framework": run.framework}
@@ -211,12 +216,16 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> dict[str, Any]:
             fields[name] = _field(name, value, run, run.node._replace(path=path))
     own = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
     fields["source_id"] = None if own and quote(own, _PRINTABLE, errors="replace") in fields["id"] else own
+    defaults = supplied.defaults or {}
     for name in _OPTIONS:
         if fields.get(name) is None:
             fields[name] = getattr(supplied, name)
+        if fields[name] is None and name in defaults:
+            fields[name] = defaults[name](run.node.line)
+            assumed += [name] if fields[name] is not None else []
     if missing := dict(field_and_option for name, field_and_option in _OPTIONS.items() if fields[name] is None):
         raise FieldsMissing(run.node.line, missing)
-    return fields
+    return fields, assumed
 
 
 def _field(name: str, value: object, run: Run, place: Node) -> Any:

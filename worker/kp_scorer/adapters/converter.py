@@ -7,14 +7,15 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_of
+from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_id, trace_of
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.messages import is_error
-from kp_scorer.adapters.node import Node, skipped_in, source, unread_in
+from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
 from kp_scorer.adapters.programs import without_programs
 from kp_scorer.adapters.written import with_written_calls
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted
+from kp_scorer.trace import is_trace_id
 
 
 class ConvertedRun(NamedTuple):
@@ -59,6 +60,7 @@ class Converter:
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
         self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
         self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
+        self._ids: dict[str, bytes] = {}  # By the ids that the caller's path leads to: a digest of the content of their trace.
         self.in_session = False  # Whether the current file is a session, whose lines of no format are skipped.
         self._strangers: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
@@ -239,7 +241,9 @@ class Converter:
 
     def _trace(self, run: Run) -> Converted:
         try:
-            trace, is_mended = trace_of(run, self._supplied, self._limits)
+            trace, marks = trace_of(run, self._supplied, self._limits)
+            if "id" in self._supplied.paths:
+                trace["id"] = self._unique(trace)
         except Exception as error:
             return _refusal(run.node, error)
         paths = tuple(self._supplied.paths.values())
@@ -248,9 +252,20 @@ class Converter:
         steps, calls = trace["steps"], sum("tool" in step for step in trace["steps"])
         self.counts.update(traces=1, toolless=int(not calls), steps=len(steps), calls=calls)
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
-        self.counts.update(mended=is_mended, skipped=skipped_in(run.node))
+        self.counts.update(marks)
+        self.counts["skipped"] += skipped_in(run.node)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return ConvertedRun(trace, run)
+
+    def _unique(self, trace: dict[str, Any]) -> str:
+        """Return the id of a trace, with a number if another trace of other content has it."""
+        own, number = trace["id"], 1
+        digest = hashlib.blake2b(as_json([trace["task"], trace["steps"], trace["outcome"]]).encode(), digest_size=8).digest()
+        while self._ids.setdefault(trace["id"], digest) != digest:
+            number += 1
+            trace["id"] = f"{own}-{number}" if is_trace_id(f"{own}-{number}") else trace_id("id", "", [own, number])
+        self.counts["renumbered"] += number > 1
+        return str(trace["id"])
 
 
 def _refusal(node: Node, error: Exception) -> NotConverted:

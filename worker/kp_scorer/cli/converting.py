@@ -12,12 +12,14 @@ from kp_scorer.adapters import FORMATS, ConvertedRun, Converter, Run, SuppliedFi
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import Limits, check_trace
-from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Problem, UnknownFormat
+from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, OutputFailed, Problem, UnknownFormat
 from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 
 _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", "domain": "task_domain", "time": "created_at"}
 """The fields that records may have under other names, by the option that states the name."""
+_ASSUMED: Final = {"confidence": 0.5, "task_domain": "default"}
+"""What is assumed of runs, with a note, if neither their source nor an option says it."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40  # More lines than a file has: lines are counted through all files.
 MOST_PLACES: Final = 3  # The lines that a report on a file names.
@@ -62,9 +64,11 @@ class Conversion:
 
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
         """Convert sources of the format of this ``name``; without one, detect the format of each source by its shape."""
-        self._converter = Converter(supplied, limits, name)
+        defaults = {name: lambda _, value=value: value for name, value in _ASSUMED.items()} | {"created_at": self._time_of_file}
+        self._converter = Converter(supplied._replace(defaults=defaults), limits, name)
         self._limits, self._name = limits, name
         self._files = [""]
+        self._times: list[str | None] = [None]  # When each file was written.
         self.runs = 0  # The number of runs that were converted or refused.
         self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
         self._unknown = 0  # The number of sources in the current file that have no known format.
@@ -72,9 +76,13 @@ class Conversion:
         self._unknown_shape = ""
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, until a run is converted.
 
-    def begin_file(self, name: str) -> None:
+    def begin_file(self, name: str, written_at: str | None = None) -> None:
         """Start a file, whose lines are counted from 1 again."""
         self._files.append(name)
+        self._times.append(written_at)
+
+    def _time_of_file(self, line: int) -> str | None:
+        return self._times[line // _MOST_LINES]
 
     def feed(self, line: int, value: object) -> Iterator[Line]:
         """Convert the runs that a source completes; raise UsageError if earlier runs need more options."""
@@ -113,10 +121,15 @@ class Conversion:
             "skipped": "values that are not understood left out",
             "left_out": "traces without an agent left out",
             "mended": "runs cut to the limits, or mended",
+            "renumbered": "runs got a number behind an id of --id-field that others have",
         }
         more = "".join(f"; {counts[name]} {note}" for name, note in notes.items() if counts[name])
         runs = f"{counts['traces']} of {self.runs} runs"
         print_note(f"converted {runs}: {parts}, {counts['recoveries']} error recoveries{without}{more}")
+        words = {"confidence": "confidence 0.5 (--confidence)", "task_domain": "domain default (--domain)"}
+        words["created_at"] = "the time of the file (--created-at)"
+        if assumed := [f"{text} in {counts[name]} runs" for name, text in words.items() if counts[name]]:
+            print_note(f"assumed, as nothing says it: {', '.join(assumed)}")
         if unread := self._converter.unread.most_common():
             names = [f"{name[:_FIELD_NAME_CHARS]} ({runs})" for name, runs in unread[:_MOST_FIELDS_NAMED]]
             more = f" and {len(unread) - _MOST_FIELDS_NAMED} more" if len(unread) > _MOST_FIELDS_NAMED else ""
@@ -147,12 +160,12 @@ class Conversion:
 
 _OPTIONS: Final = (
     click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
-    click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1."),
-    click.option("--domain", "task_domain", help="The domain of the tasks."),
+    click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1 [0.5, with a note]."),
+    click.option("--domain", "task_domain", help="The domain of the tasks [default, with a note]."),
     click.option("--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who sees them [private]."),
     click.option("--privacy-level", type=click.Choice(get_args(PrivacyLevel)), default="private", help="How shared [private]."),
     click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
-    click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601)."),
+    click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601) [the file's time]."),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """The options for converting."""
@@ -172,10 +185,15 @@ def converting_options(command: Command) -> Command:
             own = next(each for each in click.get_current_context().command.params if each.name == problem["loc"][0])
             raise click.BadParameter(problem["msg"], param=own) from None
         conversion = Conversion(supplied, settings.limits, format_name or "")
+        is_read = True
         try:
             command(settings=settings, conversion=conversion, **kwargs)
+        except OutputFailed:
+            is_read = False
+            raise
         finally:
-            conversion.print_summary()
+            if is_read:
+                conversion.print_summary()
 
     for option in reversed(_OPTIONS):
         with_conversion = option(with_conversion)

@@ -7,13 +7,16 @@ import codecs
 import gzip
 import io
 import json
+import os
 import re
+import stat
 import sys
 import threading
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -66,10 +69,10 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
     files = [file for name in names for file in _files_in(name)]
     for name in files:
         place = name if len(files) > 1 else ""
-        if conversion:
-            conversion.begin_file(place)
         try:
             with open_input(name) as stream:
+                if conversion:
+                    conversion.begin_file(place, _written_at(stream))
                 for line in _reported_together(read_traces(stream, limits, conversion)):
                     yield line if line.file else line._replace(file=place)
         except click.BadParameter as error:
@@ -93,6 +96,12 @@ def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
         for count, line in enumerate(group, 2):
             numbers += [line.number] if count <= MOST_PLACES else []
         yield first._replace(trace=UnknownFormat(cast("UnknownFormat", first.trace).problems, numbers, count))
+
+
+def _written_at(stream: io.BufferedReader) -> str | None:
+    """Return when a file was written, as ISO 8601; None for a pipe or a terminal."""
+    status = os.fstat(stream.fileno())
+    return datetime.fromtimestamp(int(status.st_mtime), UTC).isoformat() if stat.S_ISREG(status.st_mode) else None
 
 
 def _files_in(name: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from kp_scorer.cli.output import guard_streams, print_note
-from kp_scorer.errors import ScorerError
+from kp_scorer.errors import OutputFailed, ScorerError
 
 _COMMANDS: Final = {
     "Try": {
@@ -54,6 +54,8 @@ _COMMANDS: Final = {
     },
 }
 """The commands by group: the module of each, in which its function has the same name, and its line in the help."""
+_INTERRUPTED: Final = 130
+_UNREAD: Final = 141
 _MODULES: Final = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
 
 
@@ -81,7 +83,7 @@ class _LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
     "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy; "
-    "5 `audit` could check nothing. "
+    "5 `audit` could check nothing; 130 interrupted; 141 nobody reads stdout any more. "
     "Results go to stdout, to a terminal as text and to a pipe as JSON Lines; notes go to stderr.",
 )
 @click.version_option(package_name="kp-scorer")
@@ -108,9 +110,16 @@ def run() -> None:
     except click.ClickException as error:
         print_note(f"kp-scorer: {_in_one_line(error)}")
         sys.exit(error.exit_code)
-    except click.Abort:
-        print_note("Aborted!")
-        sys.exit(1)
+    except click.Abort as error:
+        is_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
+        print_note("Interrupted" if is_interrupted else "Aborted!")
+        sys.exit(_INTERRUPTED if is_interrupted else 1)
+    except OutputFailed as error:
+        if error.is_unread:
+            # As head and others do it, whose reader has enough.
+            sys.exit(_UNREAD)
+        print_note(f"kp-scorer: {error}")
+        sys.exit(error.exit_code)
     except ScorerError as error:
         print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)

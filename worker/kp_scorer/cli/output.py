@@ -162,7 +162,7 @@ class _Stdout(io.FileIO):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self.fileno())
             os.close(nowhere)
-            raise OutputFailed(f"stdout: {error.strerror}") from None
+            raise OutputFailed(f"stdout: {error.strerror}", is_unread=error.errno == errno.EPIPE) from None
         return written
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -122,13 +123,14 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
-    gathered = list(gather_file(name, settings).traces)
+    # Without an id, no more is scored than it takes to see that one is needed.
+    gathered = list(islice(gather_file(name, settings).traces, None if chosen else _FEW + 1))
     decisions = {each.decision.trace_id: each.decision for each in gathered}
     if chosen is not None:
         trace_id = resolve_among(chosen, decisions)
         decisions = {trace_id: decisions[trace_id]} if trace_id in decisions else {}
     if len(decisions) > _FEW:
-        raise click.UsageError(f"{name} has {len(decisions)} decisions: choose one with --id")
+        raise click.UsageError(f"{name} has more than {_FEW} decisions: choose one with --id")
     if not decisions:
         print_note(f"no decisions in {name}" if chosen is None else f"{chosen}: there is no decision on such a trace in {name}")
         sys.exit(1)

@@ -27,13 +27,17 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     table = DecisionTable()
     done = scored = 0
-    for line, result in score_lines(batches, settings):
-        done += 1
-        scored += isinstance(result, Decision)
-        if isinstance(result, Decision):
-            table.print_row(result.model_dump(mode="json"), result)
-        else:
-            print_row(refusal(line.number, result, line.file), "")
+    try:
+        for line, result in score_lines(batches, settings):
+            done += 1
+            scored += isinstance(result, Decision)
+            if isinstance(result, Decision):
+                table.print_row(result.model_dump(mode="json"), result)
+            else:
+                print_row(refusal(line.number, result, line.file), "")
+    except KeyboardInterrupt:
+        print_note(f"scored {scored} of {done} so far")
+        raise
     print_note(f"scored {scored} of {done}" if done else f"no traces in {', '.join(files)}")
     if scored < done:
         sys.exit(1)

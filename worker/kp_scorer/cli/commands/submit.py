@@ -49,21 +49,25 @@ def submit(
     total = 0
     failure: OutputFailed | None = None
     with Client(settings, namespace) as client:
-        with progress("submitted") as advance:
-            for line, answer, earlier in submit_lines(client, lines, namespace):
-                total += 1
-                if isinstance(answer, str):
-                    trace_ids.append(answer)
-                    decided += [earlier] if earlier else []
-                try:
-                    if not isinstance(answer, str):
-                        print_row(refusal(line.number, answer, line.file), "")
-                    elif not wait:
-                        state = "decided" if earlier else "pending"
-                        print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
-                except OutputFailed as error:
-                    failure = error
-                advance(total, None)
+        try:
+            with progress("submitted") as advance:
+                for line, answer, earlier in submit_lines(client, lines, namespace):
+                    total += 1
+                    if isinstance(answer, str):
+                        trace_ids.append(answer)
+                        decided += [earlier] if earlier else []
+                    try:
+                        if not isinstance(answer, str):
+                            print_row(refusal(line.number, answer, line.file), "")
+                        elif not wait:
+                            state = "decided" if earlier else "pending"
+                            print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
+                    except OutputFailed as error:
+                        failure = error
+                    advance(total, None)
+        except KeyboardInterrupt:
+            print_note(f"submitted {len(trace_ids)} of {total} so far")
+            raise
         summary = f"submitted {len(trace_ids)} of {total}" if total else f"no traces in {', '.join(files)}"
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
