@@ -294,7 +294,7 @@ def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server:
     with redis.Redis.from_url(server.url("worker", address)) as client:
         assert client.ping()
     for url, words in (
-        (f"redis://{address}:{server.port}/0", "HELLO must be called with the client already authenticated"),
+        (f"redis://{address}:{server.port}/0", "NOAUTH "),
         (f"redis://worker:wrong-password@{address}:{server.port}/0", "invalid username-password pair"),
     ):
         with (

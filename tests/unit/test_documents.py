@@ -171,7 +171,8 @@ def is_path(span: str) -> bool:
         return False
     first, slash, _ = span.partition("/")
     if slash:
-        return any((base / first).exists() for base in (REPOSITORY, PACKAGE))
+        # What make has built may be there, in part.
+        return first != "build" and any((base / first).exists() for base in (REPOSITORY, PACKAGE))
     return span.endswith((".py", ".md", ".lua"))
 
 
