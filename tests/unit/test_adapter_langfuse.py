@@ -243,6 +243,9 @@ def test_traces_and_their_observations_may_be_in_different_files() -> None:
 
 def test_scores_are_fields_by_their_names() -> None:
     scores = [{"name": "sure", "value": 0.25}, {"name": "ok", "value": 0, "stringValue": "passed", "dataType": "CATEGORICAL"}]
+    scores += [{"name": "sure", "value": 0.5, "timestamp": "2025-01-01T00:00:00Z", "observationId": "obs-1"}]
+    scores = [{"name": "sure", "value": 0.25, "timestamp": "2024-01-01T00:00:00Z"}, *scores[1:]]
+    scores += [{"name": "sure", "value": 0.75, "timestamp": "2023-01-01T00:00:00Z"}]
     paths = {"confidence": "scores.sure", "success": "scores.ok"}
     supplied = SUPPLIED._replace(confidence=None, success=None, paths=paths)
     (trace,) = converted("", EXPORTED_TRACE | {"scores": scores}, supplied=supplied)

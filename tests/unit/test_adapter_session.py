@@ -180,7 +180,29 @@ def test_lines_that_name_their_sessions_are_runs_of_these() -> None:
 
 def test_session_without_a_request_is_refused_once() -> None:
     _, refused = converted_and_refused("", [*LINES[1:]])
-    assert [str(error) for error in refused] == ["line 1: $: expected a message of the user: the first one is the objective"]
+    (error,) = refused
+    assert str(error).startswith(
+        "line 1: $: expected a message of the user, which is the objective: output of an agent may lack"
+    )
+
+
+def test_output_of_an_agent_is_a_run_once_the_request_is_before_it() -> None:
+    def item(kind: str, **fields: object) -> Json:
+        return {"type": kind, "item": {"id": "i1", "type": "command_execution", "command": "ls", **fields}}
+
+    output = [
+        {"type": "thread.started", "thread_id": "t1"},
+        item("item.started", aggregated_output="", exit_code=None, status="in_progress"),
+        item("item.completed", aggregated_output="a", exit_code=2, status="failed"),
+        {"type": "item.completed", "item": {"id": "i2", "type": "agent_message", "text": "None."}},
+    ]
+    (trace,) = converted("session", {"role": "user", "content": "Count."}, *output)
+    assert trace["id"] == "kp:trace:session:t1"
+    assert steps_in(trace) == [
+        ("tool_call", "command_execution", 'command_execution({"command": "ls"})'),
+        ("observation", "a"),
+        ("thought", "None."),
+    ]
 
 
 def test_copy_of_a_line_counts_once_if_it_has_an_id_and_a_time() -> None:

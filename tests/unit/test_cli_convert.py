@@ -125,6 +125,12 @@ def test_what_nothing_says_is_assumed_and_noted(tmp_path: Path) -> None:
     ) in done.stderr
 
 
+def test_rating_that_is_read_as_a_success_and_calls_without_arguments_are_noted() -> None:
+    bare = [CHAT["messages"][0], assistant(None, call("c", "mail", None)), result("c", "two")]  # type: ignore[arg-type]
+    done = run(json_lines({"stars": 5, "messages": bare}), success_field="stars")
+    assert "; 1 calls without arguments; 1 runs have a success of more than 1" in done.stderr
+
+
 def test_ids_of_a_field_that_several_runs_have_get_numbers() -> None:
     chats = [{"n": "a", "messages": [user(f"Question {number}"), assistant("Yes.")]} for number in (1, 2, 1, 3)]
     done = run(json_lines(*chats), "--success", id_field="n")

@@ -166,7 +166,8 @@ def microseconds(node: Node) -> int:
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], list[str]]:
     """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
 
-    Also return the names of the fields that were assumed, and ``mended`` if the trace had to be cut or mended.
+    Also return the names of the fields that were assumed, ``rated`` if the success is a number over 1, and ``mended`` if the
+    trace had to be cut or mended.
 
     The objective is the first message of the user. The result is the last message of the agent, or else the last result of a
     tool. Raises NotConverted if there is no objective, no step or no result; if neither the source nor the caller supplies a
@@ -214,6 +215,7 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> tuple[dict[str, Any], list
     for name, path in supplied.paths.items():
         if (value := field_at(record, path)) is not None:
             fields[name] = _field(name, value, run, run.node._replace(path=path))
+            assumed += ["rated"] if name == "success" and not isinstance(value, str) and value > 1 else []
     own = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
     fields["source_id"] = None if own and quote(own, _PRINTABLE, errors="replace") in fields["id"] else own
     defaults = supplied.defaults or {}

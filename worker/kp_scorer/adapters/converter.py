@@ -254,6 +254,7 @@ class Converter:
         self.counts["recoveries"] += sum(step["type"] == "error_recovery" for step in steps)
         self.counts.update(marks)
         self.counts["skipped"] += skipped_in(run.node)
+        self.counts["bare"] += sum(piece.kind == "call" and piece.arguments is None for piece in run.pieces)
         self.counts["errors"] += sum(piece.kind == "result" and is_error(piece) for piece in run.pieces)
         return ConvertedRun(trace, run)
 

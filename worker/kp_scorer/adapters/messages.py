@@ -73,7 +73,8 @@ _RETURNED: Final = (
     "errortext",
     "value",
 )
-_RETURNED_BY_CALLS: Final = ("output", "result", "observation", "errortext")
+_RETURNED_BY_CALLS: Final = ("output", "result", "observation", "aggregatedoutput", "errortext")
+_UNFINISHED: Final = ("in_progress", "running", "pending")
 _BESIDE_A_RESULT: Final = frozenset("success status is_error isError exit_code exitCode kind type".split())  # noqa: SIM905
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
 """Types of blocks that are a call with a name, beside those that end in ``tool_use``. Other calls are built in."""
@@ -358,6 +359,10 @@ def _call(call: Node) -> Piece:
         return Piece(
             call, "call", name=kind.removeprefix("tool-"), arguments=inner.like(*_ARGUMENTS).value, call_id=_id_of(inner)
         )
+    if "command" in inner.value and not _name_of(inner.value):
+        return Piece(
+            call, "call", name=_type(inner.value), arguments={"command": inner.value["command"]}, call_id=_id_of(inner)
+        )
     function = inner if _name_of(inner.value) else inner.first("function", "custom")
     arguments = function.like(*_ARGUMENTS).value
     return Piece(call, "call", name=_name(function).required_text(), arguments=arguments, call_id=_id_of(inner) or _id_of(call))
@@ -369,7 +374,7 @@ def _call_and_result(call: Node) -> Iterator[Piece]:
     yield piece
     error = inner.at("error")
     returned = error if error.value and error.value is not True else inner.like(*_RETURNED_BY_CALLS)
-    if returned.value is not None:
+    if returned.value is not None and inner.at("status").value not in _UNFINISHED:
         yield _result(inner, returned)._replace(
             call_id=piece.call_id, is_error=_result(inner, returned).is_error or returned is error
         )
@@ -484,7 +489,8 @@ def sort_of(block: object) -> str:
     if {"origin", "result"} <= set(block) or kind.endswith(_ENDS_OF_RESULT_TYPES):
         return "result"
     is_call = is_of_function or (is_named and has_arguments and is_of_tool) or (is_named and "tool_invocation" in kind)
-    if is_call or kind in _CALL_TYPES or kind.endswith("tool_use"):
+    is_command = "command" in names and "exitcode" in names
+    if is_call or is_command or kind in _CALL_TYPES or kind.endswith("tool_use"):
         return "call"
     if has_call_id and not has_arguments and any(key in names for key in _RETURNED):
         return "result"

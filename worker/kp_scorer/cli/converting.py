@@ -121,6 +121,8 @@ class Conversion:
             "skipped": "values that are not understood left out",
             "left_out": "traces without an agent left out",
             "mended": "runs cut to the limits, or mended",
+            "bare": "calls without arguments",
+            "rated": "runs have a success of more than 1, and 0.5 is enough for one",
             "renumbered": "runs got a number behind an id of --id-field that others have",
         }
         more = "".join(f"; {counts[name]} {note}" for name, note in notes.items() if counts[name])

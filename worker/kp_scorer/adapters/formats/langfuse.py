@@ -83,9 +83,14 @@ def run(own_id: str, items: Sequence[Node]) -> Run:
     spans += [Span(node, "", "", 0, 0, "other", "", *_both(node, Transcript(), is_model=False)) for node in traces]
     run_id = trace_id("langfuse", own_id, [node.value for node in (*traces, *observations)])
     described = (traces or roots or observations)[0].object()
-    scores = (each for each in objects_in(described.get("scores")) if isinstance(each.get("name"), str))
+    scores = sorted((each for each in objects_in(described.get("scores")) if isinstance(each.get("name"), str)), key=_rank)
     named = {each["name"]: each.get("stringValue" if each.get("dataType") == "CATEGORICAL" else "value") for each in scores}
     return run_of((traces or observations)[0], run_id, spans, min(times_us, default=None), described | {"scores": named})
+
+
+def _rank(score: dict[str, Any]) -> tuple[bool, str]:
+    """Return what orders scores: one of the run is above those of its observations, and a newer one above older ones."""
+    return not score.get("observationId"), str(score.get("timestamp") or score.get("createdAt") or "")
 
 
 def _is_observation(record: Node) -> bool:

@@ -33,8 +33,15 @@ def identities(line: Node) -> list[str]:
     return [as_json(line.value)] if has_id and first_timestamp([line]) else []
 
 
+def continues(lines: Sequence[Node], line: Node) -> bool:
+    """Return whether a line belongs to the session before it, although only one of them names it."""
+    before = run_id(lines[-1]) if isinstance(lines[-1].value, dict) else ""
+    return before in ("", run_id(line))
+
+
 def run(own_id: str, lines: Sequence[Node]) -> Run:
     """Make a run of the lines of a session."""
+    own_id = own_id or next(filter(None, (run_id(line) for line in lines if isinstance(line.value, dict))), "")
     headers = (line for line in lines if isinstance(line.value, dict) and not is_turn(line.value))
     if not own_id and (header := next(headers, None)):
         places = (header, header.at("data")) if isinstance(header.value.get("data"), dict) else (header,)
@@ -42,6 +49,11 @@ def run(own_id: str, lines: Sequence[Node]) -> Run:
         own_id = next((each for each in ids if isinstance(each, str)), "")
     turns = turns_of(active_branch(lines, ("id", "parentId")))
     pieces = list(without_repeats(_of_calls(pieces_of(turns))))
+    if pieces and not any(piece.kind == "user" for piece in pieces):
+        raise lines[0].refusal(
+            "expected a message of the user, which is the objective: output of an agent may lack it; convert the session that "
+            'the agent keeps, or put {"role": "user", "content": …} on a line before'
+        )
     return Run(lines[0], trace_id("session", own_id, [line.value for line in lines]), pieces, first_timestamp(lines))
 
 
@@ -55,4 +67,4 @@ def _of_calls(pieces: Iterable[Piece]) -> Iterator[Piece]:
             yield piece
 
 
-FORMAT = Format(fits, run, run_id=run_id, identities=identities, is_general=True, is_of_one_file=True)
+FORMAT = Format(fits, run, run_id=run_id, continues=continues, identities=identities, is_general=True, is_of_one_file=True)
