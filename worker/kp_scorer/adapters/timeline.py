@@ -28,9 +28,9 @@ SpanKind = Literal["model", "tool", "event", "agent", "other"]
 
 _KINDS: Final[dict[str, SpanKind]] = {  # By the names that conventions have for kinds of spans and for operations.
     **dict.fromkeys("generation llm chat chat_model generate_content text_completion completion".split(), "model"),  # noqa: SIM905
-    **dict.fromkeys(("model_generation", "model_step", "model_inference"), "model"),
+    **dict.fromkeys(("model", "model_generation", "model_step", "model_inference"), "model"),
     **dict.fromkeys(("tool", "tool_call", "mcp_tool_call", "retriever", "execute_tool", "function"), "tool"),
-    **dict.fromkeys(("agent", "agent_run", "invoke_agent", "invoke_workflow", "workflow"), "agent"),
+    **dict.fromkeys(("agent", "agent_run", "invoke_agent", "invoke_workflow", "workflow", "flow"), "agent"),
     "event": "event",
 }
 

@@ -28,12 +28,21 @@ from kp_scorer.errors import NotConverted, NotRecorded, Problem
 _MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
 _ERROR: Final = (2, "STATUS_CODE_ERROR", "ERROR")
 _MEANINGS: Final = {  # What attributes mean whose names end so. Of several, the first in this order counts.
-    "kind": (r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type"),
+    "kind": (r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type", r"subtype"),
     "tool": (r"gen_ai\.tool\.name", r"toolCall\.name", r"tool\.name", r"traceloop\.entity\.name"),
     "call id": (r"tool\.call\.id", r"toolCall\.id", r"tool\.(?:call_)?id"),
     "arguments": (r"tool\.(?:call\.)?arguments", r"toolCall\.args", r"tool\.args", r"tool_arguments", r"tool_call_args"),
     "result": (r"tool\.call\.result", r"toolCall\.result", r"tool_response", r"tool\.(?:output|result)"),
-    "input": (r"input\.value", r"prompt\.messages", r"inputs?", r"spaninputs", r"prompt", r"llm_request", r"crew_tasks"),
+    "input": (
+        r"input\.value",
+        r"prompt\.messages",
+        r"inputs?",
+        r"spaninputs",
+        r"prompt",
+        r"llm_request",
+        r"crew_tasks",
+        r"task\.description",
+    ),
     "output": (r"output\.value", r"response\.object", r"outputs?", r"spanoutputs", r"completion", r"llm_response"),
     "failure": (r"error\.message", r"status_message"),
     "failed": (r"error\.type", r"error\.message", r"observation\.level", r"tool\.status"),
@@ -44,13 +53,14 @@ _MEANINGS: Final = {  # What attributes mean whose names end so. Of several, the
         r"gen_ai\.(?:(?:prompt|completion)\..*|(?:in|out)put\.messages)",
     ),
 }
-_ENDS: Final = {name: [re.compile(rf"(?:.*[._])?{end}", re.IGNORECASE) for end in ends] for name, ends in _MEANINGS.items()}
+_ENDS: Final = {name: [re.compile(rf"(?:.*[._:])?{end}", re.IGNORECASE) for end in ends] for name, ends in _MEANINGS.items()}
 _EVENT: Final = re.compile(r"gen_ai\.(system|user|assistant|tool|unknown)\.message|gen_ai\.(choice|unknown)")
 _ACTS: Final = re.compile(r"function_?(?:call|response)|tool_?(?:call|use|result)\b", re.IGNORECASE)
 """Matches in the JSON of a request or an answer that may hold calls."""
 _TOOL_SPAN: Final = re.compile(r"(?:(?:execute|running|call)[_ ])?(?:tool|function)[ :.]+(['\"]?)([\w./-]+)\1", re.IGNORECASE)
 _METHOD: Final = re.compile(r"\.(?:__call__|a?call|a?run|a?invoke|forward|execute)$")
 _HANDOFF: Final = re.compile(r"handoff(?: from .+)? to (.+)", re.IGNORECASE)
+_REDACTED: Final = "__REDACTED__"  # OpenInference's, in place of what is not to be recorded.
 _NOTHING: Final = ("", "{}", "null", "None")
 _IS_LOG: Final = "isLog"
 _LATE_NS: Final = 10_000_000_000  # A span that another process exports may end this long after the root of its run.
@@ -198,7 +208,7 @@ def _tagged(tags: dict[str, Any]) -> dict[str, Any]:
 
 def _event_of_log(log: Node) -> Node:
     """Return a record of a log as an event of the span during which it was written."""
-    body, attributes = _any_value(log.at("body")), _attributes_of(log).object()
+    body, attributes = parsed(_any_value(log.at("body"))), _attributes_of(log).object()
     named = {"name": log.at("eventName").text() or attributes.get("event.name")}
     event = named | {"attributes": attributes | (body if isinstance(body, dict) else {})}
     ids = {"traceId": log.at("traceId").value, "parentSpanId": log.first("parentSpanId", "spanId").value}
@@ -369,6 +379,8 @@ def _message_of(event: Node, role: str) -> Node:
     fields = event.object()
     if isinstance(item := fields.get("data"), dict) and "type" in item:
         return event._replace(value=item)
+    if isinstance(content := parsed(fields.get("gen_ai.event.content")), dict):
+        fields = content
     if "message" in fields:
         inner = parsed(fields["message"])
         fields = inner if isinstance(inner, dict) else {"content": inner}
@@ -484,7 +496,8 @@ def _attributes_of(holder: Node) -> Node:
     pairs = holder.at("attributes")
     if isinstance(pairs.value, dict):
         return pairs
-    return pairs._replace(value={pair.at("key").required_text(): _any_value(pair.at("value")) for pair in pairs.items()})
+    values = {pair.at("key").required_text(): _any_value(pair.at("value")) for pair in pairs.items()}
+    return pairs._replace(value={key: value for key, value in values.items() if value != _REDACTED})
 
 
 def _results_of(span: Node, attributes: Node, answered: Sequence[Node]) -> list[Piece]:
