@@ -55,22 +55,6 @@ def roberta(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[body, Pooling(32, "max"), Dense(32, 24)], device="cpu")
 
 
-def modernbert(directory: Path) -> SentenceTransformer:
-    """More than 512 positions, layers whose attention reaches only so far, the last token's vector."""
-    config = transformers.ModernBertConfig(
-        **_SIZE,
-        max_position_embeddings=700,
-        pad_token_id=1,
-        cls_token_id=0,
-        sep_token_id=2,
-        bos_token_id=0,
-        eos_token_id=2,
-        local_attention=16,
-    )
-    body = _transformer(directory, transformers.ModernBertModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>")
-    return SentenceTransformer(modules=[body, Pooling(32, "lasttoken"), Normalize()], device="cpu")
-
-
 def gpt2(directory: Path) -> SentenceTransformer:
     """Attention to what comes before alone; token types that are words, which its tokenizer does not make."""
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=300, initializer_range=0.3)
@@ -78,7 +62,7 @@ def gpt2(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[body, Pooling(32, "lasttoken")], device="cpu")
 
 
-TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "modernbert": modernbert, "gpt2": gpt2}
+TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "gpt2": gpt2}
 
 
 def save_tiny(name: str, directory: Path) -> SentenceTransformer:
