@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.decision import Decision, Novelty
+from kp_scorer.decision import Decision
 from kp_scorer.report.drift import BINS as DRIFT_BINS
 from kp_scorer.report.drift import FEWEST, MUCH, bins_of, drift, stability_index, time_of
 from kp_scorer.report.summary import (
@@ -78,10 +78,6 @@ def test_stretches_of_novelty_cover_all_traces_and_points_are_traces(count: int)
     assert len(course.points) <= 600
 
 
-def test_novelty_has_no_course_without_an_embedder() -> None:
-    assert novelty_course([decision(novelty=0.5).model_copy(update={"novelty": Novelty(source="no_embedder")})]) == ((), ())
-
-
 @given(decisions())
 def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
     analysis = analyse(sample, 0)
@@ -89,11 +85,6 @@ def test_totals_are_the_sums_of_the_domains(sample: list[Decision]) -> None:
     for outcome, count in total.outcomes.items():
         assert count == sum(of.outcomes[outcome] for of in domains) == sum(total.histograms[outcome])
     assert list(total.accepted_at) == [sum(counts) for counts in zip(*(of.accepted_at for of in domains), strict=True)]
-
-
-def test_domain_shows_all_thresholds_that_applied() -> None:
-    (domain,) = by_name([decision("a"), decision("b"), decision("c", threshold=0.4)], lambda each: each.domain)
-    assert domain.thresholds == [0.4, 0.75]
 
 
 def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
@@ -125,13 +116,6 @@ def test_a_decision_is_in_one_bin_of_each_kind(sample: list[Decision]) -> None:
         bins = list(bins_of(each))
         assert [name for name, _ in bins] == kinds
         assert set(bins) <= set(DRIFT_BINS)
-
-
-@pytest.mark.parametrize(
-    ("score", "tenth"), [(0.0, "0.0"), (0.0999, "0.0"), (0.1, "0.1"), (0.75, "0.7"), (0.9, "0.9"), (1.0, "0.9")]
-)
-def test_a_value_between_two_bins_of_drift_is_in_the_upper_one(score: float, tenth: str) -> None:
-    assert ("score", tenth) in bins_of(decision(score=score))
 
 
 def test_the_index_is_that_of_the_shares_with_half_a_trace_in_each_bin_that_is_used() -> None:
@@ -171,10 +155,3 @@ def test_a_report_shows_weeks_of_enough_traces_by_domain() -> None:
     assert ["code", "300", "300", "0%", "100%"] in rows
     assert ["code", *4 * ["0.00"], "12.75", "12.75"] in rows
     assert [row[0] for row in rows if row[0] in ("all", "code", "law")] == ["all", "code", "all", "code"]
-
-
-def test_report_compares_weeks_only_if_there_are_two_with_enough_traces() -> None:
-    assert "week" not in text(analyse(decided(2 * FEWEST, 1), 0), "here", 0, {})
-    report = text(analyse([*decided(2 * FEWEST, 1), *decided(1, 9)], 0), "here", 0, {})
-    assert "Too few traces to compare two weeks" in report
-    assert f"at least {FEWEST} traces" in " ".join(report.split())

@@ -138,13 +138,6 @@ def test_no_lower_threshold_reaches_the_precision(pairs: list[tuple[int, int]], 
         assert threshold <= lowest
 
 
-@pytest.mark.parametrize(
-    ("target", "least"), [(A_FIFTH, 62), (Target("accept", 0.5), 97), (Target("accept", 0.05), 200), (NINE_OF_TEN, 100)]
-)
-def test_least_traces_measure_a_share_within_ten_points_and_leave_ten_on_each_side(target: Target, least: int) -> None:
-    assert target.least_traces == least
-
-
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("traces", [200, 1537])
 def test_unseen_traces_are_accepted_as_often_as_the_sample_size_allows(draw: Draw, traces: int) -> None:
@@ -254,12 +247,6 @@ def test_other_domains_are_all_if_the_small_ones_are_too_few_together(small: int
     calibration = calibrate_samples(samples, A_FIFTH)
     assert (calibration.other_domains.traces, calibration.other_domains_are_all) == (300 + small, True)
     assert calibration.other_domains.suggestion
-
-
-def test_nothing_is_suggested_if_all_domains_together_are_too_few() -> None:
-    calibration = calibrate_samples({"a": sample(30), "b": sample(31)}, A_FIFTH)
-    assert not any(cohort.suggestion for cohort in [*calibration.domains.values(), calibration.other_domains])
-    assert calibration.other_domains.lack == "too_few"
 
 
 def test_only_labelled_traces_count_for_a_precision() -> None:

@@ -198,7 +198,7 @@ def test_reviews_above_a_new_threshold_are_named(file: Path) -> None:
     assert tomllib.loads(result.stdout)["scoring"].keys() == {"threshold", "thresholds"}
 
 
-SHARES: Final = ("20", "0", "100%", "1", "-5%", "half", "nan", "inf", "1e-320", "0.09%", "99.91%", "0.9999999999999999")
+SHARES: Final = ("20", "0", "100%", "half", "nan", "0.09%", "99.91%")
 
 
 @pytest.mark.parametrize(

@@ -106,17 +106,6 @@ def test_a_beginning_may_leave_out_namespaces() -> None:
     assert short_id(ids[0]) == "4f1c20a9"
 
 
-def test_at_most_ten_candidates_are_named() -> None:
-    ids = [f"kp:trace:a{number:02}" for number in range(12)]
-    with pytest.raises(click.BadParameter) as refused:
-        resolve_among("a", ids)
-    assert [each for each in ids if each in refused.value.message] == ids[:10]
-    assert "and others" in refused.value.message
-    with pytest.raises(click.BadParameter) as refused:
-        resolve_among("a0", ids)
-    assert "and others" not in refused.value.message
-
-
 @pytest.mark.parametrize("nothing", ["", "kp:trace:"])
 def test_empty_id_is_refused(nothing: str) -> None:
     with pytest.raises(click.BadParameter, match="expected an id"):

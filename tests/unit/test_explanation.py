@@ -102,15 +102,6 @@ def test_limit_of_a_failure_and_of_a_ceiling_of_confidence_is_shown(success: boo
     assert "  outcome confidence  0.6300 or more, but such a trace has 0.3 at most" in lines
 
 
-@pytest.mark.parametrize(
-    ("threshold", "how_far"),
-    [(0.4925, "0 above the 0.4925"), (0.4, "0.0925 above the 0.4000"), (0.49251, "1e-05 short of the 0.4925")],
-)
-def test_distance_to_the_threshold_is_shown(threshold: float, how_far: str) -> None:
-    _, second, *_ = words(make_trace(), Policy(threshold=threshold))
-    assert second.startswith(f"That is {how_far} that it needs, ")
-
-
 def test_dead_trace_is_shown_with_its_newest_dead_letter_and_a_remedy() -> None:
     dead_letters = [DeadLetter(letter_id * 32, "lost", "sent 3 times", "kp:trace:1", 0, 0, 0, 1, 10) for letter_id in "ab"]
     assert list(dead_words("kp:trace:1", "lost", "sent 3 times", dead_letters)) == [

@@ -14,7 +14,6 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.scoring import PROFILES
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.loading import as_environment, load_scoring
-from kp_scorer.settings.sections import NoveltySettings
 
 from tests.support.paths import REPOSITORY
 
@@ -232,12 +231,6 @@ def test_variable_that_is_no_setting_is_refused(variable: str, message: str, mon
     monkeypatch.setenv(variable, "5")
     with pytest.raises(SettingsError, match=message):
         load_settings()
-
-
-def test_variables_of_others_are_none_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KPX_NOVELTY_TTL_S", "5")
-    monkeypatch.setenv("NOVELTY_MAX_ELEMENTS", "5")
-    assert load_settings().novelty == NoveltySettings()
 
 
 def test_scoring_of_another_file_wins_over_settings_and_leaves_the_rest_of_them(

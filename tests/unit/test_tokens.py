@@ -173,16 +173,6 @@ def test_a_row_says_whether_it_is_all_of_the_text(
         assert (is_whole, len(ids)) == (words <= 94, min(words + 2, 96))
 
 
-def test_text_behind_the_last_counted_token_or_between_both_ends_is_not_tokenized(ours: Tokens) -> None:
-    # It could not be: a lone surrogate is no text to the tokenizer.
-    (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800"])
-    assert len(ids) == MAX_TOKENS
-    (ids,) = ids_of(ours, ["tree " * 2_000 + "\ud800 " + "leaf " * 2_000], 96, keep_end=True)
-    assert len(ids) == 96
-    with pytest.raises(TypeError):
-        ids_of(ours, ["tree \ud800"])
-
-
 ALTERATIONS: Final[dict[str, Callable[[Description], object]]] = {
     "no BERT normalizer": lambda altered: altered.update(normalizer={"type": "Lowercase"}),
     "no word pieces": lambda altered: altered.update(
