@@ -102,7 +102,9 @@ def probed(server: HttpServer) -> Iterator[None]:
         while not ending.wait(0.05):
             started_s = time.monotonic()
             assert server.ask("GET", "/livez").status == 200
-            longest_s.append((time.monotonic() - started_s) / slowness())
+            elapsed_s = time.monotonic() - started_s
+            # To measure how busy the machine is costs processor time, of which converting has need.
+            longest_s.append(elapsed_s if elapsed_s < PROBE_S else elapsed_s / slowness())
             # A child may end in between.
             with suppress(psutil.NoSuchProcess):
                 most_bytes.append(sum(each.memory_info().rss for each in (process, *process.children())))
@@ -131,6 +133,13 @@ def test_hostile_texts_end_with_their_run_and_all_others_are_decided(server: Htt
     assert converting_process(server).pid == converting
 
 
+@pytest.fixture
+def six_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the server give a conversion six seconds, and not twenty."""
+    monkeypatch.setenv("CONSTANTS", "serve.submitter._CONVERTING_S=6")
+
+
+@pytest.mark.usefixtures("six_seconds")
 def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_on(
     server: HttpServer, keys: Keys, redis_client: redis.Redis, store: Store
 ) -> None:
@@ -140,14 +149,14 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
     with probed(server):
         costly, honest = export_run(server, *tools), export_run(server, ("{}", "At 04:12."))
         (event,) = wait_until(lambda: server.process.events("run_not_converted"))
-        assert (event["otel_trace_id"], event["detail"]) == (costly, "it took longer than 20 s")
+        assert (event["otel_trace_id"], event["detail"]) == (costly, "it took longer than 6 s")
         assert server.status(honest)["state"] == "decided"
         assert not converting.is_running()
         # The claim ends.
         redis_client.zadd(keys.runs, {costly: 0})
         status = server.status(costly)
     assert status["reason"] == "poison"
-    assert status["detail"].startswith("$: it was converted 1 times, and each time that took longer than 20 s or more than")
+    assert status["detail"].startswith("$: it was converted 1 times, and each time that took longer than 6 s or more than")
     (letter,) = store.dead_letters.read()
     assert store.dead_letters.payload(letter.letter_id).count(b'"traceId"') == len(tools) + 1
 

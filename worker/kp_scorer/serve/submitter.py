@@ -64,7 +64,8 @@ _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
 _AWAY_S: Final = 10.0
 # The largest runs that make traces take 3 s and 150 MB. A claim must outlast a conversion.
-_CONVERTING: Final = Bounds(start_s=30.0, answer_s=20.0, memory_bytes=402_653_184)
+_CONVERTING_S: Final = 20.0
+_CONVERTING_BYTES: Final = 402_653_184
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
 
@@ -96,7 +97,7 @@ class Submitter:
         supplied = settings.serve.model_dump_json(include={"confidence", "success"})
         arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
         # The answer is JSON in ASCII, which may be six times as long.
-        bounds = _CONVERTING._replace(answer_bytes=8 * settings.limits.message_bytes)
+        bounds = Bounds(30.0, _CONVERTING_S, _CONVERTING_BYTES, answer_bytes=8 * settings.limits.message_bytes)
         self._converting = BoundedProcess("kp_scorer.serve.run_converter", arguments, bounds)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
@@ -148,13 +149,13 @@ class Submitter:
             raise
         except (TimeoutError, ProcessFailed) as error:
             # The claim ends later, and counts as an attempt.
-            detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING.answer_s:g} s"
+            detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING_S:g} s"
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 
     def _converted(self, run: ClaimedRun) -> dict[str, Any]:
         attempts, most = run.attempts - 1, self._settings.serve
         if attempts >= self._settings.worker.max_attempts:
-            took = f"took longer than {_CONVERTING.answer_s:g} s or more than {_CONVERTING.memory_bytes >> 20} MiB"
+            took = f"took longer than {_CONVERTING_S:g} s or more than {_CONVERTING_BYTES >> 20} MiB"
             return {"poison": f"$: it was converted {attempts} times, and each time that {took}, or ended its process"}
         if run.is_too_large:
             return {"problems": [Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")]}
