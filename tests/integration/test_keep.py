@@ -363,6 +363,23 @@ def test_source_is_the_record_as_it_came_with_its_score_and_decision(chats_file:
     ]
 
 
+def test_tasks_are_counted_and_capped(tmp_path: Path) -> None:
+    asked = [run(f"a{n}", f"Restart server {n} in hall {n * 7}") for n in range(4)] + [run("b0", "Sum up the invoices")]
+    asked += [run("c0", "Sell the boat", success=False), run("c1", "Mail the crew"), run("c2", "Mail the crew", success=False)]
+    for each in asked[:4]:
+        each["metadata"]["task"] = "restart"
+    file = jsonl_file(tmp_path / "asked.jsonl", *asked)
+    done = keep(file, "--best", "100%")
+    cells = done.stderr.split("qa")[1].split()[:8]
+    # Runs, eligible, kept, near copies; of 4 tasks 2 are always solved and 1 is never; 3 are covered.
+    assert cells == ["8", "6", "6", "0", "4", "2", "1", "3"], done.output
+    for rank in ("coverage", "score"):
+        flags = ("--most-by-task", "1", "--rank", rank, "--set", "embedding.embedder=words")
+        names = [row["id"].removeprefix("kp:trace:") for row in rows(keep(file, "--best", "100%", *flags).stdout)]
+        assert sum(name.startswith("a") for name in names) == 1
+    assert keep(file, "--most-by-task", "1").exit_code == 2
+
+
 def test_why_points_to_the_file_and_the_line_of_each_run(chats_file: Path, tmp_path: Path) -> None:
     why = tmp_path / "why.jsonl"
     keep(chats_file, "--best", "1", "--why", why, *CONVERTING)

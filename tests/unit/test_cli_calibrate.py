@@ -130,7 +130,7 @@ def test_labels_compare_the_score_with_a_set_at_the_same_share(tmp_path: Path, m
     arguments = ["calibrate", str(traces), "--accept", "5%", "--labels", str(jsonl_file(tmp_path / "labels.jsonl", *rows))]
     done = CliRunner().invoke(commands, arguments)
     (note,) = (line for line in done.stderr.splitlines() if line.startswith("at 5% of the traces: by score "))
-    assert "by `kp-scorer keep --best 5%` 5 of 5 with a label are good, of 5 different objectives" in note, done.output
+    assert "by `kp-scorer keep --best 5%` 5 of 5 with a label are good, of 5 different tasks" in note, done.output
 
 
 def test_domains_are_escaped(tmp_path: Path, labels: Path) -> None:

@@ -8,6 +8,8 @@ Wolsey and Fisher 1978: "An analysis of approximations for maximizing submodular
 """
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -43,12 +45,22 @@ class Coverage:
     def __init__(self, earlier: Vectors) -> None:
         """Begin with the runs that were kept earlier, as unit vectors of shape (runs, dimensions)."""
         self._vectors = earlier
+        self._by_task = Counter[int]()
 
-    def choose(self, vectors: Vectors, eligible: Sequence[bool], most: int, least: float = NOTHING) -> list[KeptRun]:
+    def choose(
+        self,
+        vectors: Vectors,
+        eligible: Sequence[bool],
+        most: int,
+        least: float = NOTHING,
+        tasks: Sequence[int] | None = None,
+        most_by_task: float = math.inf,
+    ) -> list[KeptRun]:
         """Keep up to ``most`` runs of a batch, in the order of what each adds to those before it.
 
         ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most; ``eligible`` says for each
         whether it can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even where there is room.
+        Of the runs of one task, which ``tasks`` names, ``most_by_task`` are kept, those of earlier batches among them.
         """
         candidates = np.flatnonzero(eligible)
         similarities = np.maximum(vectors[candidates] @ vectors.T, 0.0)
@@ -61,7 +73,7 @@ class Coverage:
         while heap and len(chosen) < most:
             _, place = heap[0]
             adds = float(_added(similarities[place], covers))
-            if adds <= least:
+            if adds <= least or (tasks is not None and self._by_task[tasks[candidates[place]]] >= most_by_task):
                 heapq.heappop(heap)
             elif adds < -heap[0][0]:
                 heapq.heapreplace(heap, (-adds, place))
@@ -69,6 +81,8 @@ class Coverage:
                 heapq.heappop(heap)
                 covers = np.maximum(covers, similarities[place])
                 chosen.append(KeptRun(int(candidates[place]), adds))
+                if tasks is not None:
+                    self._by_task[tasks[candidates[place]]] += 1
         self.keep(vectors[[run.place for run in chosen]])
         return chosen
 

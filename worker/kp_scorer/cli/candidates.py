@@ -56,13 +56,13 @@ class Candidates:
         self._all_ids: set[str] = set()
         self._offsets = array("q", [0])
         self._domains = array("l")
-        self._objectives = array("q")
+        self._tasks = array("q")
         self._eligible = array("b")
         self._scores = array("d")
         self._numbers: dict[str, int] = {}
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
-        self.has_objectives = False  # False for decisions from Redis, which has no objectives.
+        self.has_tasks = False  # False for decisions from Redis, which has none.
 
     def __enter__(self) -> Self:
         return self
@@ -87,7 +87,7 @@ class Candidates:
         vector: Vectors,
         *,
         eligible: bool,
-        objective: str = "",
+        task: str = "",
         document: Mapping[str, Any] | None = None,
         score: float = 0.0,
         where: tuple[str, int] = ("", 0),
@@ -105,8 +105,8 @@ class Candidates:
         self._vectors.write(vector.tobytes())
         self._dimensions = vector.size
         self._domains.append(self._numbers.setdefault(domain, len(self._numbers)))
-        self._objectives.append(hash(objective))
-        self.has_objectives = self.has_objectives or bool(objective)
+        self._tasks.append(hash(task))
+        self.has_tasks = self.has_tasks or bool(task)
         self._eligible.append(eligible)
         self._scores.append(score)
 
@@ -129,9 +129,14 @@ class Candidates:
         """Return these runs in the order of their scores, the highest first; of equal ones the earlier first."""
         return places[np.argsort(-np.asarray(self._scores)[places], kind="stable")]
 
-    def objectives(self, places: Ints) -> set[int]:
-        """Return the different objectives of these runs, as a hash of each."""
-        return set(np.asarray(self._objectives)[places].tolist())
+    def task_of(self, places: Ints) -> list[int]:
+        """Return the task of each of these runs, as a hash."""
+        tasks: list[int] = np.asarray(self._tasks)[places].tolist()
+        return tasks
+
+    def tasks(self, places: Ints) -> set[int]:
+        """Return the different tasks of these runs, as hashes."""
+        return set(self.task_of(places))
 
     def vectors(self, places: Ints) -> Vectors:
         """Read the vectors of these runs, of shape (runs, dimensions)."""
@@ -189,11 +194,17 @@ def gather(
             trace.metadata.task_domain,
             _vector(embedder, trace),
             eligible=eligible,
-            objective=trace.task.objective,
+            task=task_of(trace, line.document),
             document=document(line, decision) if eligible or (failures and not trace.metadata.success) else None,
             score=decision.score if decision else 0.0,
             where=(line.file, line.number),
         )
+
+
+def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
+    """Return the task of a run: its ``metadata.task``, or else its objective."""
+    task = document["metadata"].get("task")
+    return str(task) if isinstance(task, str | int) and task != "" else trace.task.objective
 
 
 def without_unchecked(trace: ReasoningTrace) -> dict[str, Any]:

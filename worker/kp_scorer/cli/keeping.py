@@ -1,5 +1,6 @@
 """Chooses a set among candidates for ``kp-scorer keep --best``, domain by domain."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
@@ -28,9 +29,10 @@ class DomainSummary(NamedTuple):
     eligible: int  # Runs that may be kept: they succeeded, and no check keeps them back.
     kept: int
     near_copies: int  # Eligible runs that were left out because a kept one is much like them.
-    objectives: int | str  # The number of different objectives; empty, like the next two, if the input has none.
-    solved: int | str  # The number of objectives with an eligible run.
-    covered: int | str  # The number of objectives with a kept run.
+    tasks: int | str  # The number of different tasks; empty, like the next three, if the input has none.
+    always: int | str  # The number of tasks of which every run is eligible, so that there is little to learn.
+    never: int | str  # The number of tasks of which no run is.
+    covered: int | str  # The number of tasks with a kept run.
 
 
 class Verdict(NamedTuple):
@@ -58,7 +60,9 @@ class Choice:
     If runs were kept before, a run is kept only if it adds more than a near copy of these would.
     """
 
-    def __init__(self, candidates: Candidates, domain: str, places: Ints, most: int, rank: Rank) -> None:
+    def __init__(
+        self, candidates: Candidates, domain: str, places: Ints, most: int, rank: Rank, most_by_task: float = math.inf
+    ) -> None:
         """Choose up to ``most`` of the runs at these places, batch after batch in their order, or the highest scores."""
         self._candidates, self._domain, self._places = candidates, domain, places
         self._earlier_ids, earlier = candidates.earlier(domain)
@@ -68,24 +72,31 @@ class Choice:
         eligible = candidates.eligible(places)
         self.had_room = most >= eligible.sum()  # True if there was room for every run that may be kept.
         if rank == "score":
-            self._keep_highest(places[eligible], most)
+            self._keep_highest(places[eligible], most, most_by_task)
         else:
-            self._keep_covering(places, most, 1 - _NEAR_COPY if len(earlier) else NOTHING)
+            self._keep_covering(places, most, 1 - _NEAR_COPY if len(earlier) else NOTHING, most_by_task)
         self._others = np.setdiff1d(places, np.array(self.kept_places, np.intp))
         self._stand_ins = list(self._found_stand_ins())
 
-    def _keep_highest(self, eligible: Ints, most: int) -> None:
-        highest = self._candidates.by_score(eligible)[:most]
+    def _keep_highest(self, eligible: Ints, most: int, most_by_task: float) -> None:
+        highest, by_task = self._candidates.by_score(eligible), Counter[int]()
+        places = list[int]()
+        for place, task in zip(highest.tolist(), self._candidates.task_of(highest), strict=True):
+            by_task[task] += 1
+            if by_task[task] <= most_by_task and len(places) < most:
+                places.append(place)
+        highest = np.array(places, np.intp)
         self._coverage.keep(self._candidates.vectors(highest))
         self.kept_places, self._adds = highest.tolist(), [None] * len(highest)
 
-    def _keep_covering(self, places: Ints, most: int, least: float) -> None:
+    def _keep_covering(self, places: Ints, most: int, least: float, most_by_task: float) -> None:
         candidates = self._candidates
         for first in range(0, len(places), BATCH):
             batch = places[first : first + BATCH]
             left = round(most * (first + len(batch)) / len(places)) - len(self.kept_places)
             eligible = candidates.eligible(batch).tolist()
-            for chosen in self._coverage.choose(candidates.vectors(batch), eligible, left, least):
+            tasks = candidates.task_of(batch) if candidates.has_tasks else None
+            for chosen in self._coverage.choose(candidates.vectors(batch), eligible, left, least, tasks, most_by_task):
                 self.kept_places.append(int(batch[chosen.place]))
                 self._adds.append(chosen.adds)
 
@@ -96,11 +107,11 @@ class Choice:
         kept_places = np.array(self.kept_places, np.intp)
         pairs = zip(candidates.eligible(self._others), self._stand_ins, strict=False)
         near_copies = sum(bool(is_eligible) and stand_in.similarity >= _NEAR_COPY for is_eligible, stand_in in pairs)
-        asked, solved, covered = (
-            len(candidates.objectives(each)) if candidates.has_objectives else "" for each in (places, eligible, kept_places)
-        )
-        numbers = len(places), len(eligible), len(kept_places)
-        return DomainSummary(self._domain, *numbers, near_copies, asked, solved, covered)
+        numbers = len(places), len(eligible), len(kept_places), near_copies
+        if not candidates.has_tasks:
+            return DomainSummary(self._domain, *numbers, "", "", "", "")
+        tried, solved, failed, covered = map(candidates.tasks, (places, eligible, np.setdiff1d(places, eligible), kept_places))
+        return DomainSummary(self._domain, *numbers, len(tried), len(tried - failed), len(tried - solved), len(covered))
 
     def verdicts(self) -> Iterator[Verdict]:
         """Yield the verdict on each run: on the kept ones in the order of choice, then on the others in that of the input."""
@@ -133,7 +144,7 @@ class Choice:
         return self._candidates.ids[place]
 
 
-def choices(candidates: Candidates, best: float | int, rank: Rank = "coverage") -> Iterator[Choice]:
+def choices(candidates: Candidates, best: float | int, rank: Rank, most_by_task: float = math.inf) -> Iterator[Choice]:
     """Choose from each domain, in the order in which domains first appear, a share of all runs, or a number of them."""
     domains = candidates.by_domain()
     sizes = [len(places) for places in domains.values()]
@@ -141,7 +152,7 @@ def choices(candidates: Candidates, best: float | int, rank: Rank = "coverage") 
     done = 0
     with progress("chosen from") as advance:
         for (domain, places), share in zip(domains.items(), apportioned(sizes, most), strict=True):
-            yield Choice(candidates, domain, places, share, rank)
+            yield Choice(candidates, domain, places, share, rank, most_by_task)
             done += len(places)
             advance(done, len(candidates))
 
@@ -169,7 +180,7 @@ def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -
     for rank, places_of_rank in places_by_rank.items():
         labelled = [labels[candidates.ids[place]] for place in places_of_rank if candidates.ids[place] in labels]
         good = [place for place in places_of_rank if labels.get(candidates.ids[place])]
-        tasks = len(candidates.objectives(np.array(good, np.intp)))
+        tasks = len(candidates.tasks(np.array(good, np.intp)))
         name = "by score" if rank == "score" else f"by `kp-scorer keep --best {share:.3%}`".replace(".000%", "%")
-        words.append(f"{name} {sum(labelled)} of {len(labelled)} with a label are good, of {tasks} different objectives")
+        words.append(f"{name} {sum(labelled)} of {len(labelled)} with a label are good, of {tasks} different tasks")
     return f"at {share:.3%} of the traces: {'; '.join(words)}".replace(".000%", "%")

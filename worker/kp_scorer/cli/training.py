@@ -12,7 +12,7 @@ import click
 import numpy as np
 
 from kp_scorer.adapters.chat import chat_of, chat_of_trace
-from kp_scorer.cli.candidates import Candidates
+from kp_scorer.cli.candidates import Candidates, task_of
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.input import lines_in, open_input
 from kp_scorer.cli.output import json_line, open_output, print_note
@@ -30,12 +30,6 @@ NEAR_TASK: Final = 0.8
 """The similarity by words from which two objectives are one task."""
 _LONGEST_LINE: Final = 2**20
 _TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction", "problem_statement", "input", "text")
-
-
-def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
-    """Return the task of a run: its ``metadata.task``, or else its objective."""
-    named = document["metadata"].get("task")
-    return str(named) if isinstance(named, str | int) and named != "" else trace.task.objective
 
 
 def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision | None) -> Row:

@@ -117,8 +117,8 @@ def _labelled(
     for decision, label, trace in gathered.traces:
         if trace and gathered.labels:
             vector, eligible = embedder.embed([embedder.recipe.text(trace)]), trace.metadata.success and not decision.is_guarded
-            objective, score = trace.task.objective, decision.score
-            candidates.add(trace.id, decision.domain, vector, eligible=eligible, objective=objective, score=score)
+            task, score = trace.task.objective, decision.score
+            candidates.add(trace.id, decision.domain, vector, eligible=eligible, task=task, score=score)
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:

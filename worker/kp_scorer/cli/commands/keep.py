@@ -1,5 +1,6 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ def _best(text: str) -> Best:
     default="coverage",
     help="With --best, how to choose; score keeps those of the highest scores.",
 )
+@click.option("--most-by-task", type=click.IntRange(min=1), help="With --best, keep at most this many traces of a task.")
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
@@ -76,6 +78,7 @@ def keep(
     files: tuple[str, ...],
     best: Best | None,
     rank: Rank,
+    most_by_task: int | None,
     into: Path | None,
     why: str | None,
     output: str,
@@ -107,7 +110,7 @@ def keep(
 
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    request = _Request(best, rank, into, why, output, stored, since, shape, outcome, bool(settings.checks.names))
+    request = _Request(best, rank, most_by_task, into, why, output, stored, since, shape, outcome, bool(settings.checks.names))
     request.check(files)
     training = TrainingFile(output, secrets) if shape in ("messages", "pairs") else None
     excluded = Against(against) if against else None
@@ -118,7 +121,13 @@ def keep(
         rows = _rows_of_set(request, best, source, candidates, settings) if best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
-            how = {"as": shape, "best": f"{best:.4g}" if best else "by decision", "rank": rank, "against": against}
+            how = {
+                "as": shape,
+                "best": f"{best:.4g}" if best else "by decision",
+                "rank": rank,
+                "most_by_task": most_by_task,
+                "against": against,
+            }
             training.describe(how, source.files, excluded, licence)
         else:
             with open_output(request.file()) as write:
@@ -134,6 +143,7 @@ class _Request(NamedTuple):
 
     best: Best | None
     rank: Rank
+    most_by_task: int | None
     into: Path | None
     why: str | None
     output: str
@@ -147,6 +157,8 @@ class _Request(NamedTuple):
         """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
         if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
+        if self.most_by_task and (self.stored or not self.best):
+            raise click.UsageError("--most-by-task is for --best without --stored, as Redis has no tasks")
         if self.into and (self.output != "-" or self.rank == "score"):
             raise click.UsageError("--into adds what adds to a folder: expected it without --output and --rank score")
         if self.best and self.outcome != "accepted":
@@ -218,7 +230,7 @@ def _rows_of_set(request: _Request, best: Best, source: _Input, candidates: Cand
         gather_earlier(candidates, request.earlier(), settings.limits)
         scores, failures = request.rank == "score", request.shape == "pairs"
         gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
-    chosen = list(choices(candidates, best, request.rank))
+    chosen = list(choices(candidates, best, request.rank, request.most_by_task or math.inf))
     if request.why:
         with open_output(request.why) as write:
             for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
