@@ -80,6 +80,7 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         event("assistant.message", content="At 04:12.", toolRequests=[]),
     ],
     "parts of an answer": [
+        {"type": "turn.prompt", "input": [text(ASKED)]},
         {"type": "context.append_message", "message": {"role": "user", "content": [text(ASKED)]}},
         loop("step.begin", step=1),
         loop("content.part", part={"type": "think", "think": "I look it up."}),

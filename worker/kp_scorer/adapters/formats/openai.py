@@ -51,7 +51,9 @@ def fits(value: object) -> bool:
         return are_turns(value) or any(map(fits, value[:_MOST_ASKED]))
     if not isinstance(value, dict) or is_turn(value):
         return False
-    is_of_responses = any(isinstance(value.get(key), list) for key in ("input", "output")) or {"input", "output"} <= set(value)
+    is_of_responses = (
+        isinstance(value.get("output"), list) or are_turns(value.get("input")) or {"input", "output"} <= set(value)
+    )
     has_both = any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
     is_alone = bool(_KEYS & set(value)) or is_of_responses or has_both or is_exchange(value)
     return is_alone or list_of_turns(Node(1, "", value)) is not None or _lists_of_conversations(Node(1, "", value)) != []
