@@ -516,6 +516,12 @@ def dialect(**attributes: Any) -> tuple[Json, ...]:
             "output": "some.step.output",
         },
         {
+            "kind": "genkit:metadata:subtype",
+            "kinds": {"agent": "flow", "model": "model", "tool": "tool"},
+            "input": "genkit:input",
+            "output": "genkit:output",
+        },
+        {
             # Only a call of its name shows that a span is a tool's.
             "kind": "some.kind",
             "kinds": {"agent": "", "model": "", "tool": ""},
@@ -523,7 +529,7 @@ def dialect(**attributes: Any) -> tuple[Json, ...]:
             "output": "gcp.vertex.agent.llm_response",
         },
     ],
-    ids=["langfuse", "mlflow", "whole prompts", "unknown prefixes", "no kinds"],
+    ids=["langfuse", "mlflow", "whole prompts", "unknown prefixes", "colons", "no kinds"],
 )
 def test_attributes_mean_what_the_ends_of_their_names_say(names: Json) -> None:
     spans = dialect(**names)
@@ -556,6 +562,9 @@ def test_messages_in_events_are_read() -> None:
     details = {"gen_ai.input.messages": json.dumps([ASKED]), "gen_ai.output.messages": json.dumps([ANSWERED])}
     detailed = span("chat", 0, 10, chats, events=[event("gen_ai.client.inference.operation.details", **details)])
     assert steps(detailed) == [STEPS[2]]
+    contents = {"gen_ai.user.message": {"content": "Why?"}, "gen_ai.choice": {"message": {"content": "So."}}}
+    packed = [event(name, **{"gen_ai.event.content": json.dumps(content)}) for name, content in contents.items()]
+    assert steps(span("chat", 0, 10, chats, events=packed)) == [("thought", "So.")]
     reasoning = {
         "event.name": "gen_ai.unknown",
         "data": {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
@@ -566,11 +575,11 @@ def test_messages_in_events_are_read() -> None:
 
 
 def test_events_in_logs_belong_to_their_spans() -> None:
-    def log(name: str, at_ms: int, body: Json) -> Json:
+    def log(name: str, at_ms: int, body: object) -> Json:
         ids = {"traceId": TRACE, "spanId": "chat@0", "timeUnixNano": str(START + at_ms * MS)}
         return ids | {"eventName": name, "body": any_value(body)}
 
-    logs = [log("gen_ai.user.message", 1, {"content": "Why?"}), log("gen_ai.choice", 2, {"message": {"content": "So."}})]
+    logs = [log("gen_ai.user.message", 1, {"content": "Why?"}), log("gen_ai.choice", 2, '{"message": {"content": "So."}}')]
     exported = {"resourceLogs": [{"scopeLogs": [{"logRecords": logs}]}]}
     (trace,) = converted("otel", exported, export(span("chat", 0, 10, {"gen_ai.operation.name": "chat"})))
     assert (trace["task"]["objective"], steps_in(trace)) == ("Why?", [("thought", "So.")])
@@ -720,7 +729,7 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
     reader = Converter(SUPPLIED, LIMITS, "otel")
     health: list[object] = [of_another_run(number, 0) for number in (1, 2)]
     created = export(span("create_agent", 0, 1, {"gen_ai.operation.name": "create_agent"}) | {"traceId": "3" * 32})
-    mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat"}))
+    mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat", "input.value": "__REDACTED__"}))
     mute["resourceSpans"][0] |= {"resource": {"attributes": key_values({"service.name": "weather"})}}
     converted_at_once = [result for line, each in enumerate([*health, created, mute], 1) for result in reader.feed(line, each)]
     assert converted_at_once == []
