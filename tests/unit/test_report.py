@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from kp_scorer.characters import escaped
 from kp_scorer.cli.commands.report import report
+from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.report.page import fingerprint, page
@@ -18,8 +20,8 @@ from kp_scorer.report.summary import analyse
 from kp_scorer.report.text import COLUMNS, text
 from rich.cells import cell_len
 
-from tests.support.builders import decision, decisions
-from tests.support.commands import invoked
+from tests.support.builders import decision, decisions, minimal_payload
+from tests.support.commands import invoked, jsonl_file
 
 HOSTILE: Final = "</script><script>alert(1)</script><!--\"'&\x1b[2J\u202e\n{{}}"
 DEAD_LETTERS: Final = 3
@@ -84,6 +86,23 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     assert "dead letters 3" in " ".join(lines)
     assert any(line.startswith(f"    {'to be shown ' * 6}") for line in lines)
     assert any(re.match(r"  only one tool \(-0\.1\) +1 +1\.3%", line) for line in lines)
+
+
+def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
+    ends = (("a", True), ("a", True), ("b", True), ("b", False), ("c", False), ("c", False), ("c", False))
+    traces = [
+        minimal_payload(trace_id=f"kp:trace:{number}", objective=objective, success=success)
+        for number, (objective, success) in enumerate(ends)
+    ]
+    file = jsonl_file(tmp_path / "traces.jsonl", *traces)
+    printed = invoked(commands, "report", file, "--text", "--set", "embedding.embedder=none").stdout
+    assert "1 of 3 tasks were never solved" in printed
+    lines = [line.split() for line in printed.splitlines()]
+    assert [line for line in lines if line[1:2] == ["solved"]] == [
+        ["always", "solved", "1", "2"],
+        ["sometimes", "solved", "1", "2"],
+        ["never", "solved", "1", "3"],
+    ]
 
 
 def test_ids_are_never_cut_off() -> None:

@@ -31,6 +31,7 @@ _LEADS: Final = {
     "examples": "From the highest score to the lowest, with the main reasons. `kp-scorer explain` shows all of them.",
     "closest-calls": "Decisions that a small change of the threshold would reverse, the closest first.",
     "rejections": "The reasons for the scores of rejected traces. A trace may have several.",
+    "tasks": "Traces with equal objectives are runs of one task. Those that are always solved teach little.",
     "origins": "By the agent and the framework that traces name, and by the day of the decision in UTC.",
     "dimensions": "Traces by value, before weights and overrides. Complexity: kinds and number of steps, and recoveries from "
     "errors. Novelty: 1 minus the similarity to the nearest earlier trace. Tool diversity: different tools per step. Outcome "
@@ -107,7 +108,7 @@ def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Map
         _examples(analysis, objectives),
         _closest(analysis, objectives),
     )
-    others = (make(analysis) for make in (_rejections, _origins, _dimensions, _novelty, _drift))
+    others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty, _drift))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
 
 
@@ -173,6 +174,20 @@ def _rejections(analysis: Analysis) -> Section | None:
     heading = f"Most often: {escaped(counts[0][0])}" if counts else "No single reason"
     table = Table("Reasons for rejection", ["reason", "traces", "share"], rows, is_open=True)
     return Section("rejections", heading, tables=[table])
+
+
+def _tasks(analysis: Analysis) -> Section | None:
+    if not analysis.tasks:
+        return None
+    always = [each for each in analysis.tasks if each[0] == each[1]]
+    never = [each for each in analysis.tasks if not each[1]]
+    sometimes = [each for each in analysis.tasks if 0 < each[1] < each[0]]
+    groups = {"always solved": always, "sometimes solved": sometimes, "never solved": never}
+    rows = [[name, f"{len(group):,}", f"{sum(runs for runs, _ in group):,}"] for name, group in groups.items()]
+    heading = f"{len(never):,} of {plural(len(analysis.tasks), 'task')} were never solved"
+    return Section(
+        "tasks", heading, tables=[Table("Tasks by how their runs end", ["tasks", "number", "runs"], rows, is_open=True)]
+    )
 
 
 def _origins(analysis: Analysis) -> Section | None:
