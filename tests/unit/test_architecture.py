@@ -38,6 +38,7 @@ FLOORS: Final = floors_of(
     "adapters",
     "scoring",
     "coverage novelty",
+    "gate",
     "spans",
     "settings",
     "logs local monitoring",

@@ -1,0 +1,21 @@
+"""What gates know, for tests that hold one against another."""
+
+from typing import Any
+
+import numpy as np
+from kp_scorer.gate import Gate
+
+
+def same_is_known(first: Gate, second: Gate) -> bool:
+    """Whether two gates know the same runs and kept traces of each domain, and the same covers but for their last digits."""
+    domains, also = map(_used_domains, (first, second))
+    return domains.keys() == also.keys() and all(
+        np.array_equal(domain.runs.at, also[name].runs.at)
+        and np.array_equal(domain.kept_rows.at, also[name].kept_rows.at)
+        and np.allclose(domain.covers(0), also[name].covers(0), atol=1e-4)
+        for name, domain in domains.items()
+    )
+
+
+def _used_domains(gate: Gate) -> dict[str, Any]:
+    return {name: domain for name, domain in gate._domains.items() if domain.runs or domain.kept_rows}

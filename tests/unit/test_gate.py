@@ -1,0 +1,276 @@
+"""The gate of coverage: it accepts what adds, a share of each domain; what it knows follows from the facts alone."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kp_scorer.decision import Decision, Dimensions, GateResult, Novelty, Timings
+from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts, Weighed
+from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, Vectors, parse_facts
+from kp_scorer.gate.gate_audit import audit_gate
+from kp_scorer.novelty.log import Place
+from kp_scorer.novelty.verification import DecidedTrace
+
+from tests.support.gates import same_is_known
+
+WEEK_MS: Final = 7 * 86_400_000
+NOW_MS: Final = 1_790_000_000_000
+BOUNDS: Final = GateBounds(kept_elements=1_000, kept_ttl_ms=8 * WEEK_MS)
+EAST, NORTH, UP = (np.array(row, np.float32) for row in ([1, 0, 0], [0, 1, 0], [0, 0, 1]))
+NORTH_EAST: Final = np.array([0.6, 0.8, 0], np.float32)
+
+
+class Fleet:
+    """Gates on one log of facts that read it whenever they like, and the decisions that they made."""
+
+    def __init__(self, policy: GatePolicy, bounds: GateBounds = BOUNDS) -> None:
+        self.policy, self.bounds = policy, bounds
+        self.stored: list[StoredFact] = []
+        self.kept_facts: list[StoredFact] = []
+        self.decisions: dict[str, Decision] = {}
+        self.now_ms = NOW_MS
+
+    def read(self, after: Place | None) -> Facts:
+        if after and all(each.place != after for each in self.stored):
+            return Facts((), restart=True)
+        newer = [each for each in self.stored if after is None or each.place > after]
+        return Facts(newer[:3], () if after else tuple(self.kept_facts), more=len(newer) > 3)
+
+    def gate(self) -> Gate:
+        return Gate(self, 3, self.bounds, self.policy)
+
+    def decide(self, gate: Gate, traces: Sequence[tuple[str, Vectors, bool]]) -> list[Weighed]:
+        """Decide traces, each a domain, a vector and whether it succeeded, by what the gate has read, and store the facts."""
+        named = [(f"kp:trace:{len(self.decisions) + number}", *each) for number, each in enumerate(traces)]
+        batch, weighed = gate.weigh([(trace_id, domain, vector) for trace_id, domain, vector, _ in named]), list[Weighed]()
+        for number, (trace_id, domain, _, success) in enumerate(named):
+            adds, bar, share, _, as_of = (result := batch.weigh(number))
+            verdict = GateResult(adds=adds, bar=bar, share=share, eligible=success, as_of=str(as_of))
+            fact = batch.settle(number, is_eligible=success, is_kept=verdict.accepts)
+            self.decisions[trace_id] = decision_on(trace_id, domain, verdict)
+            self.store(parsed(*fact.packed()))
+            weighed.append(result)
+        return weighed
+
+    def store(self, fact: Fact) -> None:
+        stored = StoredFact(Place(self.now_ms, len(self.decisions)), fact)
+        self.stored = [*self.stored, stored][-self.bounds.most_facts :]
+        if fact.is_kept:
+            self.kept_facts = [*self.kept_facts, stored][-self.bounds.kept_elements :]
+
+    def erase(self, place: Place) -> None:
+        self.now_ms += 1
+        self.stored = [each for each in self.stored if each.place != place]
+        self.kept_facts = [each for each in self.kept_facts if each.place != place]
+        self.stored.append(StoredFact(Place(self.now_ms, 0), None, place))
+        self.now_ms += 1
+
+    def audit(self) -> dict[str, int]:
+        def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
+            return [DecidedTrace(self.decisions[each], b"") if each in self.decisions else None for each in trace_ids]
+
+        report = audit_gate(self.stored, self.kept_facts, decided, self.bounds)
+        assert not report.differences
+        return {"agreeing": report.agreeing, "beyond": report.beyond, "undecided": report.undecided}
+
+
+def parsed(text: bytes, vector: bytes) -> Fact:
+    (fact,) = parse_facts([text], vector)
+    assert isinstance(fact, Fact)
+    return fact
+
+
+def decision_on(trace_id: str, domain: str, verdict: GateResult) -> Decision:
+    none = Dimensions(complexity=0, novelty=0, tool_diversity=0, outcome_confidence=0)
+    return Decision(
+        trace_id=trace_id,
+        domain=domain,
+        outcome="accepted" if verdict.accepts else "rejected",
+        score=0,
+        threshold=0.75,
+        threshold_source="default",
+        dimensions=none,
+        profile="default",
+        weights=none,
+        composite=0,
+        gate=verdict,
+        novelty=Novelty(source="embedding"),
+        timings=Timings(look_up_ms=0, embed_ms=0, place_ms=0, batch_size=1),
+        decided_at="2026-01-02T00:00:00Z",
+    )
+
+
+def one_at_a_time(fleet: Fleet, *traces: tuple[Vectors, bool]) -> list[bool]:
+    gate = fleet.gate()
+    outcomes = []
+    for vector, success in traces:
+        gate.catch_up()
+        (weighed,) = fleet.decide(gate, [("code", vector, success)])
+        outcomes.append(success and weighed.adds >= weighed.bar)
+    return outcomes
+
+
+def test_a_success_after_failures_adds_much_and_a_copy_of_it_nothing() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=1.5))
+    gate = fleet.gate()
+    assert one_at_a_time(fleet, (EAST, False), (EAST, False), (NORTH, True), (EAST, True), (EAST, True)) == [
+        *(False, False, False, True, False)
+    ]
+    gate.catch_up()
+    (copy,), (different,) = (fleet.decide(gate, [("code", vector, True)]) for vector in (EAST, NORTH))
+    assert copy.adds == pytest.approx(0, abs=1e-3)
+    assert copy.nearest
+    assert copy.nearest[0] == "kp:trace:3"
+    assert copy.nearest[1] == pytest.approx(1, abs=1e-3)
+    # It covers the first one to the north, and itself.
+    assert different.adds == pytest.approx(2, abs=1e-3)
+
+
+def test_domains_know_nothing_of_each_other() -> None:
+    fleet = Fleet(GatePolicy(share=0.1))
+    gate = fleet.gate()
+    fleet.decide(gate, [("code", EAST, True), ("law", EAST, True)])
+    assert [each.fact.is_kept for each in fleet.stored if each.fact] == [True, True]
+
+
+def test_traces_decided_together_rest_on_each_other() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
+    weighed = fleet.decide(fleet.gate(), [("code", EAST, True), ("code", EAST, True), ("code", NORTH_EAST, True)])
+    assert [each.adds for each in weighed] == pytest.approx([1, 0, 0.4], abs=1e-3)
+    assert weighed[2].nearest
+    assert weighed[2].nearest[0] == "kp:trace:0"
+
+
+@pytest.mark.parametrize(("requires", "admitted"), [("success", [True, False]), (0.5, [False, True])])
+def test_requirement(requires: float, admitted: list[bool]) -> None:
+    policy = GatePolicy(share=0.1, requires=requires)
+    assert [policy.admits(success, outcome) for success, outcome in ((True, 0.4), (False, 0.6))] == admitted
+
+
+def test_what_was_kept_long_ago_keeps_out_nothing() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
+    assert one_at_a_time(fleet, (EAST, True)) == [True]
+    for weeks, expected in ((1, 0.29), (2, 0.5), (4, 0.75), (9, 1)):
+        fleet.now_ms = NOW_MS + weeks * WEEK_MS
+        gate = fleet.gate()
+        fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, UP))
+        gate.catch_up()
+        added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
+        # The first run, too, asks for it less the longer ago it was.
+        assert added == pytest.approx(expected * (1 + 2.0 ** (-weeks / 2)), abs=0.05)
+
+
+@pytest.mark.parametrize("lag", [0, 100])
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
+    """A lag is the number of decisions that others store between a worker's reading of the facts and the storing of its own."""
+    chance = np.random.default_rng(0)
+    tasks = chance.normal(size=(400, 32))
+    facts, waiting, outcomes = MemoryFacts(lambda: 1_000), deque[Fact](), list[bool]()
+    gate = Gate(facts, 32, BOUNDS, GatePolicy(share))
+    for number in range(1_800):
+        gate.catch_up()
+        vector = tasks[chance.integers(400)] + 0.6 * chance.normal(size=32)
+        batch = gate.weigh([(str(number), "", (vector / np.linalg.norm(vector)).astype(np.float32))])
+        weighed, success = batch.weigh(0), bool(chance.random() < 0.7)
+        outcomes.append(success and weighed.adds >= weighed.bar)
+        waiting.append(batch.settle(0, is_eligible=success, is_kept=outcomes[-1]))
+        if len(waiting) > lag:
+            facts.append(*waiting.popleft().packed())
+    assert 0.65 * share < np.mean(outcomes[600:]) < 1.4 * share
+
+
+def test_damaged_facts_are_as_if_they_were_not_there() -> None:
+    fleet = Fleet(GatePolicy(share=0.1))
+    of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, EAST[:2])
+    fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
+    gate = fleet.gate()
+    assert gate.catch_up() == 0
+    intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true]'
+    assert parsed(intact, b"\0\0").is_kept
+    damages = [(b"0-0", b"x"), (b"0-0", b"9999999999999-0"), (b" 0,", b" NaN,"), (b'"0-0"', b"0")]
+    for text in (b"", b"[]", b"7", *(intact.replace(*damage) for damage in damages)):
+        with pytest.raises(DAMAGES):
+            parse_facts([text], b"\0\0")
+    with pytest.raises(DAMAGES):
+        parse_facts([intact, intact], b"\0\0\0")
+
+
+class Step(NamedTuple):
+    """What one worker does: it may start anew, read the facts, or not, then decides some traces; or a fact is erased."""
+
+    worker: int
+    starts: bool
+    reads: bool
+    traces: list[tuple[str, Vectors, bool]]
+    erases: int | None
+
+
+VECTORS: Final = (
+    st.lists(st.integers(-2, 2), min_size=3, max_size=3)
+    .filter(any)
+    .map(lambda row: np.array(row, np.float32) / np.float32(np.linalg.norm(row)))
+)
+STEPS: Final = st.builds(
+    Step,
+    st.integers(0, 2),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.tuples(st.sampled_from(["code", "law"]), VECTORS, st.booleans()), min_size=1, max_size=4),
+    st.none() | st.integers(0, 30),
+)
+
+
+@given(st.lists(STEPS, max_size=12), st.sampled_from([GatePolicy(0.3), GatePolicy(0.1, bar=0.7)]), st.booleans())
+def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], policy: GatePolicy, is_small: bool) -> None:
+    fleet = Fleet(policy, BOUNDS._replace(most_runs=3, most_facts=8 if is_small else 1_000))
+    gates = [fleet.gate() for _ in range(3)]
+    for step in steps:
+        fleet.now_ms += 1_000
+        if step.erases is not None and step.erases < len(fleet.stored) and fleet.stored[step.erases].fact:
+            fleet.erase(fleet.stored[step.erases].place)
+        if step.starts:
+            gates[step.worker] = fleet.gate()
+        if step.reads:
+            gates[step.worker].catch_up()
+        fleet.decide(gates[step.worker], step.traces)
+    for gate in gates:
+        gate.catch_up()
+    assert same_is_known(gates[0], gates[1])
+    assert same_is_known(gates[1], gates[2])
+    counts = fleet.audit()
+    has_erased = any(step.erases is not None for step in steps)
+    assert is_small or has_erased or counts == {"agreeing": len(fleet.decisions), "beyond": 0, "undecided": 0}
+
+
+def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5), BOUNDS._replace(kept_elements=2))
+    one_at_a_time(fleet, (EAST, True), (NORTH, True), (UP, True))
+    gate = fleet.gate()
+    assert gate.catch_up() == 2
+    assert gate.weigh([("kp:trace:again", "code", UP)]).weigh(0).adds == pytest.approx(0, abs=1e-3)
+    assert gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).nearest is None
+
+
+@given(st.lists(STEPS, min_size=1, max_size=5), st.data())
+def test_an_audit_notices_what_does_not_follow_from_the_facts(steps: list[Step], data: st.DataObject) -> None:
+    fleet = Fleet(GatePolicy(0.3))
+    gate = fleet.gate()
+    for step in steps:
+        gate.catch_up()
+        fleet.decide(gate, step.traces)
+    trace_id = data.draw(st.sampled_from(sorted(fleet.decisions)))
+    verdict = fleet.decisions[trace_id].gate
+    assert verdict
+    changes: list[Callable[[], dict[str, object]]] = [
+        lambda: {"gate": verdict.model_copy(update={"adds": verdict.adds + 0.1})},
+        lambda: {"gate": verdict.model_copy(update={"bar": verdict.bar + 0.1})},
+        lambda: {"outcome": "rejected" if verdict.accepts else "accepted"},
+    ]
+    fleet.decisions[trace_id] = fleet.decisions[trace_id].model_copy(update=data.draw(st.sampled_from(changes))())
+    with pytest.raises(AssertionError):
+        fleet.audit()

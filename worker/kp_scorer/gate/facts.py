@@ -1,0 +1,114 @@
+"""The facts of decisions: what each leaves for later ones of its domain, in one order for all workers."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.novelty.log import Place
+
+DAMAGES: Final = (ValueError, TypeError, AttributeError)  # What parsing a damaged fact may raise.
+BEGINNING: Final = Place(0, 0)
+VECTOR: Final = np.dtype("<f2")
+"""The type of a stored vector. Its rounding moves a similarity by some 1e-4."""
+
+Vectors = NDArray[np.float32]
+
+
+class Fact(NamedTuple):
+    """What a decision leaves for later ones of its domain."""
+
+    trace_id: str
+    domain: str
+    as_of: Place  # The newest fact that the decision rests on, beside its mates.
+    mates: int
+    cover: float  # 0..1, when it was decided.
+    adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
+    is_kept: bool
+    vector: Vectors  # Of shape (dimensions,)
+
+    def packed(self) -> tuple[bytes, bytes]:
+        """Return what is stored of it: all but the vector as text, and the vector."""
+        text = json.dumps([self.trace_id, self.domain, str(self.as_of), *self[3:-1]])
+        return text.encode(), self.vector.astype(VECTOR).tobytes()
+
+
+class StoredFact(NamedTuple):
+    """An entry of the log of facts: a fact, or the note that the fact at a place was erased; neither if it is damaged."""
+
+    place: Place
+    fact: Fact | None
+    erased: Place | None = None
+
+
+class Facts(NamedTuple):
+    """Facts newer than a place, oldest first."""
+
+    facts: Sequence[StoredFact]
+    kept_facts: Sequence[StoredFact] = ()  # All of kept traces; only of a reading from the beginning.
+    restart: bool = False  # Whether the log no longer holds the place, so that all must be read anew.
+    more: bool = False  # Whether newer ones are left.
+
+
+class FactLog(Protocol):
+    """Where facts are stored. Committing a decision appends its fact."""
+
+    def read(self, after: Place | None) -> Facts:
+        """Read what is newer than a place; from the beginning without one."""
+
+
+class MemoryFacts:
+    """A log of facts in this process, which keeps them until they are read."""
+
+    def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._clock_ms = clock_ms
+        self._last = BEGINNING
+        self._unread: list[StoredFact] = []
+
+    def append(self, text: bytes, vector: bytes) -> None:
+        """Store a fact."""
+        self._last = Place(max(self._clock_ms(), self._last.time_ms), self._last.number + 1)
+        (fact,) = parse_facts([text], vector)
+        assert isinstance(fact, Fact)
+        self._unread.append(StoredFact(self._last, fact))
+
+    def read(self, _: Place | None) -> Facts:
+        """Return what was stored since the last call."""
+        unread, self._unread = self._unread, []
+        return Facts(unread)
+
+
+def _place(text: str) -> Place:
+    """Parse a place in this century: a later one would be no number of 64 bits to those who calculate with it."""
+    place = Place.parse(text)
+    if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
+        raise ValueError("expected a place in this century")
+    return place
+
+
+def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact | Place]:
+    """Parse facts from their texts and their joined vectors; a text may name the place of an erased fact instead.
+
+    One of :data:`DAMAGES` if one of them is damaged.
+    """
+    parsed = json.loads(b"[%s]" % b",".join(texts))
+    count = sum(type(row) is list for row in parsed)
+    matrix = np.frombuffer(vectors, VECTOR).reshape(count, -1 if count else 0).astype(np.float32)
+    if len(parsed) != len(texts) or not np.isfinite(matrix).all():
+        raise ValueError("expected a fact in each text, and finite vectors")
+    rows, place_of = iter(matrix), cache(_place)
+    facts: list[Fact | Place] = []
+    for row in parsed:
+        if type(row) is str:
+            facts.append(place_of(row))
+            continue
+        trace_id, domain, as_of, mates, cover, adds, is_kept = row
+        if not math.isfinite(mates + cover + adds):
+            raise ValueError("expected finite numbers")
+        facts.append(Fact(str(trace_id), str(domain), place_of(as_of), mates, cover, adds, is_kept is True, next(rows)))
+    return facts

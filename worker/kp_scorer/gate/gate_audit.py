@@ -1,0 +1,112 @@
+"""Recomputes what traces added from the facts, by definition, and compares it with the decisions."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.decision import Decision, GateResult
+from kp_scorer.gate.facts import BEGINNING, Fact, StoredFact
+from kp_scorer.gate.gate import HALF_LIVES, GateBounds, bar_of
+from kp_scorer.novelty.log import Place
+from kp_scorer.novelty.verification import Decisions
+
+_Stored = tuple[Place, Fact]
+
+TOLERANCE: Final = 1e-3  # A smaller difference is rounding, summed over the runs of a domain.
+
+
+@dataclass(slots=True)
+class GateReport:
+    """The result of an audit of the facts of one space. Every fact counts in exactly one of the numbers."""
+
+    agreeing: int = 0
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    undecided: int = 0  # Facts without their decision, which has expired or was erased.
+    beyond: int = 0  # Those that rest on facts that are stored no longer.
+
+
+def audit_gate(
+    facts: Sequence[StoredFact], kept_facts: Sequence[StoredFact], decisions: Decisions, bounds: GateBounds
+) -> GateReport:
+    """Compare the decisions with what the facts give; ``facts`` and ``kept_facts`` are all that is stored, oldest first."""
+    report, replay = GateReport(), _Replay(facts, kept_facts, bounds)
+    decided = decisions([fact.trace_id for _, fact in replay.facts])
+    for stored, trace in zip(replay.facts, decided, strict=True):
+        decision, basis = trace.decision if trace else None, replay.basis(*stored)
+        if decision is None or decision.gate is None or decision.gate.as_of != str(stored[1].as_of):
+            report.undecided += 1
+        elif not (rows := list(_differences(stored[1], decision, decision.gate, basis))):
+            report.agreeing += 1
+        elif basis.is_complete or all(row["gate"] in ("outcome", "kept") for row in rows):
+            report.differences += rows
+        else:
+            report.beyond += 1
+    return report
+
+
+class _Basis(NamedTuple):
+    """What a decision rests on, as far as it is stored."""
+
+    adds: float
+    earlier_adds: NDArray[np.float64]
+    is_complete: bool
+
+
+class _Replay:
+    """All facts, and what each decision rests on."""
+
+    def __init__(self, facts: Sequence[StoredFact], kept_facts: Sequence[StoredFact], bounds: GateBounds) -> None:
+        self._bounds = bounds
+        self.facts = [(each.place, each.fact) for each in facts if each.fact]
+        self._places = {each.place for each in facts}
+        # Where facts were trimmed, erased or lost, others may rest on what is gone.
+        self._is_complete = len(self.facts) == len(facts) < bounds.most_facts and len(kept_facts) < bounds.kept_elements
+        self._of_domain = defaultdict[str, list[_Stored]](list)
+        self._kept_before = defaultdict[str, list[_Stored]](list)
+        for each in kept_facts:
+            if each.fact and facts and each.place < facts[0].place:
+                self._kept_before[each.fact.domain].append((each.place, each.fact))
+
+    def basis(self, place: Place, fact: Fact) -> _Basis:
+        """Recompute what a trace added. Facts come in their order."""
+        before, earlier = self._of_domain[fact.domain], self._kept_before[fact.domain]
+        others = before[: len(before) - fact.mates]
+        rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
+        runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
+        before.append((place, fact))
+        now_ms, half_life_ms = fact.as_of.time_ms, self._bounds.kept_ttl_ms / HALF_LIVES
+
+        def aged(since_ms: int) -> float:
+            return 2.0 ** min(0.0, (since_ms - now_ms) / half_life_ms) if now_ms - since_ms < self._bounds.kept_ttl_ms else 0.0
+
+        own = max([float(each.vector @ fact.vector) * aged(at.time_ms) for at, each in covering], default=0.0)
+        adds = max(0.0, 1.0 - max(0.0, own))
+        for at, run in runs:
+            cover = run.cover * (aged(run.as_of.time_ms) if run.as_of.time_ms else 1.0)
+            later = [(since, each) for since, each in covering if since > run.as_of]
+            cover = max([cover, *(float(each.vector @ run.vector) * aged(since.time_ms) for since, each in later)])
+            adds += max(0.0, float(run.vector @ fact.vector) - cover) * aged(at.time_ms)
+        is_complete = self._is_complete and (fact.as_of == BEGINNING or fact.as_of in self._places)
+        return _Basis(adds, np.array([each.adds for _, each in runs]), is_complete)
+
+
+def _differences(fact: Fact, decision: Decision, gate: GateResult, basis: _Basis) -> Iterator[dict[str, Any]]:
+    bar = gate.bar if gate.share is None else bar_of(basis.earlier_adds, gate.share)
+    expected = (basis.adds, bar) if gate.eligible and not decision.is_guarded else (0.0, bar)
+    is_accepted = decision.outcome == "accepted"
+    rows = {
+        "adds": (gate.adds, basis.adds),
+        "fact": (fact.adds, expected[0]),
+        "bar": (gate.bar, bar),
+        "outcome": (float(is_accepted), float(gate.accepts and not decision.is_guarded)),
+        "kept": (float(fact.is_kept), float(is_accepted)),
+    }
+    for name, (decided, recomputed) in rows.items():
+        if abs(decided - recomputed) > TOLERANCE:
+            yield {"trace_id": decision.trace_id, "gate": name, "decided": decided, "recomputed": recomputed}
