@@ -28,6 +28,7 @@ from kp_scorer import score_traces
 from kp_scorer.coverage import Coverage, Vectors
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.gate import Gate, GateBounds, GatePolicy, MemoryFacts
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ from tests.support.paths import REFERENCE_TRACES
 
 RECURRENCES: Final = ("equally", "unequally", "as recorded")
 MEASURES: Final = ("solved", "calls", "edit")
+ONE_AT_A_TIME: Final = "one at a time"
 _FEWEST: Final = 3  # Runs to keep.
 _NEAR_COPY: Final = 0.7
 _DIMENSIONS: Final = 4_096
@@ -163,6 +165,18 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         chosen = Coverage(runs.words[:0]).choose(runs.words[places], runs.succeeded[places].tolist(), most)
         return [int(places[run.place]) for run in chosen]
 
+    def one_at_a_time(places: Places, most: int) -> list[int]:
+        facts, chosen = MemoryFacts(), list[int]()
+        bounds, policy = GateBounds(len(places), 10**12), GatePolicy(most / len(places))
+        gate = Gate(facts, runs.words.shape[1], bounds, policy)
+        for place in places.tolist():
+            gate.catch_up()
+            batch, succeeded = gate.weigh([(str(place), "", runs.words[place])]), bool(runs.succeeded[place])
+            weighed = batch.weigh(0)
+            chosen += [place] * (is_kept := succeeded and weighed.adds >= weighed.bar)
+            facts.append(*batch.settle(0, is_eligible=succeeded, is_kept=is_kept).packed())
+        return chosen
+
     return {
         "random successes": lambda places, most: successes(places)[:most],
         "any at random": lambda places, most: chance.permutation(places)[:most].tolist(),
@@ -173,6 +187,7 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         ),
         "k-center": spread,
         "coverage": covering,
+        ONE_AT_A_TIME: one_at_a_time,
     }
 
 
@@ -219,13 +234,14 @@ def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
 
 
 def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str) -> Iterator[Row]:
-    figures = defaultdict[tuple[float, str], list[tuple[float, ...]]](list)
+    figures, bases = (defaultdict[tuple[float, str], list[tuple[float, ...]]](list) for _ in range(2))
     for seed in range(shuffles):
         chance = np.random.default_rng(seed)
         first, second = halves(runs, chance, recurrence)
         domains = [first[runs.domains[first] == name] for name in np.unique(runs.domains[first])]
         later = Later(runs, first, second)
-        for name, way in ways(runs, first, chance).items():
+        by_name = ways(runs, first, chance)
+        for name, way in by_name.items():
             for share in shares:
                 numbers = [round(share * len(places)) for places in domains]
                 choosable = [
@@ -233,10 +249,16 @@ def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str)
                 ]
                 if sum(np.array(numbers)[choosable]) >= _FEWEST:
                     of_all = zip(domains, numbers, choosable, strict=True)
-                    chosen = [place for places, most, is_one in of_all if is_one for place in way(places, most)]
-                    figures[share, name].append(later.measured(chosen))
+                    chosen = [(places, way(places, most)) for places, most, is_one in of_all if is_one]
+                    figures[share, name].append(later.measured([place for _, places in chosen for place in places]))
+                    base = figures[share, "random successes"][-1]
+                    if name == ONE_AT_A_TIME:
+                        # It keeps some more or fewer than were asked for, which is worth something by itself.
+                        at_random = [by_name["random successes"](places, len(each)) for places, each in chosen]
+                        base = later.measured([place for places in at_random for place in places])
+                    bases[share, name].append(base)
     for (share, name), values in figures.items():
-        more = np.array(values) - np.array(figures[share, "random successes"])
+        more = np.array(values) - np.array(bases[share, name])
         errors = more.std(axis=0, ddof=1) / np.sqrt(len(more))
         row: Row = {"set": runs.name, "recurrence": recurrence, "share": share, "way": name}
         for measure, mean, difference, error in zip(MEASURES, np.mean(values, axis=0), more.mean(axis=0), errors, strict=True):

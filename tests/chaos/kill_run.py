@@ -25,6 +25,7 @@ _GATED = {
     # Of a set of texts an audit checks nothing: no log has the vectors that were compared.
     "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
     "checks.secrets": "note",
+    "routing.gate": "coverage",
 }
 
 
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--traces", type=int, default=2_000)
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=6.0, metavar="SECONDS")
-    parser.add_argument("--gated", action="store_true", help="with novelty.against, a pinned set and checks.secrets on")
+    parser.add_argument("--gated", action="store_true", help="with the gate of coverage, pinned sets and a check")
     return perform(parser.parse_args(), _kill_and_check)
 
 

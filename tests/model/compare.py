@@ -8,6 +8,8 @@ from tests.model.contents import vector_of
 from tests.model.patched_scripts import DEADLINES_KEY
 from tests.model.records import KEYS, Letter, TraceRecord, key_of
 from tests.model.reference import Reference
+from tests.model.reference_facts import ERASED as NOTE
+from tests.model.reference_facts import FACTS, KEPT_FACTS
 from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
 from tests.model.server import Dump
 
@@ -48,6 +50,9 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
         **_log(model.log),
+        DIRECTORY: _directory(model),
+        FACTS: model.facts.stored,
+        KEPT_FACTS: model.facts.kept_facts,
     }
     return expected | {key: content for key, content in of_all.items() if content}
 
@@ -81,8 +86,11 @@ def _log(log: LogModel) -> dict[str, object]:
         )
         for entry in log.present()
     ]
-    directory = {LOG: b"1"} if log.is_listed else {}
-    return {LOG: entries, ERASED: log.erasures, HEAD: _fields(head), DIRECTORY: directory}
+    return {LOG: entries, ERASED: log.erasures, HEAD: _fields(head)}
+
+
+def _directory(model: Reference) -> dict[str, bytes]:
+    return dict.fromkeys([LOG] * model.log.is_listed + [FACTS] * model.facts.is_listed, b"1")
 
 
 def _readable(key: str, content: Any) -> object:
@@ -90,6 +98,8 @@ def _readable(key: str, content: Any) -> object:
         return [(place.decode(), fields[1].decode(), fields[3], fields[5], fields[6:]) for place, fields in content]
     if key == ERASED:
         return [fields[1].decode() for _, fields in content]
+    if key in (FACTS, KEPT_FACTS):
+        return [NOTE if fields[0] == b"e" else (fields[1].decode(), fields[3], fields[5]) for _, fields in content]
     if key == KEYS.drained:
         return int(content)
     if key in (KEYS.counts, KEYS.tallies, KEYS.dropped):

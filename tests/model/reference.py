@@ -25,6 +25,7 @@ from tests.model.records import (
     TraceRecord,
     key_of,
 )
+from tests.model.reference_facts import FactsModel
 from tests.model.reference_log import LogModel
 
 
@@ -49,6 +50,7 @@ class Reference:
         self.reports: dict[str, bytes] = {}
         self.drained: int | None = None
         self.log = LogModel()
+        self.facts = FactsModel()
         self.deadlines: dict[str, int] = {}
         self.serials = 0
 
@@ -82,6 +84,7 @@ class Reference:
             self.drained = None
         else:
             self.log.lose(key)
+            self.facts.lose(key)
 
     # Submitting and deciding.
 
@@ -143,8 +146,11 @@ class Reference:
         self.workers[worker] = self.now + WORKER_LEASE_MS
         self.expires_in(KEYS.workers, WORKERS_REMEMBERED_MS)
 
-    def commit(self, verdict: Verdict) -> Decision | str | None:
-        """Commit a verdict; return the result, or the text of the error."""
+    def commit(self, verdict: Verdict, *, lacks_fact: bool) -> Decision | str | None:
+        """Commit a verdict; return the result, or the text of the error.
+
+        ``lacks_fact``: it may rest on the fact of one before it that was not stored.
+        """
         record = self.record(verdict.trace_id)
         # What is dead without a digest is another submission than any that could be decided.
         if (record.state or record.digest) and record.digest != verdict.digest:
@@ -153,7 +159,7 @@ class Reference:
             return parsed_in(Decision, record.decision)
         if record.state == "dead":
             return str(TraceDead(verdict.trace_id, record.reason, record.detail))  # type: ignore[arg-type]
-        if verdict.entry and record.entry != verdict.entry:
+        if (verdict.entry and record.entry != verdict.entry) or lacks_fact:
             return "again"
         if record.state != "pending":
             record = self._to_pending(verdict.trace_id, record, verdict.digest)
@@ -161,6 +167,7 @@ class Reference:
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
         self._count(verdict)
+        self.facts.append(self, verdict)
         return "stored"
 
     def _count(self, verdict: Verdict) -> None:

@@ -38,6 +38,10 @@ SCENARIOS: Final = {
     "a decided trace placed once more, too late for its place": _steps(
         "send_foreign 1, duplicate, take 0 1, begin, finish, begin, finish, move_time 8, finish, finish"
     ),
+    "two decided together, of which another worker has decided the first meanwhile": _steps(
+        "send_foreign 1, send_foreign 2, duplicate, take 0 1, take 1, begin 0 1, finish, move_time 6 1, begin, begin,"
+        "finish 1, finish 1, finish"
+    ),
     "a letter dropped, and buried anew, and dropped by one who read it before": _steps(
         "send_foreign 1 4, take 0, end, send_foreign 1 4, drop, go_on, drop, go_on 1, take 1, go_on, end, go_on"
     ),

@@ -22,7 +22,7 @@ UNNOTICED: Final = {
     "acquire": 0,
     "append": 6,
     "claim_lost": 9,
-    "commit": 1,
+    "commit": 4,
     "count_resend": 1,
     "dead_letter": 11,
     "drop": 1,

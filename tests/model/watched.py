@@ -1,5 +1,6 @@
 """The store as workers, clients and operators use it: each call goes to Redis and to the model, and both must say the same."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -10,6 +11,7 @@ from kp_scorer.errors import ScorerError, ServiceUnavailable, TraceConflict
 from kp_scorer.novelty import Candidate
 from kp_scorer.novelty.log import Cursor, Place, Tail
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering, DeadLetters, _dead_letter, _make_room
+from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.store.novelty_log import RedisLog, _erase_entries
 from kp_scorer.store.records import Committed, Identity, LostSubmission, Record, Submission, TraceState, Verdict
@@ -19,6 +21,7 @@ from tests.model.baton import Violation, stop_before
 from tests.model.contents import by_bytes, letter_id_of
 from tests.model.records import KEYS, LEDGER, RECORD_TTL_MS, TRACE_LEASE_MS
 from tests.model.reference import Reference
+from tests.model.reference_facts import BOUNDS
 from tests.model.reference_log import WINDOW
 from tests.support.word_embedder import WordEmbedder
 
@@ -61,6 +64,7 @@ class WatchedLedger:
         self._books = books
         self._log = log
         self.real = RedisLedger(books.client, KEYS, RECORD_TTL_MS, TRACE_LEASE_MS)
+        self.real.facts = WatchedFacts(books)
         self.worker = self.real.worker
 
     def submit(self, submission: Submission) -> TraceState | TraceConflict:
@@ -87,9 +91,12 @@ class WatchedLedger:
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         reply = _call("commit", lambda: self.real.commit(verdicts))
+        lacks_fact = False
         for verdict, committed in zip(verdicts, reply, strict=True):
             reply_or_error = str(committed) if isinstance(committed, ScorerError) else committed
-            expect(f"commit {verdict.trace_id}", reply_or_error, self._books.model.commit(verdict))
+            expected = self._books.model.commit(verdict, lacks_fact=lacks_fact)
+            expect(f"commit {verdict.trace_id}", reply_or_error, expected)
+            lacks_fact = lacks_fact or expected != "stored"
             if committed == "stored":
                 self._books.made[verdict.decision] = verdict.digest
                 if self._log:
@@ -184,6 +191,20 @@ class WatchedLetters:
         return reply
 
 
+class WatchedFacts(RedisFacts):
+    """The facts as one worker reads them: in the step that appends to the novelty log before, as it does without others."""
+
+    def __init__(self, books: Books) -> None:
+        super().__init__(books.client, KEYS, WordEmbedder.space, BOUNDS)
+        self._books = books
+
+    def erase(self, *trace_ids: str) -> Counter[str]:
+        erased = super().erase(*trace_ids)
+        for trace_id in trace_ids:
+            self._books.model.facts.erase(self._books.model, trace_id)
+        return erased
+
+
 class WatchedLog:
     """The novelty log as one worker uses it."""
 
@@ -231,6 +252,8 @@ class WatchedLog:
     def _erase_entries(self, run: Callable[[], Any], arguments: Sequence[Any]) -> Any:
         erased = _call("erase_entries", run)
         trace_id = arguments[-1]
+        # In the same step, so that nobody sees the one without the other.
+        WatchedFacts(self._books).erase(trace_id)
         expected = [trace_id.encode()] * self._books.model.erase_entries(trace_id)
         expect(f"erase_entries {trace_id}", erased, [b"", expected])
         return erased

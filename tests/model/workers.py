@@ -8,14 +8,16 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.gate import Gate
 from kp_scorer.scoring import Policy
 from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation
 from tests.model.contents import EmbeddingFailed, FailingEmbedder, Payload
+from tests.model.reference_facts import BOUNDS, POLICY
 from tests.model.reference_log import LARGEST_BATCH, WINDOW
-from tests.model.watched import Books, WatchedLedger, WatchedLetters, WatchedLog
+from tests.model.watched import Books, WatchedFacts, WatchedLedger, WatchedLetters, WatchedLog
 
 MAX_ATTEMPTS: Final = 2
 MOST_READERS: Final = 2
@@ -54,7 +56,9 @@ class Worker:
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = FailingEmbedder()
         ledger: Any = self.ledger
-        self.decider = Decider(ledger, Policy(max_confidence=0.5), NoveltyMeter(self.embedder, self.log, WINDOW), MAX_ATTEMPTS)
+        self.gate = Gate(WatchedFacts(books), self.embedder.dimensions, BOUNDS, POLICY)
+        meter = NoveltyMeter(self.embedder, self.log, WINDOW)
+        self.decider = Decider(ledger, Policy(max_confidence=0.5), meter, MAX_ATTEMPTS, gate=self.gate)
         self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
         self.alone: list[Message] = []

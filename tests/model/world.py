@@ -5,6 +5,7 @@ from copy import deepcopy
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import audit
 
 from tests.model.baton import Violation
@@ -14,10 +15,12 @@ from tests.model.invariants import Invariants
 from tests.model.operators import Operator, drop, forget, replay, resend_lost, submit
 from tests.model.records import KEPT_MS, KEYS, RECORD_TTL_MS, RESEND_AFTER_MS, TRACE_LEASE_MS, WORKER_LEASE_MS
 from tests.model.reference import Reference
+from tests.model.reference_facts import BOUNDS, FACTS, KEPT_FACTS
 from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW
 from tests.model.server import Image, Server
-from tests.model.watched import Books, WatchedLedger, WatchedLog
+from tests.model.watched import Books, WatchedFacts, WatchedLedger, WatchedLog
 from tests.model.workers import Message, Worker
+from tests.support.gates import same_is_known
 
 WORKERS: Final = 3
 AUDIT_EVERY: Final = 20
@@ -66,11 +69,21 @@ class World:
             self.audit()
 
     def audit(self) -> None:
-        """Every decision's novelty must be what the log gives."""
+        """Every decision must be what the log and the facts give, and all gates must know the same."""
         log, ledger = WatchedLog(self.books).real, WatchedLedger(self.books).real
         report = audit(list(log.entries()), ledger.decided, WINDOW, lambda _done, _total: None)
         if differences := [difference for difference in report.differences if difference.entry not in self._tainted]:
             raise Violation(f"audit: {differences}")
+        facts = WatchedFacts(self.books)
+        if differing := audit_gate(list(facts.all()), list(facts.all_kept()), ledger.decided, BOUNDS).differences:
+            raise Violation(f"audit of the gate: {differing}")
+        anew = Worker(self.books).gate
+        anew.catch_up()
+        for worker in self.workers:
+            if not worker.finishing:
+                worker.gate.catch_up()
+                if not same_is_known(worker.gate, anew):
+                    raise Violation(f"{self._name(worker)} knows other facts than a worker that starts now")
 
     def close(self) -> None:
         """Let everybody die who is still at work."""
@@ -199,7 +212,8 @@ class World:
         """Somebody empties the novelty log. It does not get its first entry anew within the same millisecond."""
         self.move(1, stalled=-1)
         WatchedLog(self.books).real.clear()
-        self._lose([LOG, HEAD, ERASED])
+        WatchedFacts(self.books).clear()
+        self._lose([LOG, HEAD, ERASED, FACTS, KEPT_FACTS])
         return ""
 
     def remember(self, _: int, __: int) -> str:

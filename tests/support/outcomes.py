@@ -11,6 +11,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import Report, audit
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -85,6 +86,8 @@ def check(
         _ended_once(statuses, decided, dead, dead_letters)
         _published_as_stored([*consumed, *published(settings)], decided, decided_twice)
         _placed_once(settings, store, decided, complete=not store_lost_writes)
+        if settings.routing.gate == "coverage" and not store_lost_writes:
+            _kept_as_decided(store, decided)
         counts = store.ledger.counts()
         # What could not be read has no trace id, and counts too; so does other content under the id of another trace.
         ended = len(dead) + replayed + sum(letter.reason == "conflict" or not letter.trace_id for letter in dead_letters)
@@ -133,6 +136,19 @@ def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status]
     if complete:
         _none("decided without a place", decided.keys() - entries.keys())
         assert (report.agreeing, report.beyond) == (len(decided), 0), f"not all decisions can be audited: {report}"
+
+
+def _kept_as_decided(store: Store, decided: Mapping[str, Status]) -> None:
+    """Assert that each decision left one fact, by which an audit can recompute it, and that the accepted traces are kept."""
+    (facts,) = store.all_facts()
+    stored = [each.fact for each in facts.all() if each.fact]
+    assert sorted(fact.trace_id for fact in stored) == sorted(decided), "not one fact for each decision"
+    accepted = {trace_id for trace_id, status in decided.items() if status.decision and status.decision.outcome == "accepted"}
+    assert {fact.trace_id for fact in stored if fact.is_kept} == accepted
+    assert {each.fact.trace_id for each in facts.all_kept() if each.fact} == accepted
+    report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
+    _none("the gate decided otherwise than the facts give", report.differences)
+    assert report.agreeing == len(decided), f"not all decisions of the gate can be audited: {report}"
 
 
 def _none(complaint: str, items: Iterable[Any]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.cli.commands.report import dead_words
-from kp_scorer.decision import Nearest, Novelty
+from kp_scorer.decision import GateResult, Nearest, Novelty
 from kp_scorer.errors import REASONS
 from kp_scorer.report.explanation import decided_words, explain, terms_of, was_capped, with_dimension
 from kp_scorer.scoring import PROFILES, Policy
@@ -127,3 +127,15 @@ def test_each_profile_decides_as_a_trace_of_its_domain_would_be_decided() -> Non
         own = decided(make_trace(domain=profile, confidence=0.9, steps=steps(*ALL_TYPES)), settings.scoring)
         assert f"\n  {profile:<20}{own.score:.4f} of {own.threshold:.4f}: {own.outcome}\n" in words
     assert "asked  count the open invoices" in words
+
+
+def test_a_gate_explains_itself_in_place_of_the_threshold() -> None:
+    nearest = Nearest(trace_id="kp:trace:near", similarity=0.25)
+    result = GateResult(adds=0.8, bar=1.2, share=0.1, eligible=True, nearest=nearest, as_of="0-0")
+    text = " ".join(explain(decided(make_trace()).model_copy(update={"gate": result})).split())
+    assert "The gate asks it to add 1.2000 runs, as one in 10 of its domain does; it adds 0.8000, beside near (0.2500)" in text
+    assert "and that is not enough." in text
+    assert "To pass, all else as it is" not in text
+    fixed = result.model_copy(update={"share": None, "eligible": False, "nearest": None})
+    text = " ".join(explain(decided(make_trace()).model_copy(update={"gate": fixed})).split())
+    assert "runs; it adds 0.8000 and it may not be kept. It does not meet the requirement of routing.requires." in text

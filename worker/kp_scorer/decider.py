@@ -10,15 +10,16 @@ from itertools import repeat
 from typing import Final
 
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decision import CheckResult, Decision, Nearest, Novelty, Pinned, Received, Timings
+from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
 from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
-from kp_scorer.scoring import Policy, novelty_of, score
+from kp_scorer.scoring import Policy, Score, novelty_of, score
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import UnreadableAction
+from kp_scorer.settings.sections import NO_VECTORS, UnreadableAction
 from kp_scorer.store import Store
 from kp_scorer.store.ledger import Ledger
 from kp_scorer.store.records import Identity, Record, Verdict
@@ -136,6 +137,15 @@ class NoveltyMeter:
         )
 
 
+def open_gate(settings: Settings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
+    """Make the gate that the settings ask for, without reading its facts; SettingsError if it needs an embedder."""
+    if settings.routing.gate == "score":
+        return None
+    if novelty is None:
+        raise SettingsError(NO_VECTORS)
+    return Gate(facts, novelty.embedder.dimensions, settings.gate.bounds, settings.routing.policy)
+
+
 @dataclass(slots=True)
 class PendingDecision:
     """A trace on its way to a decision."""
@@ -173,6 +183,7 @@ class Decider:
     names_nearest: bool = True
     checks: Checks | None = None
     sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
+    gate: Gate | None = None  # Without it the score decides.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide traces, in order, in this thread; ``alone`` if there is one, which failed before together with others.
@@ -246,6 +257,8 @@ class Decider:
         """Bring the mirror up to date while there is nothing to decide."""
         if self.novelty:
             self.novelty.cache.catch_up()
+        if self.gate:
+            self.gate.catch_up()
 
     @contextmanager
     def _releasing(self, claimed: Sequence[PendingDecision]) -> Iterator[None]:
@@ -279,19 +292,33 @@ class Decider:
                 [each.objective_vector for each in claimed],
             )
         place_ms = ms_since(started)
+        admitted = [(pending, comparison) for pending, comparison in zip(claimed, comparisons, strict=True) if comparison]
+        batch = self._weighed_together([pending for pending, _ in admitted])
         judged: list[tuple[PendingDecision, Decision]] = []
+        facts: list[Fact] = []
         for pending, comparison in zip(claimed, comparisons, strict=True):
             if comparison is None:
                 pending.resolved = TraceConflict(pending.trace.id)
-            else:
-                timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
-                novelty, pinned = comparison
-                if self.novelty:
-                    novelty = self.novelty.with_counts(novelty, pending.tokens)
-                judged.append((pending, self._judge(pending, novelty, pinned, timings)))
-        self._commit(judged)
+        for index, (pending, (novelty, pinned)) in enumerate(admitted):
+            timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
+            if self.novelty:
+                novelty = self.novelty.with_counts(novelty, pending.tokens)
+            decision = self._judge(pending, novelty, pinned, timings, batch.weigh(index) if batch else None)
+            judged.append((pending, decision))
+            if batch and decision.gate:
+                could_be = decision.gate.eligible and not decision.is_guarded
+                facts.append(batch.settle(index, is_eligible=could_be, is_kept=decision.outcome == "accepted"))
+        self._commit(judged, facts)
 
-    def _commit(self, judged: Sequence[tuple[PendingDecision, Decision]]) -> None:
+    def _weighed_together(self, admitted: Sequence[PendingDecision]) -> Batch | None:
+        if not self.gate:
+            return None
+        self.gate.catch_up()
+        return self.gate.weigh(
+            [(each.trace.id, each.trace.metadata.task_domain, each.vector) for each in admitted if each.vector is not None]
+        )
+
+    def _commit(self, judged: Sequence[tuple[PendingDecision, Decision]], facts: Sequence[Fact]) -> None:
         verdicts = [
             Verdict(
                 *pending.identity,
@@ -303,13 +330,21 @@ class Decider:
             )
             for pending, decision in judged
         ]
+        verdicts = [each.with_fact(fact) for each, fact in zip(verdicts, facts, strict=True)] if facts else verdicts
         for (pending, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
             if committed == "stored":
                 pending.resolved = own
             elif committed != "again":
                 pending.resolved = committed
 
-    def _judge(self, pending: PendingDecision, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings) -> Decision:
+    def _judge(
+        self,
+        pending: PendingDecision,
+        novelty: Novelty,
+        pinned: tuple[Pinned, ...],
+        timings: Timings,
+        weighed: Weighed | None,
+    ) -> Decision:
         trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
@@ -319,6 +354,8 @@ class Decider:
             *self.policy.guard_confidence(trace.outcome.confidence),
             *self.policy.guard_novelty(domain, scored.dimensions.novelty, novelty.source, is_copy=is_copy),
         )
+        gate = self._gate_result(trace, scored, weighed) if weighed else None
+        demanded = [each.outcome for part in (pending.checks, pinned) for each in part]
         return Decision(
             trace_id=trace.id,
             domain=domain,
@@ -327,11 +364,12 @@ class Decider:
             visibility=trace.metadata.visibility,
             privacy_level=trace.metadata.privacy_level,
             taken_for=self.policy.aliases.get(domain),
-            outcome=bounds.outcome(scored.score, guards, [each.outcome for part in (pending.checks, pinned) for each in part]),
+            outcome=bounds.outcome(scored.score, guards, demanded, gate),
             **bounds._asdict(),
             **scored._asdict(),
             guards=guards,
             checks=pending.checks,
+            gate=gate,
             # A producer could choose an id that is not sampled, but cannot choose the place in the log.
             sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
             novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
@@ -339,6 +377,19 @@ class Decider:
             received=pending.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        )
+
+    def _gate_result(self, trace: ReasoningTrace, scored: Score, weighed: Weighed) -> GateResult:
+        assert self.gate, "it has weighed the trace"
+        adds, bar, share, nearest, as_of = weighed
+        named = nearest if self.names_nearest else None
+        return GateResult(
+            adds=adds,
+            bar=bar,
+            share=share,
+            eligible=self.gate.policy.admits(trace.metadata.success, scored.dimensions.outcome_confidence),
+            nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
+            as_of=str(as_of),
         )
 
 

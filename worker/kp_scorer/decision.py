@@ -121,6 +121,28 @@ class Novelty(_Part):
         return (self.unknown_tokens or 0) > _UNREADABLE * (self.embedded_tokens or 0)
 
 
+class GateResult(_Part):
+    """What the trace adds to the traces that are kept of its domain, and what that was held against."""
+
+    adds: Annotated[float, Field(ge=0)]
+    """By how much it would raise the covers of the last runs of its domain and its own, in whole runs."""
+    bar: Annotated[float, Field(ge=0)]
+    """What it has to add."""
+    share: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """The share of its domain's traces that the bar follows; None if the bar is fixed."""
+    eligible: bool
+    """True if it meets the requirement of ``routing.requires``."""
+    nearest: Nearest | None = None
+    """The kept trace that covers it best; None if none does, or ``results.nearest`` is off."""
+    as_of: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")]
+    """The newest earlier decision that this one rests on, as the id of its fact; 0-0 if there was none."""
+
+    @property
+    def accepts(self) -> bool:
+        """True if the gate accepts the trace."""
+        return self.eligible and self.adds >= self.bar
+
+
 class Pinned(_Part):
     """The entry of a pinned set that is nearest to the trace."""
 
@@ -195,6 +217,8 @@ class Decision(_Part):
     """The guards that apply, whether they fired or not."""
     checks: Annotated[tuple[CheckResult, ...], _OR_LEFT_OUT] = ()
     """The checks that ran on the trace."""
+    gate: Annotated[GateResult | None, _OR_LEFT_OUT] = None
+    """Set if ``routing.gate`` is "coverage": then it decides in place of the threshold."""
     sampled: Annotated[float | None, Field(gt=0, le=1), _OR_LEFT_OUT] = None
     """The probability with which a trace is sampled for review; None if this one was not."""
     novelty: Novelty

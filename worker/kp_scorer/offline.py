@@ -8,12 +8,13 @@ from typing import Any
 
 from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_pins
+from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_gate, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.gate import MemoryFacts
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
@@ -177,9 +178,12 @@ def offline_decider(settings: Settings) -> Decider:
     if pins := open_pins(settings, store, embedder):
         pins.load()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins, settings.novelty.unreadable) if embedder else None
-    ledger, policy = MemoryLedger(window.kept_elements), settings.scoring
+    facts = MemoryFacts()
+    gate = open_gate(settings, novelty, facts)
+    ledger, policy = MemoryLedger(window.kept_elements, facts if gate else None), settings.scoring
     checks = Checks(settings.checks) if settings.checks.names else None
-    return Decider(ledger, policy, novelty, settings.worker.max_attempts, sample=settings.review.sample, checks=checks)
+    most, sample = settings.worker.max_attempts, settings.review.sample
+    return Decider(ledger, policy, novelty, most, sample=sample, checks=checks, gate=gate)
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], size: int, limits: Limits) -> Iterator[list[ReasoningTrace]]:

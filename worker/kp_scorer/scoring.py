@@ -11,7 +11,17 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel
 
-from kp_scorer.decision import Decision, Dimensions, FiredOverride, Guard, NoveltySource, Outcome, Override, ThresholdSource
+from kp_scorer.decision import (
+    Decision,
+    Dimensions,
+    FiredOverride,
+    GateResult,
+    Guard,
+    NoveltySource,
+    Outcome,
+    Override,
+    ThresholdSource,
+)
 from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
 
 UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with: the cache is empty, or there is no embedder.
@@ -39,11 +49,20 @@ class Bounds(NamedTuple):
     threshold_source: ThresholdSource
     review: float | None
 
-    def outcome(self, score: float, guards: Iterable[Guard] = (), demanded: Iterable[Outcome | None] = ()) -> Outcome:
-        """Return the strictest of the outcomes that are ``demanded`` or that the score gives; rejected if a guard rejects."""
+    def outcome(
+        self,
+        score: float,
+        guards: Iterable[Guard] = (),
+        demanded: Iterable[Outcome | None] = (),
+        gate: GateResult | None = None,
+    ) -> Outcome:
+        """Return the strictest of the outcomes that are ``demanded`` or that the score gives; rejected if a guard rejects.
+
+        A gate accepts in place of the threshold.
+        """
         if any(guard.rejects for guard in guards):
             return "rejected"
-        if score >= self.threshold:
+        if gate.accepts if gate else score >= self.threshold:
             outcome: Outcome = "accepted"
         else:
             outcome = "rejected" if self.review is None or score < self.review else "review"
@@ -138,7 +157,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
 
     Everything that depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and
     ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the threshold that its
-    submission requested, if that applied.
+    submission requested, if that applied, and the result of the gate.
     """
     scored = _score(decision.domain, decision.dimensions, (fired.name for fired in decision.overrides), policy)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
@@ -149,7 +168,8 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
         *(guard for guard in decision.guards if guard.name == "max_confidence"),
         *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
-    outcome, taken_for = bounds.outcome(scored.score, guards, decision.demanded), policy.aliases.get(decision.domain)
+    outcome = bounds.outcome(scored.score, guards, decision.demanded, decision.gate)
+    taken_for = policy.aliases.get(decision.domain)
     changed = {"outcome": outcome, "taken_for": taken_for, "guards": guards}
     return decision.model_copy(update=changed | scored._asdict() | bounds._asdict())
 

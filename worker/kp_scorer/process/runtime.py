@@ -33,7 +33,7 @@ from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
-from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, open_novelty, wait_for_services
+from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, open_facts, open_novelty, wait_for_services
 from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.settings import Settings
@@ -137,6 +137,7 @@ class Runtime:
             names_nearest=settings.results.nearest,
             checks=Checks(settings.checks) if settings.checks.names else None,
             sample=settings.review.sample,
+            gate=open_facts(settings, self.store, self._novelty, self._startup),
         )
         self._connect_metrics()
         tasks = opened.enter_context(PeriodicTasks())

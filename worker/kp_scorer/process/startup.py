@@ -12,9 +12,10 @@ from threadpoolctl import ThreadpoolController
 
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
-from kp_scorer.decider import NoveltyMeter, open_pins
+from kp_scorer.decider import NoveltyMeter, open_gate, open_pins
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.gate import Gate
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 from kp_scorer.store import Store
@@ -103,6 +104,15 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     # Redis answered a moment ago, but may have gone away since.
     log.info("novelty_log_read", entries=startup.wait_for("redis", novelty.cache.catch_up))
     return novelty
+
+
+def open_facts(settings: Settings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry) -> Gate | None:
+    """Open the gate and read its facts; return None where the score decides. Raises as :func:`wait_for_services`."""
+    facts = store.facts(novelty.embedder.space if novelty else "")
+    if gate := open_gate(settings, novelty, facts):
+        store.ledger.facts = facts
+        log.info("gate_opened", kept=startup.wait_for("redis", gate.catch_up))
+    return gate
 
 
 class ServerWatch:

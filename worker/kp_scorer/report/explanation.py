@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from kp_scorer.decision import Decision, GuardName, Received, ThresholdSource
+from kp_scorer.decision import Decision, GateResult, GuardName, Received, ThresholdSource
 from kp_scorer.report.phrases import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import (
     DEFAULT_PROFILE,
@@ -118,8 +118,11 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
     yield from _barred_words(decision)
     # A margin that rounds to zero would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
-    how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} that it needs"
+    needs = "that it needs" if decision.gate is None else "that would count without a gate"
+    how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} {needs}"
     review = "" if decision.review is None else f" From {decision.review:.4f} on it goes to review."
+    if decision.gate:
+        yield from flowing(_gate_words(decision.gate))
     yield from flowing(
         f"That is {how_far}, {_THRESHOLDS[decision.threshold_source]}.{review} "
         f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
@@ -129,8 +132,9 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
         yield from flowing(_course_words(decision, decision.received))
     yield ""
     yield from _arithmetic(decision, terms, trace)
-    yield ""
-    yield from _changes(decision, terms, trace)
+    if decision.gate is None:
+        yield ""
+        yield from _changes(decision, terms, trace)
     if policy:
         yield ""
         yield "By each profile and its domain's threshold, as the settings are here"
@@ -157,6 +161,18 @@ def _barred_words(decision: Decision) -> Iterator[str]:
         effect = {None: "", "review": "; it demands review", "rejected": "; it rejects the trace"}[pinned.outcome]
         similar = f"similarity {pinned.similarity:.4f}{entry}, the limit is {pinned.limit:.4f}"
         yield from flowing(f"Pinned set {pinned.name}: {similar}{effect}.")
+
+
+def _gate_words(gate: GateResult) -> str:
+    """Return what a trace adds, and what the gate makes of that."""
+    nearest = (
+        f", beside {shown_id(gate.nearest.trace_id)} ({gate.nearest.similarity:.4f}), which is kept," if gate.nearest else ""
+    )
+    following = "" if gate.share is None else f", as one in {1 / gate.share:.3g} of its domain does"
+    bar = f"The gate asks it to add {gate.bar:.4f} runs{following}"
+    effect = "it is accepted by that" if gate.accepts else "that is not enough" if gate.eligible else "it may not be kept"
+    requirement = "" if gate.eligible else " It does not meet the requirement of routing.requires."
+    return f"{bar}; it adds {gate.adds:.4f}{nearest} and {effect}.{requirement}"
 
 
 def _course_words(decision: Decision, received: Received) -> str:

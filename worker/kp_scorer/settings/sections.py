@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import MOST, Count, Limits
 from kp_scorer.files import read_text
+from kp_scorer.gate import GateBounds, GatePolicy
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, is_loopback, parse_url
@@ -26,6 +27,9 @@ SLACK_ELEMENTS: Final = 10_000
 If these were fewer than a worker has in flight, the first traces of a batch could lose their windows.
 """
 
+NO_VECTORS: Final = (
+    'routing.gate: "coverage" compares vectors, and there is no embedder: set embedding.embedder to words, which needs no model'
+)
 PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
@@ -210,6 +214,32 @@ class PinSettings(Section):
     beyond: Literal["reject", "review", "note"]
 
 
+class RoutingSettings(Section):
+    """What decides whether a trace is accepted: its score, or what it adds to what is kept."""
+
+    gate: Literal["score", "coverage"] = "score"
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    bar: Annotated[float, Field(gt=0)] | None = None
+    requires: Literal["success"] | Fraction = "success"
+
+    @property
+    def policy(self) -> GatePolicy:
+        """What the gate of coverage lets through."""
+        return GatePolicy(self.share, self.bar, self.requires)
+
+
+class GateSettings(Section):
+    """How many kept traces the gate of coverage compares with, and for how long."""
+
+    kept_elements: Annotated[int, Field(ge=1_000, le=MOST)] = 10_000  # Far more than are kept while a worker decides a batch.
+    kept_ttl_s: Seconds = 4_838_400.0
+
+    @property
+    def bounds(self) -> GateBounds:
+        """The bounds of what is kept."""
+        return GateBounds(self.kept_elements, int(self.kept_ttl_s * 1_000))
+
+
 class NoveltySettings(Section):
     """The novelty log and its window."""
 
@@ -363,6 +393,8 @@ class Settings(Section):
     redis: RedisSettings = RedisSettings()
     queues: QueueSettings = QueueSettings()
     results: ResultsSettings = ResultsSettings()
+    routing: RoutingSettings = RoutingSettings()
+    gate: GateSettings = GateSettings()
     review: ReviewSettings = ReviewSettings()
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
@@ -384,6 +416,8 @@ class Settings(Section):
         if self.ledger.ttl_s < self.novelty.ttl_s:
             # A record that expires before its vector would let the same trace in again, with a second vector and decision.
             yield "ledger.ttl_s: expected at least novelty.ttl_s"
+        if self.routing.gate == "coverage" and self.embedding.embedder == "none":
+            yield NO_VECTORS
         if "secrets" in self.checks.own:
             yield "checks.own: secrets is set by checks.secrets"
         if self.worker.remote_control and not self.broker.url.startswith("amqp"):

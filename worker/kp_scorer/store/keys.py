@@ -6,6 +6,11 @@
                                          share; expires a minute after the log
     {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
                                          expires with the log
+    {prefix}:gate:{space}       stream   a fact for each decision, where routing.gate is "coverage": i trace id, f the fact as
+                                         JSON, v vector in two bytes a number; or field e: a fact that was erased; trimmed to
+                                         10,000
+    {prefix}:gate:{space}:kept  stream   the facts of kept traces, by the same ids; trimmed to ``gate.kept_elements`` and
+                                         ``gate.kept_ttl_s``. Both expire when the newest of them would
     {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
                                          ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
     {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute
@@ -85,6 +90,18 @@ class LogKeys(Prefixed):
     erasures = Key(":erased", "stream")
 
 
+class FactKeys(LogKeys):
+    """The keys of the facts of one space, of which the erased ones are noted among the others."""
+
+    erasures = Key("", "stream")
+
+
+class KeptFactKeys(FactKeys):
+    """The keys of the facts of kept traces."""
+
+    log = Key(":kept", "stream")
+
+
 class Keys(Prefixed):
     """Names of the keys under one prefix."""
 
@@ -105,6 +122,7 @@ class Keys(Prefixed):
     dead_letter_prefix = Key(":dead:")
     run_prefix = Key(":run:")
     any_log = Key(":log:*")  # The pattern of the logs of all spaces, which matches their heads and erasures too.
+    any_facts = Key(":gate:*")  # The pattern of the facts of all spaces, those of kept traces too.
     any_pinned_set = Key(":pin:*")  # The pattern of the pinned sets of all spaces.
 
     worker = _KeyOf("worker")
@@ -118,10 +136,15 @@ class Keys(Prefixed):
         """Return the keys of the novelty log of one embedding space."""
         return LogKeys(f"{self.prefix}:log:{space}")
 
-    def space_of(self, key: str) -> str:
-        """Return the space of the log at ``key``; empty if that is no key of a log."""
-        prefix = self.any_log.removesuffix("*")
-        return key.removeprefix(prefix) if key.startswith(prefix) and not key.endswith((":head", ":erased")) else ""
+    def of_facts(self, space: str) -> str:
+        """Return the prefix of the keys of the facts of one embedding space."""
+        return f"{self.prefix}:gate:{space}"
+
+    def space_of(self, key: str, pattern: str) -> str:
+        """Return the space whose log, or facts, by the pattern of their keys, are at ``key``; empty for any other key."""
+        prefix = pattern.removesuffix("*")
+        is_part = key.endswith((":head", ":erased", ":kept"))
+        return key.removeprefix(prefix) if key.startswith(prefix) and not is_part else ""
 
     def pinned_set(self, space: str, name: str) -> str:
         """Return the key of a pinned set of one embedding space."""

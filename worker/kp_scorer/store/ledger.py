@@ -12,9 +12,11 @@ import redis
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
+from kp_scorer.gate import GateBounds
 from kp_scorer.novelty.verification import DecidedTrace
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.directory import SCANNED_AT_ONCE
+from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import (
     DAMAGED_DECISION,
@@ -43,6 +45,9 @@ LEASE_MS: Final = 5_000
 """A lease ends if its worker has not renewed it for this long, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
+
+
+_NO_GATE: Final = GateBounds(0, 0)
 
 
 class _Lease(NamedTuple):
@@ -115,7 +120,16 @@ def _release(*, records: Sequence[str], worker: str) -> None: ...
 
 
 @script(list[list[bytes]])
-def _commit(*, keys: Keys, records: Sequence[str], record_ttl_ms: int, verdicts: Sequence[Verdict]) -> None: ...
+def _commit(
+    *,
+    keys: Keys,
+    facts: str,
+    kept_facts: str,
+    records: Sequence[str],
+    record_ttl_ms: int,
+    bounds: GateBounds,
+    verdicts: Sequence[Verdict],
+) -> None: ...
 
 
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
@@ -150,6 +164,7 @@ class RedisLedger:
         self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
+        self.facts: RedisFacts | None = None  # Where commits store the facts of decisions; None without a gate.
         self.damaged: dict[str, str] = {}
         """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
 
@@ -265,8 +280,17 @@ class RedisLedger:
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store each decision, in order, unless its trace has ended. The first end stands, so repeating a commit is safe."""
-        keys, names = self._keys, self._records(verdicts)
-        replies = _commit(self._client, keys=keys, records=names, record_ttl_ms=self._ttl_ms, verdicts=verdicts)
+        facts = self.facts
+        replies = _commit(
+            self._client,
+            keys=self._keys,
+            facts=facts.keys.log if facts else self._keys.of_facts(""),
+            kept_facts=facts.kept_keys.log if facts else self._keys.of_facts(""),
+            records=self._records(verdicts),
+            record_ttl_ms=self._ttl_ms,
+            bounds=facts.bounds if facts else _NO_GATE,
+            verdicts=verdicts,
+        )
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 

@@ -109,22 +109,9 @@ class RedisLog:
 
     def erase(self, *trace_ids: str) -> Counter[str]:
         """Remove traces' vectors from the log, and from all mirrors as soon as they read on; return how many each had."""
-        erased, start = Counter[str](), "-"
         # Search the log itself: a record that expired and was made anew does not know the trace's earlier places.
-        while start:
-            last, owners = _erase_entries(
-                self._client,
-                keys=self._own,
-                start=start,
-                count=READ_CHUNK,
-                erasures_ttl_ms=self._window.ttl_ms + self._window.slack_ms,
-                most=self._window.kept_elements,
-                record_prefix=self._keys.record(""),
-                trace_ids=trace_ids,
-            )
-            erased.update(map(text_in, owners))
-            start = f"({text_in(last)}" if last else ""
-        return erased
+        ttl_ms, most = self._window.ttl_ms + self._window.slack_ms, self._window.kept_elements
+        return erase_entries(self._client, self._own, self._keys.record(""), trace_ids, ttl_ms, most)
 
     def clear(self) -> None:
         """Empty the log; mirrors notice at their next read."""
@@ -137,6 +124,30 @@ class RedisLog:
         oldest: Any = self._client.xrange(self._own.log, count=1)
         window: Any = self._client.hget(self._own.head, "window")
         return LogInfo(self.space, entries, _place_in(oldest[0][0]) if oldest else None, int(used), _window_in(window))
+
+
+def erase_entries(
+    client: redis.Redis, keys: LogKeys, record_prefix: str, trace_ids: Sequence[str], ttl_ms: int, most: int
+) -> Counter[str]:
+    """Remove the entries of traces, and note each for those that have read it; return how many each trace had.
+
+    The notes expire after ``ttl_ms``; there are at most ``most``.
+    """
+    erased, start = Counter[str](), "-"
+    while start:
+        last, owners = _erase_entries(
+            client,
+            keys=keys,
+            start=start,
+            count=READ_CHUNK,
+            erasures_ttl_ms=ttl_ms,
+            most=most,
+            record_prefix=record_prefix,
+            trace_ids=trace_ids,
+        )
+        erased.update(map(text_in, owners))
+        start = f"({text_in(last)}" if last else ""
+    return erased
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:

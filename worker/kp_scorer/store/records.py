@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, TraceConflict, TraceDead
+from kp_scorer.gate import Fact, MemoryFacts
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -59,6 +60,14 @@ class Verdict(NamedTuple):
     domain: str
     is_known: bool  # True if settings name this domain. Producers invent others, of which only some get a tally of their own.
     guards: str = ""  # The guards that fired, with a space between them.
+    fact: bytes = b""  # Its fact and the vector of that, as ``Fact.packed`` gives them; empty without a gate.
+    vector: bytes = b""
+    is_kept: bool = False
+
+    def with_fact(self, fact: Fact) -> "Verdict":
+        """Return the verdict with the fact of its decision."""
+        text, vector = fact.packed()
+        return self._replace(fact=text, vector=vector, is_kept=fact.is_kept)
 
 
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
@@ -126,8 +135,9 @@ class MemoryLedger:
     It keeps the records of the ``most`` newest traces.
     """
 
-    def __init__(self, most: float = math.inf) -> None:
+    def __init__(self, most: float = math.inf, facts: MemoryFacts | None = None) -> None:
         self._most = most
+        self._facts = facts
         self._records = OrderedDict[str, tuple[bytes, bytes]]()  # By trace id: the digest, and the decision as JSON or nothing.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
@@ -155,4 +165,6 @@ class MemoryLedger:
         if decision:
             return Decision.model_validate_json(decision)
         self._records[verdict.trace_id] = digest, verdict.decision
+        if self._facts:
+            self._facts.append(verdict.fact, verdict.vector)
         return "stored"

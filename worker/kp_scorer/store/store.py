@@ -16,6 +16,7 @@ from kp_scorer.store.connection import connect, reports_outages
 from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.directory import listed_keys
+from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.store.novelty_log import RedisLog
@@ -101,8 +102,19 @@ class Store(AbstractContextManager["Store"]):
 
     def novelty_logs(self) -> list[RedisLog]:
         """Return the logs that have entries, sorted by space."""
-        spaces = filter(None, map(self._keys.space_of, listed_keys(self._client, self._keys)))
-        return [self.novelty_log(space) for space in spaces if self._client.xlen(self._keys.of_log(space).log)]
+        keys = self._keys
+        spaces = filter(None, (keys.space_of(key, keys.any_log) for key in listed_keys(self._client, keys)))
+        return [self.novelty_log(space) for space in spaces if self._client.xlen(keys.of_log(space).log)]
+
+    def facts(self, space: str) -> RedisFacts:
+        """Return the facts of a space, which need not exist yet."""
+        return RedisFacts(self._client, self._keys, space, self._settings.gate.bounds)
+
+    def all_facts(self) -> list[RedisFacts]:
+        """Return the facts of all spaces that have some, sorted by space."""
+        keys = self._keys
+        spaces = filter(None, (keys.space_of(key, keys.any_facts) for key in listed_keys(self._client, keys)))
+        return [self.facts(space) for space in spaces if self._client.xlen(keys.of_facts(space))]
 
     def pinned_sets(self, space: str) -> RedisPinnedSets:
         """Return the pinned sets of a space."""

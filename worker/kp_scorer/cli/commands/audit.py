@@ -13,12 +13,14 @@ from kp_scorer.cli.display import progress
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row
 from kp_scorer.decision import Decision
+from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.log import Place, Window
 from kp_scorer.novelty.pins import audit_pinned
 from kp_scorer.novelty.verification import DecidedTrace, left_since
 from kp_scorer.novelty.verification import audit as audit_log
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.novelty_log import RedisLog
 
 _UNCHECKED: Final = 5  # The exit code of an audit that could check nothing, or not everything that it was asked to check.
@@ -41,7 +43,7 @@ def _since(text: str) -> Place:
 )
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
-    """Recompute the novelty of every decision, and its similarity to pinned traces, and report those that differ.
+    """Recompute the novelty of every decision, its similarity to pinned traces and what it added, and report what differs.
 
     Prints a line for each difference. Exits with 1 if there is any, or if an entry or a record is damaged; with 5 if nothing
     could be checked, or if entries that --since asks for have left the log. Decisions without an embedder have no entry in any
@@ -55,6 +57,8 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
         logs = store.novelty_logs()
         for log in logs:
             _audit_log(store, log, settings.novelty.window(), sample, since, totals)
+        for facts in store.all_facts():
+            _audit_facts(store, facts, totals)
         damaged = note_damaged(store.ledger.damaged)
     if not totals.checked:
         no_log = "there is no novelty log, as where no worker has an embedder"
@@ -64,6 +68,19 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
         sys.exit(1)
     if not totals.checked or totals.has_left:
         sys.exit(_UNCHECKED)
+
+
+def _audit_facts(store: Store, facts: RedisFacts, totals: "_Totals") -> None:
+    """Audit what the traces of a space added to the kept ones, print each difference and a summary, and add to the totals."""
+    report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
+    for row in report.differences:
+        print_row({"space": facts.space, **row})
+    totals.differing += len(report.differences)
+    totals.checked += report.agreeing + len(report.differences)
+    print_note(
+        f"{facts.space}, gate: {report.agreeing} agree, {len(report.differences)} differ, {report.undecided} undecided, "
+        f"{report.beyond} beyond what is still stored"
+    )
 
 
 @dataclass(slots=True)

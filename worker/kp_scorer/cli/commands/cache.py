@@ -43,7 +43,7 @@ def cache() -> None:
 @cache.command(epilog="Example: kp-scorer cache info")
 @service_options
 def info(settings: Settings) -> None:
-    """Print size, age, model and window of each space, and its pinned sets."""
+    """Print size, age, model and window of each space, the number of traces that a gate keeps there, and its pinned sets."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
@@ -57,6 +57,8 @@ def info(settings: Settings) -> None:
                     "window": state.window.as_settings() if state.window else None,
                 }
             )
+        for facts in store.all_facts():
+            print_row(facts.info())
         for pinned in store.all_pinned_sets():
             print_row(pinned)
 
@@ -228,10 +230,15 @@ def unpin(name: str, settings: Settings) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @service_options
 def clear(yes: bool, settings: Settings) -> None:
-    """Empty the cache: the next traces are compared with nothing. Decisions stay."""
+    """Empty the cache: the next traces are compared with nothing, also not with kept ones. Decisions stay."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             entries = log.info().entries
             if yes or click.confirm(f"Remove the {entries} entries of {log.space}?", err=True):
                 log.clear()
                 print_note(f"removed {entries} entries of {log.space}")
+        for facts in store.all_facts():
+            count = facts.info()["kept"]
+            if yes or click.confirm(f"Remove the {count} kept traces of {facts.space}?", err=True):
+                facts.clear()
+                print_note(f"removed {count} kept traces of {facts.space}")

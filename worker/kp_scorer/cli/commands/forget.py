@@ -41,6 +41,7 @@ def forget(trace_id: str, settings: Settings) -> None:
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
             # Erase each kind of data in one pass.
             vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
+            vectors = sum((facts.erase(*trace_ids) for facts in store.all_facts()), vectors)
             letters = list(store.dead_letters.read(trace_ids=[*trace_ids, ""]))
             nameless = sum(not each.trace_id for each in letters)
             dropped = Counter(each.trace_id for each in letters if each.trace_id and store.dead_letters.drop(each))

@@ -1,15 +1,19 @@
 -- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
 -- Uses   ledger
--- KEYS   pending, counts, tallies, records...
--- ARGV   record_ttl_ms, verdicts... (trace_id, digest, decision, entry, domain, is_known, guards)
+-- KEYS   pending, counts, tallies, directory, facts, kept_facts, records...
+-- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
+--        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
 --
 -- The decision rests on this entry of the novelty log, empty without an embedder. is_known is 1 if settings name the domain. guards
 -- are those that fired, with a space between them.
 --
 -- outcome is `stored`; `stands`, with the earlier decision; `dead`, with reason and detail; `conflict` if the id belongs to another
--- digest; or `again` if the trace's place has changed, and with it its novelty.
+-- digest; or `again` if the trace's place has changed, and with it its novelty, or if it rests on a fact that is not stored.
+--
+-- fact is what later decisions under a gate need to know of this one, with its vector; empty without a gate. Decisions that are
+-- stored together rest on each other's facts, in order.
 --
 -- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` those for which this guard fired, and `names`
 -- the domains with a field that no settings name. After MOST_NAMES of those, further domains share the field without a name.
@@ -35,7 +39,21 @@ local function name_of(domain, is_known)
     return domain
 end
 
-local reply = {}
+-- Store the fact of a decision, and once more if its trace is kept, where it stays for longer.
+local has_stored_facts = false
+local function remember(stored)
+    has_stored_facts = true
+    local fields = {'i', stored.trace_id, 'f', stored.fact, 'v', stored.vector}
+    local place = redis.call('XADD', facts, 'MAXLEN', most_facts, '*', unpack(fields))
+    if stored.is_kept then redis.call('XADD', kept_facts, 'MAXLEN', kept_elements, place, unpack(fields)) end
+end
+
+if #verdicts > 0 and verdicts[1].fact ~= '' then
+    expect('stream', facts)
+    expect('stream', kept_facts)
+end
+
+local reply, lacks_fact = {}, false
 for i, record in ipairs(records) do
     local verdict = verdicts[i]
     local trace_id, digest, entry = verdict.trace_id, verdict.digest, verdict.entry
@@ -47,7 +65,7 @@ for i, record in ipairs(records) do
         reply[i] = {'stands', known_decision}
     elseif state == 'dead' then
         reply[i] = {'dead', '', reason, detail}
-    elseif entry ~= '' and known_entry ~= entry then
+    elseif (entry ~= '' and known_entry ~= entry) or lacks_fact then
         reply[i] = {'again'}
     else
         -- The record was forgotten, or Redis came back without it, so this submission has not been counted.
@@ -55,8 +73,16 @@ for i, record in ipairs(records) do
         to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
         tally('decided ' .. name_of(verdict.domain, verdict.is_known))
         for guard in string.gmatch(verdict.guards, '%S+') do tally('guard ' .. guard) end
+        if verdict.fact ~= '' then remember(verdict) end
         reply[i] = {'stored'}
     end
+    lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')
+end
+if has_stored_facts then
+    redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
+    redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
+    redis.call('PEXPIRE', facts, kept_ttl_ms)
+    if redis.call('HSET', directory, facts, 1) == 1 then redis.call('PEXPIRE', directory, 86400000) end
 end
 for field, by in pairs(growth) do add(tallies, field, by) end
 apply_changes()

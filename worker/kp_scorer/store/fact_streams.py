@@ -1,0 +1,100 @@
+"""The facts of decisions in Redis, for the gate: a stream of the newest ones, and one of those whose traces are kept."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis
+
+from kp_scorer.gate import Fact, GateBounds
+from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, parse_facts
+from kp_scorer.novelty.log import Place
+from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
+from kp_scorer.store.novelty_log import READ_CHUNK, erase_entries
+from kp_scorer.store.scripts import script
+
+
+@script(tuple[int, bytes, bytes, bytes])
+def _read_facts(*, facts: str, after: str, most: int) -> None: ...
+
+
+@reports_outages("gate")
+class RedisFacts:
+    """The facts of one space, which the first commit under a gate creates. ServiceUnavailable if Redis cannot be reached."""
+
+    def __init__(self, client: redis.Redis, keys: Keys, space: str, bounds: GateBounds) -> None:
+        self._client = client
+        self._record_prefix = keys.record("")
+        self.space = space
+        self.keys = FactKeys(keys.of_facts(space))
+        self.kept_keys = KeptFactKeys(keys.of_facts(space))
+        self.bounds = bounds
+
+    def read(self, after: Place | None) -> Facts:
+        """Read the facts that are newer than a place; see :class:`~kp_scorer.gate.facts.FactLog`."""
+        kept_facts = () if after else tuple(self.all_kept())
+        is_there, newer = self._chunk(self.keys.log, after)
+        if not is_there:
+            # It was trimmed or erased, or Redis came back without it.
+            return Facts((), restart=True)
+        return Facts(newer, kept_facts, more=len(newer) == READ_CHUNK)
+
+    def all(self) -> Iterator[StoredFact]:
+        """Read all of the newest facts, oldest first, in chunks."""
+        return self._all(self.keys.log)
+
+    def all_kept(self) -> Iterator[StoredFact]:
+        """Read the facts of all kept traces, oldest first, in chunks."""
+        return self._all(self.kept_keys.log)
+
+    def _all(self, stream: str) -> Iterator[StoredFact]:
+        last = None
+        while True:
+            _, chunk = self._chunk(stream, last)
+            yield from chunk
+            if len(chunk) < READ_CHUNK:
+                return
+            last = chunk[-1].place
+
+    def _chunk(self, stream: str, after: Place | None) -> tuple[bool, list[StoredFact]]:
+        is_there, joined, texts, vectors = _read_facts(self._client, facts=stream, after=str(after or ""), most=READ_CHUNK)
+        places = [Place.parse(place.decode()) for place in joined.split()]
+        try:
+            parsed: Sequence[Fact | Place | None] = parse_facts(texts.split(b"\n") if places else [], vectors)
+        except DAMAGES:
+            entries: Any = self._client.xrange(stream, f"({after}" if after else "-", str(places[-1]), READ_CHUNK)
+            parsed = [_parsed(fields) for _, fields in entries]
+        facts = [
+            StoredFact(place, None, part) if isinstance(part, Place) else StoredFact(place, part)
+            for place, part in zip(places, parsed, strict=False)
+        ]
+        return bool(is_there), facts
+
+    def erase(self, *trace_ids: str) -> Counter[str]:
+        """Remove the facts of traces; return how many of each were kept. Workers read all anew once they see the notes."""
+        erased = [
+            erase_entries(self._client, keys, self._record_prefix, trace_ids, self.bounds.kept_ttl_ms, self.bounds.most_facts)
+            for keys in (self.keys, self.kept_keys)
+        ]
+        return erased[0] | erased[1]
+
+    def clear(self) -> None:
+        """Keep nothing any more; workers notice at their next read."""
+        self._client.delete(self.keys.log, self.kept_keys.log)
+
+    def info(self) -> dict[str, Any]:
+        """Describe the kept traces of this space."""
+        sizes: Sequence[Any] = [self._client.memory_usage(each.log) or 0 for each in (self.keys, self.kept_keys)]
+        return {"space": self.space, "kept": int(self._client.xlen(self.kept_keys.log)), "bytes": sum(sizes)}
+
+
+def _parsed(fields: dict[bytes, bytes]) -> Fact | Place | None:
+    """Read the fields of one entry. Anyone with write access to Redis can store garbage here."""
+    with suppress(*DAMAGES, KeyError):
+        if b"e" in fields:
+            return Place.parse(fields[b"e"].decode())
+        (fact,) = parse_facts([fields[b"f"]], fields[b"v"])
+        return fact
+    return None
