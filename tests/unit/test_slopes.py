@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 import pytest
-from kp_scorer.adapters.messages import Piece, is_error
+from kp_scorer.adapters.blocks import Piece, is_error
 from kp_scorer.adapters.node import Node
 from kp_scorer.cli.input import read_traces
 

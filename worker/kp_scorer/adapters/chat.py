@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run
-from kp_scorer.adapters.messages import Piece
 from kp_scorer.adapters.node import Node, parsed
 from kp_scorer.trace import ReasoningTrace
 

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from kp_scorer.adapters.messages import Piece, role_of
+from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.node import parsed
+from kp_scorer.adapters.roles import role_of
 
 _TAG: Final = re.compile(
     r"\s*+<((?:system|local|command|environment|ide|hook|bash|task|qwen|permissions|user)[-_:][\w:-]{1,60}"

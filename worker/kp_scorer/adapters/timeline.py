@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+from kp_scorer.adapters.blocks import Piece, call_input
 from kp_scorer.adapters.building import Run, digests_of, moment
-from kp_scorer.adapters.messages import Piece, call_input
 from kp_scorer.adapters.node import Node, as_json
 
 _EMPTY: Final = ("", "{}", "null")

@@ -7,9 +7,11 @@ observed; or an exchange, which has a question and its answer.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.messages import SPEAKERS, Piece, is_message, pieces_of, role_of, sort_of, with_role
+from kp_scorer.adapters.blocks import Piece, sort_of
+from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
 from kp_scorer.adapters.programs import without_programs
+from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 
 _ENVELOPES: Final = ("payload", "data", "event", "message", "item", "part", "update", "content")
 _OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of what is in them stands.

@@ -6,9 +6,10 @@ Specification: https://www.harborframework.com/docs/agents/trajectory-format
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, first_timestamp, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, pieces_of_message
+from kp_scorer.adapters.messages import pieces_of_message
 from kp_scorer.adapters.node import Node
 
 _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}

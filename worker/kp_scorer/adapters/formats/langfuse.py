@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from kp_scorer.adapters.blocks import Piece, returned_in, text_in, utterance
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, returned_in, text_in, utterance
+from kp_scorer.adapters.messages import Transcript, pieces_in
 from kp_scorer.adapters.node import Node, as_json, objects_in, parsed
+from kp_scorer.adapters.roles import Speaker
 from kp_scorer.adapters.timeline import Span, SpanKind, kind_of, run_of
 
 _TOOL_SPAN: Final = re.compile(r"^(?:\w+[ _])?tool[ :.]+(['\"]?)([\w/-]+)\1$", re.IGNORECASE)

@@ -12,19 +12,12 @@ https://platform.openai.com/docs/api-reference/responses/object.
 from collections.abc import Sequence
 from typing import Final
 
+from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, first_timestamp, time_in, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import (
-    Piece,
-    Speaker,
-    Transcript,
-    is_message,
-    pieces_in,
-    pieces_of,
-    pieces_of_message,
-    utterance,
-)
+from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.roles import Speaker, is_message
 from kp_scorer.adapters.turns import (
     ANSWERS,
     QUESTIONS,

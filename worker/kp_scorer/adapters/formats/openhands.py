@@ -7,9 +7,9 @@ https://github.com/OpenHands/OpenHands/tree/main/openhands/events
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, first_timestamp, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, utterance
 from kp_scorer.adapters.node import Node, objects_in
 
 _OF_THE_PROGRAM: Final = (

@@ -18,10 +18,12 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from kp_scorer.adapters.blocks import Piece, returned_in, text_in, utterance
 from kp_scorer.adapters.building import Run, microseconds, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, Speaker, Transcript, pieces_in, pieces_of, returned_in, text_in, utterance
+from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of
 from kp_scorer.adapters.node import MOST_DEPTH, Node, as_json, objects_in, opened, parsed
+from kp_scorer.adapters.roles import Speaker
 from kp_scorer.adapters.timeline import Span, SpanKind, kind_of, run_of
 from kp_scorer.errors import NotConverted, NotRecorded, Problem
 

@@ -7,9 +7,10 @@ settings, are skipped; the first of them may have the id and the time of the ses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, first_timestamp, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import Piece, pieces_of
+from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json, spelt
 from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
 

@@ -1,0 +1,77 @@
+"""Who speaks in a message: by its role, its type, its author or what it is in."""
+
+import re
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+Speaker = Literal["user", "agent", "result"]
+SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
+    # Instructions are no part of a run.
+    **dict.fromkeys(("system", "developer", "systemprompt"), None),
+    **dict.fromkeys(("user", "human", "userprompt"), "user"),
+    **dict.fromkeys("assistant ai model agent bot chatbot gpt gemini llm toolcall functioncall".split(), "agent"),  # noqa: SIM905
+    **dict.fromkeys(
+        "tool function toolresponse toolresult toolreturn functionexecutionresult functionresponse functionresult ipython "  # noqa: SIM905
+        "environment observation".split(),
+        "result",
+    ),
+}
+ONLY_ROLES: Final = (
+    *("toolcall", "functioncall", "toolresponse", "toolresult", "toolreturn", "functionresponse"),
+    "functionresult",
+)
+"""Roles that are types of blocks elsewhere."""
+_ROLE_KEYS: Final = ("role", "author", "from", "sender", "info")  # Each may hold the name of a role, or an object that has it.
+
+
+def is_message(value: object) -> bool:
+    """Return whether a value looks like a chat message."""
+    return isinstance(value, dict) and isinstance(with_role(value).get("role"), str)
+
+
+def with_role(value: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its role. Many have a type or an author instead, are in an envelope, or are a constructor call."""
+    kind: object = named_type(value)
+    fields: object = value
+    if isinstance(value.get("role"), str):
+        return value
+    if len(value) == 1 and isinstance(inner := next(iter(value.values())), dict) and role_of(next(iter(value))) in SPEAKERS:
+        return inner | {"role": role_of(next(iter(value)))}
+    for inner in (value[key] for key in ("message", "llm_message", "content") if key in value):
+        # A choice holds its message, as an event of one does.
+        if isinstance(inner, dict) and isinstance(inner.get("role"), str):
+            return dict(inner)
+    for holder in (value[key] for key in _ROLE_KEYS if key in value):
+        name = holder.get("role", holder.get("label", holder.get("Label"))) if isinstance(holder, dict) else holder
+        if role_of(name) in SPEAKERS:
+            return value | {"role": role_of(name)}
+    if kind == "constructor" and isinstance(value.get("id"), list) and value["id"]:
+        kind, fields = value["id"][-1], value.get("kwargs")
+    elif isinstance(value.get("data"), dict):
+        fields = value["data"]
+    if isinstance(fields, dict) and {"content", "message", "text"} & set(fields):
+        is_of_autogen = isinstance(value.get("source"), str) and isinstance(kind, str) and kind.endswith(("Message", "Event"))
+        if (role := role_of(kind)) in SPEAKERS and (role not in ONLY_ROLES or str(kind).endswith(("Message", "message"))):
+            return fields | {"role": role}
+        if is_of_autogen:
+            return fields | {"role": "user" if value["source"] == "user" else "assistant"}
+    has_calls = isinstance(value.get("tool_calls"), list) and "response" not in value
+    return {"role": "assistant"} | value if has_calls else value
+
+
+@lru_cache(maxsize=1_024)
+def _plain_role(name: str) -> str:
+    own = [part for part in name.lower().split(".") if part != "message"]
+    return re.sub(r"[\W_]+", "", own[-1] if own else "").removesuffix("chunk").removesuffix("message")
+
+
+def role_of(name: object) -> str:
+    """Return the name of a role or of a type of messages, without signs and without what all of them have."""
+    return _plain_role(name[:64]) if isinstance(name, str) else ""
+
+
+def named_type(block: dict[str, Any]) -> str:
+    """Return the type of an object, in whichever field it stands; empty if it has none."""
+    return next(
+        (kind for key in ("type", "part_kind", "kind", "$type", "block_type") if isinstance(kind := block.get(key), str)), ""
+    )
