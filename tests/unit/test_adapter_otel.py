@@ -599,6 +599,26 @@ def test_answer_is_before_the_tools_that_begin_during_the_span_of_its_model() ->
     ]
 
 
+def test_words_that_only_the_next_prompt_has_are_before_their_call() -> None:
+    failed: Json = {"status": FAILED, "attributes": {"gen_ai.tool.call.arguments": '{"town": "Bergen"}'}}
+    first, again = (
+        message("assistant", text("I look."), CALL),
+        message("assistant", text("Once more."), CALL | {"id": "call_2"}),
+    )
+    refused = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "timed out"})
+    spans = [chat(0, 10, [ASKED], []), tool("get_wind", 11, 12, **failed), chat(13, 14, [ASKED, first, refused], [])]
+    answer = chat(30, 40, [ASKED, first, refused, again, message("tool", RETURNED["parts"][0] | {"id": "call_2"})], [ANSWERED])
+    assert steps(*spans, tool("get_wind", 21, 22, attributes=failed["attributes"]), answer) == [
+        *(("thought", "I look."), STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more.")),
+        *STEPS,
+    ]
+    # Gemini's calls have no ids, and a tool's span that has one may begin before that of its model ends.
+    unnumbered = message("assistant", text("I look."), {key: value for key, value in CALL.items() if key != "id"})
+    used = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
+    within = [chat(0, 10, [ASKED], [unnumbered]), tool("get_wind", 8, 9, "own-1", attributes=used)]
+    assert steps(*within, chat(11, 20, [ASKED, unnumbered], [ANSWERED])) == [("thought", "I look."), *STEPS]
+
+
 def test_call_whose_tool_has_an_id_of_its_own_is_one() -> None:
     recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": '{"result": "14 m/s"}'}
     returned = message("user", {"type": "tool_call_response", "id": "call_0", "response": {"result": "14 m/s"}})

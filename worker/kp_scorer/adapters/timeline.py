@@ -79,8 +79,7 @@ def run_of(
     first_call = min(calls, key=lambda span: span.started_ns, default=None)
     ancestors = [span for span in reversed(_ancestors(spans, first_call)) if span.kind in ("agent", "other")]
     outermost = [*(span for span in around if not span.span_id or [span] == roots), *ancestors]
-    context = run.context or slice(0, 0)
-    pieces = [*run.pieces[: context.start], *run.pieces[context.stop :]]
+    pieces = run.turn()
     if not any(piece.kind in ("agent", "call") for piece in pieces):
         # No span of a model has messages: the longest conversation around them is the run.
         longest = max((_conversation(span) for span in around), key=_count_calls, default=[])
@@ -108,21 +107,27 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
 
     The answer of a model is there before the first of its tools begins, even if the span of the model surrounds that.
     """
-    began: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
-    for span in sorted((span for span in spans if span.kind == "tool"), key=lambda span: span.started_ns):
-        for piece in span.inputs:
-            began[piece.call_id, "" if piece.call_id else piece.name].append(span.started_ns)
+    began: defaultdict[tuple[str, str], deque[tuple[int, int]]] = defaultdict(deque)  # By id and by name: time and number.
+    for time_ns, number in sorted((span.started_ns, number) for number, span in enumerate(spans) if span.kind == "tool"):
+        for piece in spans[number].inputs:
+            began["id", piece.call_id].append((time_ns, number))
+            began["name", piece.name].append((time_ns, number))
+    called: set[int] = set()
     ordered = sorted(enumerate(spans), key=lambda each: each[1].started_ns)
     for number, span in ordered:
         if span.kind in ("agent", "other") or number in repeated:
             continue
         start_ns, end_ns = span.started_ns, max(span.started_ns, span.ended_ns or 0)
         for piece in span.outputs if span.kind == "model" else ():
-            of_id = began.get((piece.call_id, ""), deque()) if piece.call_id else deque()
-            tools_ns = of_id or began.get(("", piece.name), deque()) if piece.kind == "call" else of_id
-            while tools_ns and tools_ns[0] < start_ns - _SKEW_NS:
-                tools_ns.popleft()
-            end_ns = min(end_ns, tools_ns.popleft() - 1) if tools_ns else end_ns
+            # Frameworks may give the calls that they carry out ids of their own.
+            for key in [("id", piece.call_id)] * bool(piece.call_id) + [("name", piece.name)]:
+                tools = began[key] if key in began and piece.kind == "call" else deque()
+                while tools and (tools[0][1] in called or tools[0][0] < start_ns - _SKEW_NS):
+                    tools.popleft()
+                if tools:
+                    called.add(tools[0][1])
+                    end_ns = min(end_ns, tools.popleft()[0] - 1)
+                    break
         yield min(start_ns, end_ns), span.started_ns, number, False
         yield end_ns, span.started_ns, number, True
 
@@ -291,6 +296,9 @@ class _Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
+        self._before: defaultdict[int, list[Piece]] = defaultdict(
+            list
+        )  # By place: what the agent said before a call, if known later.
         self._has_answer = False  # Whether a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
         self._call_words: dict[
@@ -303,6 +311,12 @@ class _Conversation:
         self._of_span: dict[int, _Call] = {}
         self._history = _History()
         self._has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
+
+    def turn(self) -> list[Piece]:
+        """Return the pieces since the user spoke last, in their order."""
+        context = range(self.context.start, self.context.stop) if self.context else ()
+        places = (place for place in range(len(self.pieces)) if place not in context)
+        return [piece for place in places for piece in (*self._before.get(place, ()), self.pieces[place])]
 
     def add(self, number: int, span: Span, *, is_end: bool, has_failed: bool) -> None:
         match span.kind, is_end:
@@ -330,9 +344,14 @@ class _Conversation:
         is_prompt = self._is_prompt(pieces, matches)
         history.pieces = pieces
         history.calls.update(filter(None, matches))
+        texts: list[Piece] = []  # Those of the agent that have come since the last piece of another kind.
         for piece in new:
+            if piece.kind != "agent":
+                before = next(matched, None) if piece.kind == "call" else None
+                (self._before[before.place] if before else self.pieces).extend(texts)
+                texts.clear()
             if piece.kind == "call":
-                call = next(matched) or self._new(piece)
+                call = before or self._new(piece)
                 history.ids.add(self._id(piece))
                 history.open.add(call, ("id", piece.call_id), ("id", call.call_id), ("name", piece.name), ("any",))
             elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
@@ -349,7 +368,10 @@ class _Conversation:
                 text = piece.kind, piece.text.strip()
                 history.texts[text] += 1
                 if history.texts[text] > self._texts[text]:
-                    self._add_text(piece, is_step=not (is_prompt or self._is_retold(piece)))
+                    self._texts[text] += 1
+                    if not (is_prompt or self._is_retold(piece)):
+                        (texts if piece.kind == "agent" else self.pieces).append(piece)
+        self.pieces += texts
 
     def _is_prompt(self, pieces: Sequence[Piece], matches: Sequence[_Call | None]) -> bool:
         """Return whether a program wrote a list of messages that begins anew while the agent is at work."""
@@ -512,10 +534,9 @@ class _Conversation:
             is_error = piece.is_error or self.pieces[call.result].is_error
             self.pieces[call.result] = piece._replace(is_error=is_error)
 
-    def _add_text(self, piece: Piece, *, is_step: bool = True) -> None:
+    def _add_text(self, piece: Piece) -> None:
         self._texts[piece.kind, piece.text.strip()] += 1
-        if is_step:
-            self.pieces.append(piece)
+        self.pieces.append(piece)
 
     def _id(self, call: Piece) -> str:
         return call.call_id or self._words(call)
