@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -478,8 +478,11 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
         wait_until(lambda: server.export(chat_span(second)).status == 200)
 
 
-def test_a_full_redis_is_429_and_an_absent_one_503(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> None:
+def test_a_full_redis_is_429_and_an_absent_one_503(
+    alone: tuple[Settings, redis.Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings, client = alone
+    monkeypatch.setenv("CONSTANTS", "serve.submitter._AWAY_S=1")
     with open_server(with_changed(settings, broker__timeout_s=1.0), tmp_path / "server.log") as server:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 1)
         exported, submitted = server.export(chat_span(new_run())), server.ask("POST", "/traces", fresh_samples(1)[0])
@@ -544,8 +547,9 @@ def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
         collecting.runs.store(run_id, [ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())])
         claimed = wait_until(collecting.runs.claim)
         assert claimed
-        with pytest.raises(ServiceUnavailable):
-            Submitter(away, collecting, client)._complete(claimed)
+        submitter = Submitter(away, collecting, client)
+        with closing(submitter._converting), pytest.raises(ServiceUnavailable):
+            submitter._complete(claimed)
     assert redis_client.hget(keys.run(run_id), ":attempts") is None
 
 
@@ -568,6 +572,7 @@ def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settin
         assert claimed
         for _ in range(2):
             submitter = Submitter(supplied, collecting, client)
-            submitter._submit(claimed, submitter._converted(claimed))
+            with closing(submitter._converting):
+                submitter._submit(claimed, submitter._converted(claimed))
     assert store.ledger.counts() == (1, 1, 0, 0)
     assert list(store.dead_letters.read()) == []
