@@ -3,8 +3,8 @@
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -204,3 +204,15 @@ def endure(seconds: float) -> None:
 def slowly(place: int, life: int) -> dict[str, str]:
     """Variables of workers whose batches take so long that a load lasts for seconds."""
     return {"EMBED_S": "0.2"}
+
+
+@contextmanager
+def in_mid_load(
+    arena: Arena, load: Sequence[Mapping[str, Any]], workers: Settings, producer: Settings | None = None
+) -> Iterator[tuple[Client, Fleet, list[str]]]:
+    """A client that has submitted traces, two workers that have begun to decide them, and the ids of the traces."""
+    with Client(producer or arena.settings()) as client, supervised(workers, arena.directory, 2, slowly) as fleet:
+        submitted = submit(client, load)
+        fleet.wait_until_ready()
+        wait_until(lambda: fleet.logged("trace_decided"))
+        yield client, fleet, submitted
