@@ -41,6 +41,13 @@ def test_planted_secrets_are_replaced_and_none_is_left() -> None:
     assert set(missed) <= {"assigned password", "password in JSON", "password in escaped JSON", "OpenAI key"}
 
 
+def test_secrets_are_found_however_often_they_are_escaped() -> None:
+    text = json.dumps({"password": "vcvQKsOg4lrlV5"})
+    for _ in range(4):
+        text = json.dumps({"note": text})
+        assert "vcvQKsOg4lrlV5" not in Redactor().redacted(f"It wrote {text} (ø).")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -20,6 +20,7 @@ except ImportError as error:
 
 _NAME_CHARS: Final = 64
 _PUNCTUATION: Final = re.compile(r"[,;:.!?)\]}>](?=\s|$)")
+_ESCAPES: Final = re.compile(r'\\+(?=")')
 _PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
 
@@ -45,9 +46,17 @@ class Secrets:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the places of secrets in a text, as starts and ends in characters. Some may overlap."""
         # Many rules want white space behind a secret, where sentences have a comma.
-        variants = {text, _PUNCTUATION.sub(" ", text)}
-        places = [finding.location for each in variants if each for finding in self._scanner.scan(each) if finding.visible]
-        offsets = sorted({(place["start_offset"], place["end_offset"]) for place in places})
+        places = {*self._spans(text), *self._spans(_PUNCTUATION.sub(" ", text))}
+        if escapes := {place for match in _ESCAPES.finditer(text) for place in range(*match.span())}:
+            # JSON in JSON in a text has more escapes than rules allow for.
+            indices = [place for place in range(len(text)) if place not in escapes]
+            unescaped = "".join(map(text.__getitem__, indices))
+            places |= {(indices[start], indices[end - 1] + 1) for start, end in self._spans(unescaped)}
+        return sorted(places)
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        locations = [finding.location for finding in self._scanner.scan(text) if finding.visible] if text else []
+        offsets = [(location["start_offset"], location["end_offset"]) for location in locations]
         if not offsets or text.isascii():
             return offsets
         # Kingfisher counts bytes.
