@@ -57,6 +57,24 @@ ENVELOPES: Final[dict[str, object]] = {
     },
     "the answer twice": {"input": ASKED, "messages": CHAT, "output": {"choices": [{"message": CHAT[-1]}]}},
     "the messages in the answer": {"inputs": {"messages": CHAT[:1]}, "outputs": {"messages": CHAT}},
+    "requests with their responses": {
+        "requests": [
+            {
+                "message": {"text": ASKED},
+                "response": [
+                    {"value": THOUGHT},
+                    {
+                        "kind": "toolInvocation",
+                        "toolName": "lock_state",
+                        "input": ARGUMENTS,
+                        "toolCallId": "c",
+                        "output": RETURNED,
+                    },
+                    {"value": ANSWER},
+                ],
+            }
+        ]
+    },
     "a question, steps and an answer": {
         "query": ASKED,
         "answer": ANSWER,
@@ -209,6 +227,22 @@ def test_call_in_the_text_of_an_agent_that_calls_otherwise_is_a_text() -> None:
 def test_time_is_read_in_any_field_and_form(key: str, at: object) -> None:
     (trace,) = converted("", {"messages": CHAT, key: at})
     assert trace["metadata"]["created_at"] in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00")
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        {"role": "tool", "tool_call_id": "c", "content": "", "error": {"type": "timeout", "message": "It took too long."}},
+        {
+            "kind": "request",
+            "parts": [part("retry-prompt", tool_name="lock_state", content="It took too long.", tool_call_id="c")],
+        },
+    ],
+)
+def test_error_beside_a_result_is_one(failed: Json) -> None:
+    (trace,) = converted("", [*CHAT[:2], failed, assistant(None, call("d", **FUNCTION)), result("d", RETURNED)])
+    assert trace["steps"][2]["content"] == "It took too long."
+    assert trace["steps"][3]["type"] == "error_recovery"
 
 
 def test_newest_message_may_be_first() -> None:

@@ -159,7 +159,11 @@ def result_of(holder: Node, content: Node) -> Piece:
     """Return the result that an object holds as its content."""
     text, is_error = returned_in(content.value)
     fields = holder.object()
-    return Piece(holder, "result", text, _name_of(fields), call_id=_id_of(holder), is_error=is_error or _is_failure(fields))
+    if isinstance(error := fields.get("error"), str | dict) and error:
+        is_error = True
+        text = text or str(error.get("message") or as_json(error) if isinstance(error, dict) else error)
+    is_error = is_error or _is_failure(fields) or type_of(fields) == "retry_prompt"
+    return Piece(holder, "result", text, _name_of(fields), call_id=_id_of(holder), is_error=is_error)
 
 
 def _is_failure(fields: dict[str, Any]) -> bool:

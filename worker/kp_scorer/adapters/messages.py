@@ -224,8 +224,7 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
     """Yield the pieces in a text or in a list of blocks, in which texts are one piece if only images are between them."""
     if sort_of(content.value):
-        yield from pieces_of_block(content)
-        return
+        content = content._replace(value=[content.value])
     if not isinstance(content.value, list):
         if content.value is not None and not isinstance(content.value, str):
             raise content.refusal("expected a text or a list of parts")

@@ -34,7 +34,7 @@ def turn_in(record: Node) -> Node | None:
     for _ in range(_MOST_LEVELS):
         if not isinstance(record.value, dict):
             return None
-        if _is_step(record.value):
+        if _is_step(record.value) or (is_exchange(record.value) and not is_message(record.value)):
             return None
         inner = _inner(record)
         is_block = sort_of(record.value) and not (inner and inner.path.endswith(_OF_TYPES) and sort_of(inner.value))
