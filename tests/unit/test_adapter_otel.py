@@ -668,6 +668,24 @@ def test_calls_recorded_beside_each_other_are_one() -> None:
     assert steps(WINDY[0], answer) == STEPS
 
 
+def test_what_a_recorder_wraps_is_unwrapped() -> None:
+    returned = {"content": "Error: no wind", "type": "tool", "tool_call_id": "call_1"}
+    constructor = {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "ToolMessage"], "kwargs": returned}
+    beside = {"tags": ["seq:step:1"], "kwargs": {"name": "get_wind"}}
+    recorded = {
+        "gen_ai.tool.call.arguments": json.dumps({"input_str": "{}", "inputs": {"town": "Bergen"}, "metadata": {}} | beside),
+        "gen_ai.tool.call.result": json.dumps({"output": constructor} | beside),
+    }
+    # Another instrumentation records the same call, and the same answer.
+    plain = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "Error: no wind"}
+    tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, "call_1", attributes=plain)]
+    history = [ASKED, CALLED, message("tool", {"type": "tool_call_response", "id": "call_1", "response": "Error: no wind"})]
+    answer = chat(20, 30, history, [ANSWERED])
+    named = [*history[:2], message("tool", history[2]["parts"][0] | {"name": "get_wind"})]
+    beside_it = chat(21, 29, named, [ANSWERED])
+    assert steps(WINDY[0], *tools, answer, beside_it) == [STEPS[0], ("observation", "Error: no wind"), STEPS[2]]
+
+
 def test_error_of_an_inner_span_is_that_of_the_tool() -> None:
     outer = tool("get_wind", 11, 19, attributes={"gen_ai.tool.call.result": "no wind"}, status={"code": 1})
     inner = tool("get_wind", 12, 18, "call_1", parent=outer["spanId"], status=FAILED)

@@ -20,6 +20,7 @@ _NOT_SPELT: Final = re.compile(r"[\W_]+")
 _MOST_KEY: Final = 64  # Longer keys are data.
 _SKIPPED: Final = "\0"  # No path has this character in the place of its first key.
 
+_BESIDE_KWARGS: Final = frozenset({"kwargs", "input_str", "tags", "metadata"})  # What LangChain's callbacks get beside a value.
 _ENVELOPES: Final = frozenset({"output", "outputs", "input", "inputs", "input_args", "result", "data"})
 
 
@@ -193,8 +194,10 @@ def opened(value: object, *, are_arguments: bool = False) -> Any:
             inner = value["kwargs"]
         elif {"args", "kwargs"} >= filled.keys() and isinstance(value.get("args"), list) and len(value["args"]) == 1:
             inner = value["args"][0]
-        elif len(value) == 1 and value.keys() <= _ENVELOPES:
-            (inner,) = value.values()
+        elif (
+            len(wrapped := value.keys() - _BESIDE_KWARGS if "kwargs" in value else value.keys()) == 1 and wrapped <= _ENVELOPES
+        ):
+            inner = value[next(iter(wrapped))]
         else:
             break
         if are_arguments and not isinstance(parsed(inner), dict):
