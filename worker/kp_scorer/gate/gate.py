@@ -79,7 +79,7 @@ class Gate:
 
     def catch_up(self) -> int:
         """Read the facts to their end, and return the number of kept traces; ServiceUnavailable if they cannot be read."""
-        erased = set[Place]()
+        erased, is_anew = set[Place](), False
         while True:
             tail = self._log.read(self._cursor)
             if tail.restart:
@@ -95,11 +95,11 @@ class Gate:
             erased.update(stored.erased for stored in tail.facts if stored.erased)
             if tail.more:
                 continue
-            if erased and not erased.isdisjoint(place for place, _ in (*self._facts, *self._kept_places)):
-                # What the erased fact did to others cannot be undone one by one.
-                self._begin()
-                continue
-            return len(self._kept_places)
+            if is_anew or not erased or erased.isdisjoint(place for place, _ in (*self._facts, *self._kept_places)):
+                return len(self._kept_places)
+            # What the erased fact did to others cannot be undone one by one. Once is enough: a note may also lie.
+            self._begin()
+            is_anew = True
 
     def weigh(self, traces: Sequence[tuple[str, str, Vectors]]) -> "Batch":
         """Hold traces, each an id, a domain and a vector, against what is known; each also against those before it."""
