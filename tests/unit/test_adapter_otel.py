@@ -758,6 +758,10 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     traces, (unfinished,) = converted_and_refused("otel", [export(lone[0])])
     assert (traces, type(unfinished)) == ([], Unfinished)
     more = message("user", text("And in Voss?"))
+    # So is what another instrumentation records around them, under a trace id of its own.
+    around = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
+    (trace,) = converted("otel", export(*lone), export(ROOT, *around))
+    assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{TRACE.lower()}", STEPS)
     next_turn = chat(40, 50, [ASKED, CALLED, RETURNED, ANSWERED, more], [message("assistant", text("Calm."))])
     traces = converted("otel", export(*lone, next_turn | {"traceId": "3" * 32}))
     assert [each["task"]["objective"] for each in traces] == ["How windy is it in Bergen?", "And in Voss?"]

@@ -223,6 +223,12 @@ class Converter:
                     # All that was said was read in another file.
                     continue
                 can_go_on = (read.has_chats or run.is_part) and run.pieces
+                if not can_go_on and self._chats:
+                    # Another instrumentation may record its calls by themselves.
+                    parts = [
+                        digest for digest in digests_of(run.pieces) if digest in self._chats and self._chats[digest].is_part
+                    ]
+                    self.counts["continued"] += len([self._chats.pop(digest) for digest in parts])
                 yield from self._hold_back(run) if can_go_on else [self._trace(run)]
         except Exception as error:
             yield _refusal(records[0], error)
