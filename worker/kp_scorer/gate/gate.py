@@ -85,12 +85,8 @@ class Gate:
             if tail.restart:
                 self._begin()
                 continue
-            first = tail.facts[0].place if tail.facts else None
             # Later ones are among the facts, too.
-            for place, fact, _ in tail.kept_facts:
-                if fact and fact.vector.shape == (self._dimensions,) and (first is None or place < first):
-                    self._domains[fact.domain].kept_rows.extend([(place, fact)])
-                    self._trim_kept([(place, fact)])
+            self._keep([each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place])
             self._apply(tail.facts)
             erased.update(stored.erased for stored in tail.facts if stored.erased)
             if tail.more:
@@ -104,6 +100,15 @@ class Gate:
     def weigh(self, traces: Sequence[tuple[str, str, Vectors]]) -> "Batch":
         """Hold traces, each an id, a domain and a vector, against what is known; each also against those before it."""
         return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
+
+    def _keep(self, earlier: Sequence[StoredFact]) -> None:
+        by_domain = defaultdict[str, list[_Placed]](list)
+        kept_facts = [(place, fact) for place, fact, _ in earlier if fact and fact.vector.shape == (self._dimensions,)]
+        for place, fact in kept_facts:
+            by_domain[fact.domain].append((place, fact))
+        for domain, group in by_domain.items():
+            self._domains[domain].kept_rows.extend(group)
+        self._trim_kept(kept_facts)
 
     def _apply(self, tail: Sequence[StoredFact]) -> None:
         by_domain = defaultdict[str, list[_Placed]](list)
