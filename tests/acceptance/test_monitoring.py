@@ -212,7 +212,7 @@ def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings:
             wait_until(lambda: scraped(split).get(evicts) == 0, timeout_s=20)
             assert health(port, "--ready") == (0, [])
             client.config_set("maxmemory-policy", "allkeys-lru")
-            client.config_set("maxmemory", client.info("memory")["used_memory"] + 100_000)
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_000_000)
             (reason,) = wait_until(lambda: health(port, "--ready")[1], timeout_s=20)
             assert reason.startswith("broker: it evicts keys when its memory is full (allkeys-lru)")
             assert [line["detail"] for line in worker.events("redis_unsuitable")].count(reason.removeprefix("broker: ")) == 1
