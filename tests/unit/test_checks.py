@@ -251,13 +251,12 @@ def test_secrets_are_found_in_names_and_nested_lists_and_passwords_by_their_name
     assert result_of(secrets, "steps.0.input", {"user": "admin", "password": "x7Kq2mPz9w"}).kinds == {"assigned": 1}
 
 
+@pytest.mark.parametrize("end", ["", ",", "."])
 @pytest.mark.parametrize("kind", SECRETS)
-def test_kinds_of_secrets_are_found_in_the_middle_of_a_text(secrets: Checks, kind: str) -> None:
+def test_kinds_of_secrets_are_found_in_the_middle_of_a_text(secrets: Checks, kind: str, end: str) -> None:
     chance = random.Random(kind)
-    results = [
-        secrets.run(make_trace(objective=f"Then I saw {SECRETS[kind](chance)} and went on.", trace_id=f"kp:trace:{number}"))
-        for number in range(10)
-    ]
+    texts = [f"Then I saw {SECRETS[kind](chance)}{end} and went on." for _ in range(10)]
+    results = [secrets.run(make_trace(objective=text, trace_id=f"kp:trace:{number}")) for number, text in enumerate(texts)]
     assert sum(bool(result.kinds) for (result,) in results) >= 7
 
 

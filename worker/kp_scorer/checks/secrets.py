@@ -38,15 +38,18 @@ class Secrets:
         """Search all texts of the trace, including those within free-form objects."""
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
-            # A rule is named "collection.name" or "collection.group/name".
-            secrets = (secret for secret in self._scanner.scan(piece) if secret.visible)
-            kinds.update(secret.rule_id.partition(".")[2].rpartition("/")[2] for secret in secrets)
+            # Of a secret that both find, both find the same kind.
+            kinds += self._kinds(piece) | self._kinds(_unpunctuated(piece))
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
+
+    def _kinds(self, text: str) -> Counter[str]:
+        # A rule is named "collection.name" or "collection.group/name".
+        rules = (secret.rule_id.partition(".")[2] for secret in self._scanner.scan(text) if secret.visible)
+        return Counter(rule.rpartition("/")[2] for rule in rules)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the places of secrets in a text, as starts and ends in characters. Some may overlap."""
-        # Many rules want white space behind a secret, where sentences have a comma.
-        places = {*self._spans(text), *self._spans(_PUNCTUATION.sub(" ", text))}
+        places = {*self._spans(text), *self._spans(_unpunctuated(text))}
         if escapes := {place for match in _ESCAPES.finditer(text) for place in range(*match.span())}:
             # JSON in JSON in a text has more escapes than rules allow for.
             indices = [place for place in range(len(text)) if place not in escapes]
@@ -71,6 +74,11 @@ def _cache() -> Path | None:
         return cache_dir() / "secrets"
     except RuntimeError:
         return None
+
+
+def _unpunctuated(text: str) -> str:
+    # Many rules want white space behind a secret, where sentences have a comma.
+    return _PUNCTUATION.sub(" ", text)
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
