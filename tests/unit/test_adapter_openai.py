@@ -80,8 +80,17 @@ ANSWERS: Final = [{"index": 0, "finish_reason": "stop", "message": TIDES[-1]}, {
         REQUEST | {"choices": ANSWERS[:1]},
         REQUEST | {"choices": ANSWERS},
         {"messages": TIDES, "choices": []},
+        {"agent": {"messages": TIDES}},
     ],
-    ids=["list", "list of lists", "list of objects", "answer beside its request", "of two answers the first", "no answer"],
+    ids=[
+        "list",
+        "list of lists",
+        "list of objects",
+        "answer beside its request",
+        "first of two answers",
+        "no answer",
+        "component",
+    ],
 )
 def test_a_source_is_a_conversation_with_or_without_its_answer_or_a_list_of_several(source: object) -> None:
     (trace,) = converted("openai", source)

@@ -36,7 +36,8 @@ def with_role(value: dict[str, Any]) -> dict[str, Any]:
     if isinstance(value.get("role"), str):
         return value
     if len(value) == 1 and isinstance(inner := next(iter(value.values())), dict) and role_of(next(iter(value))) in SPEAKERS:
-        return inner | {"role": role_of(next(iter(value)))}
+        # A component may be called as a role is; then it has a list of messages.
+        return value if "messages" in inner else inner | {"role": role_of(next(iter(value)))}
     for inner in (value[key] for key in ("message", "llm_message", "content") if key in value):
         # A choice holds its message, as an event of one does.
         if isinstance(inner, dict) and isinstance(inner.get("role"), str):
