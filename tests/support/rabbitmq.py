@@ -72,7 +72,9 @@ def own_virtual_host(url: str) -> Iterator[str]:
     """Make a virtual host if this user may, and remove it in the end; else use the one that the URL names."""
     with Connection(url) as connection:
         user, is_local = connection.userid, connection.hostname in ("localhost", "127.0.0.1")
-    name = f"kp-test-{uuid.uuid4().hex}"
+    if is_local:
+        _delete_virtual_hosts_of_the_dead()
+    name = f"kp-test-{os.getpid()}-{uuid.uuid4().hex}"
     if not (is_local and evaluated(f"rabbit_vhost:add({_texts(name, _ACTOR)}).") == "ok"):
         yield url
         return
@@ -81,6 +83,13 @@ def own_virtual_host(url: str) -> Iterator[str]:
         yield f"{url.rpartition('@')[0]}@{url.rpartition('@')[2].partition('/')[0]}/{name}"
     finally:
         evaluated(f"rabbit_vhost:delete({_texts(name, _ACTOR)}).")
+
+
+def _delete_virtual_hosts_of_the_dead() -> None:
+    """Delete the virtual hosts of killed runs: their quorum queues count as open files, until RabbitMQ opens no more."""
+    pids = '{match, [Pid]} <- [re:run(Name, "^kp-test-([0-9]+)-", [{capture, [1], list}])]'
+    is_dead = 'filelib:is_dir("/proc/self"), not filelib:is_dir("/proc/" ++ Pid)'
+    evaluated(f"[rabbit_vhost:delete(Name, {_texts(_ACTOR)}) || Name <- rabbit_vhost:list_names(), {pids}, {is_dead}].")
 
 
 @contextmanager
