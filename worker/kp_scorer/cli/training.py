@@ -143,8 +143,8 @@ class TrainingFile:
 
             self._redaction, self._redactor = redaction, redaction.Redactor()
 
-    def write(self, rows: Iterable[Row]) -> int:
-        """Write the rows, and look at them again; return their number. ScorerError if something secret is left in them."""
+    def write(self, rows: Iterable[Row]) -> None:
+        """Write the rows, and look at them again; raise ScorerError if something secret is left in them."""
         with open_regular(self._partial, "w", follow=False, encoding="utf-8") as file:
             for row in rows:
                 clean = self._redactor.redacted(row) if self._redaction else row
@@ -162,7 +162,6 @@ class TrainingFile:
                     raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
         self._partial.rename(self._path)
         print_note(f"wrote {self._path}")
-        return self._counts["success"].total()
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
         """Write the manifest, as JSON, and the card, as Markdown: equal for equal inputs."""
