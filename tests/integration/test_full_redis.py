@@ -143,6 +143,14 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
         assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
 
 
+def test_messages_that_have_come_back_are_read_while_redis_is_full(server: RedisServer, endpoints: Settings) -> None:
+    with Store.open(endpoints) as store:
+        server.limit_memory(1)
+        assert [store.dead_letters.begin_reading(b"{}") for _ in range(2)] == [1, 2]
+        store.dead_letters.end_reading(b"{}")
+        assert store.dead_letters.begin_reading(b"{}") == 1
+
+
 def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
     lines = [Line(1, decode_trace(trace, endpoints.limits)) for trace in short_traces(1, seed=6)]
     embedder = WordEmbedder()

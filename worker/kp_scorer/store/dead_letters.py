@@ -87,6 +87,10 @@ def _dead_letter(
 ) -> None: ...
 
 
+@script(int)
+def _begin_reading(*, reading: str, kept_ms: int) -> None: ...
+
+
 @script(tuple[list[bytes], int])
 def _make_room(*, keys: Keys, at_once: int, bounds: _Bounds) -> None: ...
 
@@ -173,11 +177,7 @@ class DeadLetters:
     def begin_reading(self, message: bytes) -> int:
         """Note that a suspect message is about to be read; return the number of readers that began and did not end."""
         key = self._keys.reading(dead_letter_id_of(message))
-        with self._client.pipeline(transaction=False) as pipeline:
-            pipeline.hincrby(key, "begun", 1)
-            pipeline.expire(key, KEPT_S)
-            begun, _ = pipeline.execute()
-        return int(begun)
+        return _begin_reading(self._client, reading=key, kept_ms=KEPT_S * 1_000)
 
     def end_reading(self, message: bytes) -> None:
         """Note that a message has been read."""
