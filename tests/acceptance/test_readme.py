@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -116,6 +117,9 @@ def test_a_service_as_readme_sets_it_up_for_production_leaves_doctor_nothing_wro
     ):
         wait_until(lambda: answers(client))
         with start_worker(load_settings({"broker.url": url}), tmp_path / "worker.log"):
-            done = run_in_shell("kp-scorer doctor", KP_BROKER_URL=url.replace("worker", "operator"))
+            doctor = partial(run_in_shell, "kp-scorer doctor", KP_BROKER_URL=url.replace("worker", "operator"))
+            # A ready worker reports within seconds, or later on a busy machine.
+            wait_until(lambda: "no worker has reported" not in doctor().stdout)
+            done = doctor()
     findings = [(row["check"], row["detail"]) for row in rows_in(done.stdout) if row["state"] != "ok"]
     assert (done.returncode, findings) == (0, []), done.stderr
