@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from kp_scorer.cli.main import commands
-from kp_scorer.decision import Decision, Guard
+from kp_scorer.decision import CheckResult, Decision, GateResult, Guard
 from kp_scorer.errors import ScorerError
 from kp_scorer.report.intervals import counted_share, weighted_share
 from kp_scorer.report.quality import LEAST_LABELS, Judged, Quality, qualities
@@ -108,11 +108,31 @@ def test_no_threshold_accepts_what_was_rejected_whatever_its_score() -> None:
     guard = Guard(name="copies", fired=True)
     barred = [
         decision("kp:trace:copy", score=0.9, outcome="rejected", guards=(guard,), sampled=0.5),
-        decision("kp:trace:stopped", score=0.9, outcome="review", sampled=0.5),
+        decision(
+            "kp:trace:checked",
+            score=0.9,
+            outcome="review",
+            checks=(CheckResult(name="own", version="1", outcome="review"),),
+            sampled=0.5,
+        ),
     ]
     decisions = [*sampled(60), *barred]
     (quality,) = qualities([(each, True) for each in decisions], {})
     assert all(each.accepted and each.accepted.value <= 60 / 62 for each in quality.estimates)
+
+
+def test_the_score_is_compared_with_a_gate_that_decided_otherwise() -> None:
+    gates = [GateResult(adds=adds, bar=0.5, eligible=True, as_of="0-0") for adds in (0.0, 1.0)]
+    decisions = [
+        decision(f"kp:trace:{number}-{high}", score=0.2 + 0.6 * high, outcome=outcome, gate=gate, sampled=0.5)
+        for number in range(40)
+        for high, outcome, gate in ((True, "rejected", gates[0]), (False, "accepted", gates[1]))
+    ]
+    # What the gate accepts is good, and what the score would accept is not.
+    (quality,) = qualities([(each, each.outcome == "accepted") for each in decisions], {})
+    by_gate, *_, by_score = quality.estimates
+    shares = [share.value for share in (by_gate.accepted, by_gate.precision, by_score.accepted, by_score.precision) if share]
+    assert shares == pytest.approx([0.5, 1, 0.5, 0])
 
 
 def test_domains_with_few_labels_are_together_behind_the_others() -> None:

@@ -62,10 +62,8 @@ def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mappin
     rows: defaultdict[str, list[tuple[float, bool, bool, float]]] = defaultdict(list)
     for decision, is_good in decisions:
         if decision.sampled and is_good is not None:
-            is_accepted = decision.outcome == "accepted"
-            is_barred = decision.is_guarded or (decision.score >= decision.threshold and not is_accepted)
-            score = -math.inf if is_barred else decision.score
-            rows[domain_of(decision, aliases)].append((score, is_accepted, is_good, decision.sampled))
+            score = -math.inf if decision.is_guarded else decision.score
+            rows[domain_of(decision, aliases)].append((score, decision.outcome == "accepted", is_good, decision.sampled))
     ordered = sorted(rows, key=lambda domain: (-len(rows[domain]), domain))
     large = [(domain,) for domain in ordered if len(rows[domain]) >= LEAST_LABELS]
     groups = filter(None, dict.fromkeys([tuple(ordered), *large, tuple(ordered[len(large) :])]))
@@ -74,7 +72,7 @@ def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mappin
 
 def _quality(domains: tuple[str, ...], rows: Sequence[tuple[float, bool, bool, float]]) -> Quality:
     judged = Judged(*map(np.array, zip(*rows, strict=True)))
-    # No threshold accepts a barred trace.
+    # No threshold accepts a guarded trace.
     scores = judged.scores[np.isfinite(judged.scores)]
     tried = (step / 20 for step in range(21) if scores.size and scores.min() < step / 20 <= scores.max())
     return Quality(domains, len(rows), (judged.estimate(), *map(judged.estimate, tried)))
