@@ -1,8 +1,6 @@
-"""The operator's view of workers: `kp-scorer health`, `top` and `doctor`, the dashboard, the alerts, Prometheus."""
+"""The operator's view of workers: `kp-scorer health`, `stats` and `doctor`, the dashboard, the alerts, Prometheus."""
 
 import json
-import os
-import pty
 import re
 import signal
 import socket
@@ -10,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -42,7 +40,7 @@ from prometheus_client import generate_latest
 
 from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
-from tests.support.commands import COMMAND, command, invoked
+from tests.support.commands import command, invoked
 from tests.support.documents import anchors_of, lines_of
 from tests.support.processes import (
     CRASHING_WORKER,
@@ -51,7 +49,6 @@ from tests.support.processes import (
     at_work,
     ending_within,
     free_port,
-    opened,
     start_worker,
     wait_until,
 )
@@ -157,11 +154,10 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         # Whatever a worker of another version, or nobody of ours, writes there.
         redis_client.zadd(Keys("kp").workers, {"other": time.time() * 1_000 + 5_000})
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
-        shown = command(settings, "top", "--once")
-        assert (shown.exit_code, shown.stdout) == (0, ""), shown.stderr
-        (line,) = [line for line in shown.stderr.splitlines() if report.node in line]
-        assert re.search(r"\b20\b.*\byes\b", line)
-        assert re.search(r"decisions\.accepted \d+ of 100,000", shown.stderr)
+        (shown,) = rows_in(command(settings, "stats").stdout)
+        (worker_shown,) = shown["workers"]
+        assert (worker_shown["worker"], worker_shown["decided"], worker_shown["not_ready"]) == (report.node, 20, [])
+        assert 0 < worker_shown["in_flight_s"] < 60
 
         samples = wait_until(lambda: samples_with("kp_scorer_decisions_total", 20))
         assert samples["kp_scorer_queue_wait_seconds_count"] == samples["kp_scorer_processing_seconds_count"] == 20
@@ -272,36 +268,14 @@ def filling(client: redis.Redis, queue: str) -> Iterator[None]:
         thread.join()
 
 
-def test_top_and_doctor_show_when_a_queue_of_decisions_will_be_full(settings: Settings, redis_client: redis.Redis) -> None:
+def test_doctor_shows_when_a_queue_of_decisions_will_be_full(settings: Settings, redis_client: redis.Redis) -> None:
     limited = with_changed(settings, queues__results_limit=5_000)
     with filling(redis_client, "decisions.accepted"):
-        shown = command(limited, "top", "--once").stderr
-        assert re.search(r"decisions\.accepted \d+ of 5,000 \(full in \d+ (s|min)\)", shown)
         _, findings = diagnosed(limited)
     (advice,) = [row["detail"] for row in findings["queues"] if row["detail"].startswith("decisions.accepted")]
     assert re.search(r"unread decisions of 5000, full in \d+ (s|min): read them", advice)
     # What does not grow is never full.
-    assert "full in" not in command(limited, "top", "--once").stderr
-
-
-def test_on_a_terminal_top_refreshes_until_ctrl_c(settings: Settings) -> None:
-    ours, terminal = pty.openpty()
-    variables = os.environ | {"KP_BROKER_URL": settings.broker.url, "KP_REDIS_URL": settings.redis.url, "TERM": "xterm"}
-    with opened(*COMMAND, "top", env=variables, stdin=terminal, stdout=subprocess.DEVNULL, stderr=terminal) as process:
-        os.close(terminal)
-        try:
-            # Rates are there from the second look on.
-            output = b""
-            while b"/s)" not in output:
-                output += os.read(ours, 65_536)
-            process.send_signal(signal.SIGINT)
-            # Linux reports the end as an error.
-            with suppress(OSError):
-                while os.read(ours, 65_536):
-                    pass
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            os.close(ours)
+    assert not any("full in" in row["detail"] for row in diagnosed(limited)[1]["queues"])
 
 
 def diagnosed(settings: Settings, *options: str, **variables: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:

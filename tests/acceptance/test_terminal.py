@@ -122,7 +122,7 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_pa
         assert code == 0, output
         assert output.count("needs") == 1
         assert sum(" accepted " in line or " rejected " in line for line in output.splitlines()) == 3
-        for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["top", "--once"], ["explain", "0"]):
+        for command in (["status", "0"], ["decisions"], ["doctor"], ["stats"], ["explain", "0"]):
             _, output = run_at_terminal(*command)
             assert "{" not in output, command
         for command in (["stats"], ["doctor"]):

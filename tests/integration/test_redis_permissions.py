@@ -119,7 +119,7 @@ def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, tr
         assert done.exit_code == 0, f"{arguments}: {done.output}"
 
     run("submit", str(file), "--wait")
-    for asked in (["top"], ["stats"], ["status", decided], ["explain", beginning], ["label", decided, "good"]):
+    for asked in (["stats"], ["status", decided], ["explain", beginning], ["label", decided, "good"]):
         run(*asked)
     run("cache", "warm", str(file))
     run("cache", "pin", "tasks", str(file))

@@ -34,7 +34,7 @@ _IMPORTED: Final = (
     "kp_scorer.cli.main",
     *(
         f"kp_scorer.cli.commands.{name}"
-        for name in ("audit", "cache", "dead_letter", "doctor", "forget", "report", "stats", "submit", "top", "up", "worker")
+        for name in ("audit", "cache", "dead_letter", "doctor", "forget", "report", "stats", "submit", "up", "worker")
     ),
 )
 _MOST: Final = 1 << 20

@@ -162,7 +162,7 @@ class Received(_Part):
     """The delivery of the submission to the worker that decided it."""
 
     worker: str
-    """The worker's name, as ``kp-scorer top`` shows it."""
+    """The worker's name, as ``kp-scorer stats`` shows it."""
     queued_ms: Annotated[int | None, Field(ge=0), _OR_LEFT_OUT] = None
     """From sending to this delivery; omitted if neither the producer nor RabbitMQ says when the message was sent."""
     deliveries: Annotated[int, Field(ge=1)]

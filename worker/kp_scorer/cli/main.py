@@ -35,8 +35,7 @@ _COMMANDS: Final = {
     "Look": {
         "explain": ("report", "Explain how a decision came about."),
         "report": ("report", "Summarise decisions, as a page or as text."),
-        "stats": ("stats", "Print counts of submissions, decisions and queues."),
-        "top": ("top", "Watch the workers and the queues."),
+        "stats": ("stats", "Print counts of submissions, decisions, queues and workers."),
         "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
         "audit": ("audit", "Check the novelty of every decision against the log."),
     },

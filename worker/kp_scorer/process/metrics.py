@@ -1,4 +1,4 @@
-"""The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer top``."""
+"""The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer stats``."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -185,7 +185,7 @@ class Metrics:
             self._queue_wait_s.observe(queued_s)
 
     def report(self, node: str, embedder: str, not_ready: Sequence[str], full: Collection[str] = ()) -> WorkerReport:
-        """Return the report that the worker ``node`` stores in Redis for ``kp-scorer top``; ``full`` queues have no room."""
+        """Return the report that the worker ``node`` stores in Redis for ``kp-scorer stats``; ``full`` queues have no room."""
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):

@@ -1,4 +1,4 @@
-"""``kp-scorer stats``: count submissions, decisions and what waits."""
+"""``kp-scorer stats``: count submissions, decisions, what waits, and what workers do."""
 
 from typing import Any
 
@@ -11,12 +11,13 @@ from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import in_words, print_note, print_row
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.store import WorkerReport
 
 
 @click.command(epilog="Example: kp-scorer stats")
 @service_options
 def stats(settings: Settings) -> None:
-    """Print the numbers of submissions, of what became of them, and of what waits on the queues: one JSON line, or text.
+    """Print the numbers of submissions, of what became of them, of the queues and of each worker: one JSON line, or text.
 
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it. `full`
     lists the results queues and streams that accept no more decisions, so that workers wait; on a stream, a decision is unread
@@ -26,6 +27,9 @@ def stats(settings: Settings) -> None:
     `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
     profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.
     `guards` counts the decisions in which a guard of the section scoring fired.
+
+    `workers` are those that are alive, each with what it has done since its start, and with means: of the seconds that messages
+    were queued and in flight, and of those that a pass through the engine took. `doctor` explains what is wrong.
     """
     named = settings.scoring.domains
     with Store.open(settings) as store, make_celery(settings) as app:
@@ -36,6 +40,7 @@ def stats(settings: Settings) -> None:
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:
             row["oversized"] = count_oversized(app, submission_queues(settings).traces)
+        row["workers"] = list(map(_described, store.worker_reports()))
     row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}
     row["full"] = list(backlog.full)
@@ -43,3 +48,11 @@ def stats(settings: Settings) -> None:
     if row["submitted"] != counted:
         print_note(f"the ledger has lost records: submitted {row['submitted']} is not pending + decided + dead, {counted}")
     print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
+
+
+def _described(report: WorkerReport) -> dict[str, Any]:
+    counts = report.model_dump(include={"in_flight", "redeliveries", "dead_letters", "window_entries"})
+    decided = sum(sum(by_domain.values()) for by_domain in report.decisions.values())
+    timings = {"queued_s": report.queued, "in_flight_s": report.held, "pass_s": report.embedded}
+    means = {name: round(timing.seconds / timing.count, 3) for name, timing in timings.items() if timing.count}
+    return {"worker": report.node, "not_ready": list(report.not_ready), "decided": decided, **counts, **means}
