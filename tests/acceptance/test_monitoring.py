@@ -418,6 +418,7 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
 
 
 INCIDENTS: Final = "deploy/INCIDENTS.md"
+RULE_FILES: Final = ("alerts.yml", "slo.yml")
 LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
 WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
@@ -440,8 +441,8 @@ def metric_names(exposed: Samples) -> set[str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    groups = yaml.safe_load((RULES / "alerts.yml").read_text("utf-8"))["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    files = (yaml.safe_load((RULES / name).read_text("utf-8")) for name in RULE_FILES)
+    return [rule for file in files for group in file["groups"] for rule in group["rules"]]
 
 
 def promtool(*arguments: str) -> str:
@@ -475,7 +476,7 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
 
 def test_the_dashboard_asks_for_buckets_that_exist(exposed: Samples) -> None:
     buckets = re.findall(r"kp_scorer_\w+_bucket\{le=[^}]+\}", " ".join(queries()).replace(f"{SELECTED},", ""))
-    assert set(buckets) == {'kp_scorer_processing_seconds_bucket{le="0.1"}'} & exposed.keys()
+    assert set(buckets) == {f'kp_scorer_processing_seconds_bucket{{le="{limit}"}}' for limit in ("0.1", "1.0")} & exposed.keys()
 
 
 def test_the_dashboard_selects_fleets_by_job_and_namespace_in_every_query() -> None:
@@ -524,7 +525,7 @@ def _is_unseen(name: str, named: set[str]) -> bool:
 
 
 def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
-    text = (RULES / "alerts.yml").read_text("utf-8")
+    text = "".join((RULES / name).read_text("utf-8") for name in RULE_FILES)
     of_serve = samples_of(generate_latest(ServeMetrics().registry).decode())
     series = {"kp_scorer_serve_requests_total"}  # Begins with the first request.
     assert set(METRIC.findall(text)) - metric_names - {name.partition("{")[0] for name in of_serve} - series == set()
@@ -544,12 +545,12 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
 
 def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(tmp_path: Path) -> None:
     assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
-    promtool("test", "rules", "alerts_test.yml", "drift_test.yml")
+    promtool("test", "rules", "alerts_test.yml", "drift_test.yml", "slo_test.yml")
     rules = [{"record": f"query:{number}", "expr": asked_of_all_fleets(query)} for number, query in enumerate(queries())]
     # Prometheus' files are YAML, of which JSON is a part.
     file = tmp_path / "queries.yml"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
-    promtool("check", "rules", "alerts.yml", str(file))
+    promtool("check", "rules", *RULE_FILES, str(file))
 
 
 def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
