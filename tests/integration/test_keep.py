@@ -344,9 +344,10 @@ def test_the_same_inputs_give_the_same_bytes(chats_file: Path, tmp_path: Path) -
     assert contents[0] == contents[1]
 
 
-def test_pairs_are_a_kept_success_and_a_failure_of_its_task(chats_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [(), ("--rank", "score", *BANDS[:2])])
+def test_pairs_are_a_kept_success_and_a_failure_of_its_task(rank: Sequence[str], chats_file: Path, tmp_path: Path) -> None:
     output = tmp_path / "pairs.jsonl"
-    done = keep(chats_file, "--best", "100%", "--as", "pairs", "--output", output, *CONVERTING)
+    done = keep(chats_file, "--best", "100%", "--as", "pairs", "--output", output, *CONVERTING, *rank)
     (pair,) = rows(output.read_text("utf-8"))
     assert [pair[side][-1]["content"] for side in ("chosen", "rejected")] == ["Refunded by ben.", "Refunded by ann."], (
         done.output
@@ -391,7 +392,7 @@ def test_why_points_to_the_file_and_the_line_of_each_run(chats_file: Path, tmp_p
 def test_secrets_are_dropped_or_kept_on_demand(chats_file: Path, tmp_path: Path) -> None:
     output = tmp_path / "train.jsonl"
     done = keep(chats_file, "--best", "100%", "--as", "messages", "--secrets", "drop", "--output", output, *CONVERTING)
-    assert (output.read_text("utf-8"), done.stderr.count("dropped, as it holds something secret")) == ("", 3)
+    assert (output.read_text("utf-8"), "3 dropped, as they hold something secret: " in done.stderr) == ("", True)
     keep(chats_file, "--best", "100%", "--as", "messages", "--secrets", "keep", "--output", output, *CONVERTING)
     assert output.read_text("utf-8").count("@example.org") == 3
 
@@ -411,6 +412,7 @@ def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path:
     output = tmp_path / "train.jsonl"
     done = keep(chats_file, "--best", "100%", "--as", "messages", "--against", benchmark, "--output", output, *CONVERTING)
     assert [row["trace_id"][-3:] for row in rows(output.read_text("utf-8"))] == ["cas"], done.output
+    assert "3 left out, as their tasks are in the file of --against: " in done.stderr
     left_out = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))["left_out"]
     assert [(row["trace_id"][-3:], row["line"]) for row in left_out] == [("ann", 2), ("ben", 2), ("dan", 1)]
     benchmark.write_text('{"id": 1}\n')

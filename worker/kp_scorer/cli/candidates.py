@@ -4,6 +4,7 @@ Their documents and their vectors wait on disk until all of them are known.
 """
 
 import json
+import sys
 import tempfile
 import zlib
 from array import array
@@ -12,11 +13,10 @@ from contextlib import ExitStack
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
 from kp_scorer.checks.checks import Checks
 from kp_scorer.cli.converting import Line
@@ -39,30 +39,33 @@ _QUICK: Final = 1  # A level of zlib. What is read waits only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
 _LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
 
-Ints = NDArray[np.intp]
+
+class Run(NamedTuple):
+    """A run to choose from."""
+
+    trace_id: str
+    domain: str
+    eligible: bool  # True if it may be kept.
+    success: bool
+    task: int = 0  # The hash of its task; 0 for decisions from Redis, which has no tasks.
+    score: float = 0.0
+    file: str = ""
+    line: int = 0
 
 
 class Candidates:
-    """All runs to choose from, with their vectors. Both are in temporary files; some 300 bytes a run are in memory."""
+    """All runs to choose from. Their documents and vectors are in temporary files; some 400 bytes a run are in memory."""
 
     def __init__(self) -> None:
         with ExitStack() as files:
             self._documents = files.enter_context(tempfile.TemporaryFile())
             self._vectors = files.enter_context(tempfile.TemporaryFile())
             self._files = files.pop_all()
-        self.ids: list[str] = []  # By place, like the next two.
-        self.files: list[str] = []
-        self.lines = array("q")
+        self.runs: list[Run] = []
+        self._offsets = array("q", [0])  # Of their documents.
         self._all_ids: set[str] = set()
-        self._offsets = array("q", [0])
-        self._domains = array("l")
-        self._tasks = array("q")
-        self._eligible = array("b")
-        self._scores = array("d")
-        self._numbers: dict[str, int] = {}
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
-        self.has_tasks = False  # False for decisions from Redis, which has none.
 
     def __enter__(self) -> Self:
         return self
@@ -70,45 +73,23 @@ class Candidates:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    def __len__(self) -> int:
-        """Return the number of runs."""
-        return len(self.ids)
-
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
         """Add a run that was kept before. It stands for runs of its domain, and is no candidate any more."""
         if trace_id not in self._all_ids:
             self._all_ids.add(trace_id)
             self._earlier.setdefault(domain, []).append((trace_id, vector))
 
-    def add(
-        self,
-        trace_id: str,
-        domain: str,
-        vector: Vectors,
-        *,
-        eligible: bool,
-        task: str = "",
-        document: Mapping[str, Any] | None = None,
-        score: float = 0.0,
-        where: tuple[str, int] = ("", 0),
-    ) -> None:
-        """Add a run, unless one with its id is there. ``document`` is written if it is kept, ``where`` is its file and line."""
-        if trace_id in self._all_ids:
+    def add(self, run: Run, vector: Vectors, document: Mapping[str, Any] | None = None) -> None:
+        """Add a run, unless one with its id is there. ``document`` is what is written if it is kept."""
+        if run.trace_id in self._all_ids:
             return
-        self._all_ids.add(trace_id)
-        self.ids.append(trace_id)
-        self.files.append(where[0])
-        self.lines.append(where[1])
+        self._all_ids.add(run.trace_id)
+        self.runs.append(run._replace(domain=sys.intern(run.domain)))
         packed = zlib.compress(json.dumps(dict(document)).encode(), _QUICK) if document else b""
         self._documents.write(packed)
         self._offsets.append(self._offsets[-1] + len(packed))
         self._vectors.write(vector.tobytes())
         self._dimensions = vector.size
-        self._domains.append(self._numbers.setdefault(domain, len(self._numbers)))
-        self._tasks.append(hash(task))
-        self.has_tasks = self.has_tasks or bool(task)
-        self._eligible.append(eligible)
-        self._scores.append(score)
 
     def earlier(self, domain: str) -> tuple[list[str], Vectors]:
         """Return the ids of a domain's runs that were kept before, and their vectors, of shape (runs, dimensions)."""
@@ -116,39 +97,28 @@ class Candidates:
         vectors = [vector.reshape(1, -1) for _, vector in runs]
         return [trace_id for trace_id, _ in runs], np.concatenate([np.empty((0, self._dimensions), np.float32), *vectors])
 
-    def by_domain(self) -> dict[str, Ints]:
+    def by_domain(self) -> dict[str, list[int]]:
         """Return the places of each domain's runs, in the order of the input."""
-        numbers = np.asarray(self._domains)
-        return {name: np.flatnonzero(numbers == number) for name, number in self._numbers.items()}
+        places: dict[str, list[int]] = {}
+        for place, run in enumerate(self.runs):
+            places.setdefault(run.domain, []).append(place)
+        return places
 
-    def eligible(self, places: Ints) -> NDArray[np.bool_]:
-        """Return for each of these runs whether it may be kept."""
-        return np.asarray(self._eligible, np.bool_)[places]
+    def by_score(self, places: Iterable[int]) -> list[int]:
+        """Return these places in the order of the scores there, the highest first; of equal ones the earlier first."""
+        return sorted(places, key=lambda place: -self.runs[place].score)
 
-    def by_score(self, places: Ints) -> Ints:
-        """Return these runs in the order of their scores, the highest first; of equal ones the earlier first."""
-        return places[np.argsort(-np.asarray(self._scores)[places], kind="stable")]
-
-    def task_of(self, places: Ints) -> list[int]:
-        """Return the task of each of these runs, as a hash."""
-        tasks: list[int] = np.asarray(self._tasks)[places].tolist()
-        return tasks
-
-    def tasks(self, places: Ints) -> set[int]:
-        """Return the different tasks of these runs, as hashes."""
-        return set(self.task_of(places))
-
-    def vectors(self, places: Ints) -> Vectors:
+    def vectors(self, places: Sequence[int]) -> Vectors:
         """Read the vectors of these runs, of shape (runs, dimensions)."""
         self._vectors.flush()
         rows = np.memmap(self._vectors, np.float32, "r").reshape(-1, self._dimensions)
-        return np.array(rows[places])
+        return np.array(rows[np.array(places, np.intp)])
 
     def document(self, place: int) -> dict[str, Any]:
-        """Read the document of a run; it is empty if none was stored."""
+        """Read the document of a run, which was added with one."""
         self._documents.seek(self._offsets[place])
         packed = self._documents.read(self._offsets[place + 1] - self._offsets[place])
-        document: dict[str, Any] = json.loads(zlib.decompress(packed)) if packed else {}
+        document: dict[str, Any] = json.loads(zlib.decompress(packed))
         return document
 
 
@@ -186,19 +156,13 @@ def gather(
         trace, decision = line.trace, result if isinstance(result, Decision) else None
         if isinstance(trace, InvalidTrace):
             continue
-        eligible = not decision.is_guarded if decision else trace.metadata.success
+        success, domain, task = trace.metadata.success, trace.metadata.task_domain, hash(task_of(trace, line.document))
+        eligible = not decision.is_guarded if decision else success
         if checks and eligible:
             eligible = all(result.outcome is None for result in checks.run(trace))
-        candidates.add(
-            trace.id,
-            trace.metadata.task_domain,
-            _vector(embedder, trace),
-            eligible=eligible,
-            task=task_of(trace, line.document),
-            document=document(line, decision) if eligible or (failures and not trace.metadata.success) else None,
-            score=decision.score if decision else 0.0,
-            where=(line.file, line.number),
-        )
+        run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
+        may_be_written = eligible or (failures and not success)
+        candidates.add(run, _vector(embedder, trace), document(line, decision) if may_be_written else None)
 
 
 def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
@@ -247,7 +211,7 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
                 elif entry.place.time_ms >= first_ms:
                     succeeded = each.decision.dimensions.outcome_confidence > MOST_OF_FAILURES
                     eligible = (succeeded if each.good is None else each.good) and not each.decision.is_guarded
-                    candidates.add(entry.trace_id, each.decision.domain, entry.vector, eligible=eligible)
+                    candidates.add(Run(entry.trace_id, each.decision.domain, eligible, succeeded), entry.vector)
         note_damaged(store.ledger.damaged)
     if len(logs) > 1:
         print_note(f"{len(logs) - 1} older novelty logs, of other embedders, are not read")

@@ -1,15 +1,15 @@
 """Chooses a set among candidates for ``kp-scorer keep --best``, domain by domain."""
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
-import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from kp_scorer.cli.candidates import Candidates, Ints
+from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.display import cell, console, progress
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
@@ -35,25 +35,6 @@ class DomainSummary(NamedTuple):
     covered: int | str  # The number of tasks with a kept run.
 
 
-class Verdict(NamedTuple):
-    """The reason why one run is kept or not, as a row of ``--why``."""
-
-    trace_id: str
-    domain: str
-    eligible: bool
-    kept: bool
-    adds: float | None  # For a run kept for coverage: the amount by which it raised the covers of its batch.
-    stands_for: int | None  # For a kept run: the number of other runs that are most like it.
-    nearest: str | None  # For a kept run, the most similar of these; for another run, the kept one that stands for it.
-    similarity: float | None  # The similarity to ``nearest``.
-    file: str  # The file of the run; empty if no file was read.
-    line: int
-
-    def row(self) -> dict[str, Any]:
-        """Return the verdict as an object for JSON, its figures rounded to four digits."""
-        return {name: round(value, 4) if isinstance(value, float) else value for name, value in self._asdict().items()}
-
-
 class Choice:
     """The runs of one domain that are kept, and for each other run the kept one that stands for it.
 
@@ -61,100 +42,119 @@ class Choice:
     """
 
     def __init__(
-        self, candidates: Candidates, domain: str, places: Ints, most: int, rank: Rank, most_by_task: float = math.inf
+        self, candidates: Candidates, domain: str, places: Sequence[int], most: int, rank: Rank, most_by_task: float = math.inf
     ) -> None:
         """Choose up to ``most`` of the runs at these places, batch after batch in their order, or the highest scores."""
-        self._candidates, self._domain, self._places = candidates, domain, places
+        self._candidates, self._domain, self._places, self._runs = candidates, domain, places, candidates.runs
         self._earlier_ids, earlier = candidates.earlier(domain)
         self._coverage = Coverage(earlier)
-        self.kept_places: list[int] = []  # In the order in which they were chosen.
-        self._adds: list[float | None] = []
-        eligible = candidates.eligible(places)
-        self.had_room = most >= eligible.sum()  # True if there was room for every run that may be kept.
+        self._eligible = [place for place in places if self._runs[place].eligible]
+        self.had_room = most >= len(self._eligible)  # True if there was room for every run that may be kept.
         if rank == "score":
-            self._keep_highest(places[eligible], most, most_by_task)
+            self._adds: dict[int, float | None] = dict.fromkeys(islice(self._highest(most_by_task), most))
+            self._coverage.keep(candidates.vectors(self.kept_places))
         else:
-            self._keep_covering(places, most, 1 - _NEAR_COPY if len(earlier) else NOTHING, most_by_task)
-        self._others = np.setdiff1d(places, np.array(self.kept_places, np.intp))
-        self._stand_ins = list(self._found_stand_ins())
+            # By place, in the order of choice, what each adds.
+            self._adds = dict(self._covering(most, 1 - _NEAR_COPY if len(earlier) else NOTHING, most_by_task))
+        self._stand_ins = dict(self._found_stand_ins())
 
-    def _keep_highest(self, eligible: Ints, most: int, most_by_task: float) -> None:
-        highest, by_task = self._candidates.by_score(eligible), Counter[int]()
-        places = list[int]()
-        for place, task in zip(highest.tolist(), self._candidates.task_of(highest), strict=True):
-            by_task[task] += 1
-            if by_task[task] <= most_by_task and len(places) < most:
-                places.append(place)
-        highest = np.array(places, np.intp)
-        self._coverage.keep(self._candidates.vectors(highest))
-        self.kept_places, self._adds = highest.tolist(), [None] * len(highest)
+    @property
+    def kept_places(self) -> list[int]:
+        """The places of the kept runs, in the order in which they were chosen."""
+        return list(self._adds)
 
-    def _keep_covering(self, places: Ints, most: int, least: float, most_by_task: float) -> None:
-        candidates = self._candidates
-        for first in range(0, len(places), BATCH):
-            batch = places[first : first + BATCH]
-            left = round(most * (first + len(batch)) / len(places)) - len(self.kept_places)
-            eligible = candidates.eligible(batch).tolist()
-            tasks = candidates.task_of(batch) if candidates.has_tasks else None
-            for chosen in self._coverage.choose(candidates.vectors(batch), eligible, left, least, tasks, most_by_task):
-                self.kept_places.append(int(batch[chosen.place]))
-                self._adds.append(chosen.adds)
+    def _highest(self, most_by_task: float) -> Iterator[int]:
+        by_task = Counter[int]()
+        for place in self._candidates.by_score(self._eligible):
+            by_task[self._runs[place].task] += 1
+            if by_task[self._runs[place].task] <= most_by_task:
+                yield place
+
+    def _covering(self, most: int, least: float, most_by_task: float) -> Iterator[tuple[int, float]]:
+        chosen_number = 0
+        for first in range(0, len(self._places), BATCH):
+            batch = self._places[first : first + BATCH]
+            left = round(most * (first + len(batch)) / len(self._places)) - chosen_number
+            runs, vectors = [self._runs[place] for place in batch], self._candidates.vectors(batch)
+            eligible, tasks = [run.eligible for run in runs], [run.task for run in runs]
+            for chosen in self._coverage.choose(vectors, eligible, left, least, tasks, most_by_task):
+                chosen_number += 1
+                yield batch[chosen.place], chosen.adds
+
+    def _found_stand_ins(self) -> Iterator[tuple[int, StandIn]]:
+        """Yield the place of each run that is not kept, with its stand-in; nothing if no run is kept."""
+        others = [place for place in self._places if place not in self._adds]
+        for first in range(0, len(others), _COMPARED):
+            compared = others[first : first + _COMPARED]
+            yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
     def summary(self) -> DomainSummary:
         """Count the domain's runs by what became of them."""
-        candidates, places = self._candidates, self._places
-        eligible = places[candidates.eligible(places)]
-        kept_places = np.array(self.kept_places, np.intp)
-        pairs = zip(candidates.eligible(self._others), self._stand_ins, strict=False)
-        near_copies = sum(bool(is_eligible) and stand_in.similarity >= _NEAR_COPY for is_eligible, stand_in in pairs)
-        numbers = len(places), len(eligible), len(kept_places), near_copies
-        if not candidates.has_tasks:
+        runs = [self._runs[place] for place in self._places]
+        near = [place for place, stand_in in self._stand_ins.items() if stand_in.similarity >= _NEAR_COPY]
+        near_copies = sum(self._runs[place].eligible for place in near)
+        numbers = len(runs), len(self._eligible), len(self._adds), near_copies
+        tried = {run.task for run in runs}
+        if not any(tried):
             return DomainSummary(self._domain, *numbers, "", "", "", "")
-        tried, solved, failed, covered = map(candidates.tasks, (places, eligible, np.setdiff1d(places, eligible), kept_places))
+        solved, failed = ({run.task for run in runs if run.eligible is eligible} for eligible in (True, False))
+        covered = {self._runs[place].task for place in self._adds}
         return DomainSummary(self._domain, *numbers, len(tried), len(tried - failed), len(tried - solved), len(covered))
 
-    def verdicts(self) -> Iterator[Verdict]:
-        """Yield the verdict on each run: on the kept ones in the order of choice, then on the others in that of the input."""
-        others = self._others
-        stands_for = Counter[int]()
-        nearest: dict[int, tuple[float, int]] = {}
-        for place, stand_in in zip(others.tolist(), self._stand_ins, strict=False):
-            stands_for[stand_in.number] += 1
-            nearest[stand_in.number] = max(nearest.get(stand_in.number, (-1.0, 0)), (stand_in.similarity, place))
-        for number, (place, adds) in enumerate(zip(self.kept_places, self._adds, strict=True), len(self._earlier_ids)):
-            similarity, place_of_nearest = nearest.get(number, (None, None))
-            other_id = None if place_of_nearest is None else self._id(place_of_nearest)
-            where = self._candidates.files[place], self._candidates.lines[place]
-            yield Verdict(self._id(place), self._domain, True, True, adds, stands_for[number], other_id, similarity, *where)
-        kept_ids = [*self._earlier_ids, *map(self._id, self.kept_places)]
-        stand_ins = iter(self._stand_ins)
-        for place, eligible in zip(others.tolist(), self._candidates.eligible(others).tolist(), strict=True):
-            nearest_kept = next(stand_ins, None)
-            kept_id = kept_ids[nearest_kept.number] if nearest_kept else None
-            similarity = nearest_kept.similarity if nearest_kept else None
-            where = self._candidates.files[place], self._candidates.lines[place]
-            yield Verdict(self._id(place), self._domain, eligible, False, None, None, kept_id, similarity, *where)
+    def verdicts(self) -> Iterator[dict[str, Any]]:
+        """Yield a row about each run: the kept ones in the order of choice, then the others in that of the input.
 
-    def _found_stand_ins(self) -> Iterator[StandIn]:
-        """Find the stand-in of each run that is not kept; find none if nothing is kept."""
-        for first in range(0, len(self._others), _COMPARED):
-            yield from self._coverage.stand_ins(self._candidates.vectors(self._others[first : first + _COMPARED]))
+        A kept run has what it ``adds`` for coverage, the number of runs that it ``stands_for``, and the ``nearest`` of these.
+        Of another run, ``nearest`` is the kept one that stands for it.
+        """
+        like: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
+        for place, stand_in in self._stand_ins.items():
+            like[stand_in.number].append((stand_in.similarity, place))
+        for number, (place, adds) in enumerate(self._adds.items(), len(self._earlier_ids)):
+            similarity, nearest_place = max(like[number], default=(None, None))
+            nearest_id = None if nearest_place is None else self._runs[nearest_place].trace_id
+            yield self._verdict(place, adds, len(like[number]), nearest_id, similarity)
+        kept_ids = [*self._earlier_ids, *(self._runs[place].trace_id for place in self._adds)]
+        for place in self._places:
+            if place not in self._adds:
+                nearest = self._stand_ins.get(place)
+                kept_id, similarity = (kept_ids[nearest.number], nearest.similarity) if nearest else (None, None)
+                yield self._verdict(place, None, None, kept_id, similarity)
 
-    def _id(self, place: int) -> str:
-        return self._candidates.ids[place]
+    def _verdict(
+        self, place: int, adds: float | None, stands_for: int | None, nearest: str | None, similarity: float | None
+    ) -> dict[str, Any]:
+        run = self._runs[place]
+        return {
+            "trace_id": run.trace_id,
+            "domain": run.domain,
+            "eligible": run.eligible,
+            "kept": place in self._adds,
+            "adds": None if adds is None else round(adds, 4),
+            "stands_for": stands_for,
+            "nearest": nearest,
+            "similarity": None if similarity is None else round(similarity, 4),
+            "file": run.file,
+            "line": run.line,
+        }
 
 
 def choices(candidates: Candidates, best: float | int, rank: Rank, most_by_task: float = math.inf) -> Iterator[Choice]:
     """Choose from each domain, in the order in which domains first appear, a share of all runs, or a number of them."""
-    domains = candidates.by_domain()
-    sizes = [len(places) for places in domains.values()]
-    most = round(best * len(candidates)) if isinstance(best, float) else best
     done = 0
     with progress("chosen from") as advance:
-        for (domain, places), share in zip(domains.items(), apportioned(sizes, most), strict=True):
-            yield Choice(candidates, domain, places, share, rank, most_by_task)
+        for domain, places, most in _shares(candidates, best):
+            yield Choice(candidates, domain, places, most, rank, most_by_task)
             done += len(places)
-            advance(done, len(candidates))
+            advance(done, len(candidates.runs))
+
+
+def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, list[int], int]]:
+    """Yield each domain with the places of its runs, and how many of them a choice may keep."""
+    domains = candidates.by_domain()
+    most = round(best * len(candidates.runs)) if isinstance(best, float) else best
+    shares = apportioned([len(places) for places in domains.values()], most)
+    yield from zip(domains, domains.values(), shares, strict=True)
 
 
 def print_summaries(summaries: Iterable[DomainSummary]) -> None:
@@ -169,18 +169,16 @@ def print_summaries(summaries: Iterable[DomainSummary]) -> None:
 
 def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:
     """Return in words how good the traces of the highest scores are, and those of a set, of which each is a share of all."""
-    domains = candidates.by_domain()
     places_by_rank: dict[Rank, list[int]] = {"score": [], "coverage": []}
-    for (domain, places), most in zip(
-        domains.items(), apportioned([len(each) for each in domains.values()], round(share * len(candidates))), strict=True
-    ):
-        places_by_rank["score"] += candidates.by_score(places)[:most].tolist()
+    for domain, places, most in _shares(candidates, share):
+        places_by_rank["score"] += candidates.by_score(places)[:most]
         places_by_rank["coverage"] += Choice(candidates, domain, places, most, "coverage").kept_places
     words = []
-    for rank, places_of_rank in places_by_rank.items():
-        labelled = [labels[candidates.ids[place]] for place in places_of_rank if candidates.ids[place] in labels]
-        good = [place for place in places_of_rank if labels.get(candidates.ids[place])]
-        tasks = len(candidates.tasks(np.array(good, np.intp)))
+    for rank, places in places_by_rank.items():
+        runs = [candidates.runs[place] for place in places]
+        labelled = sum(run.trace_id in labels for run in runs)
+        good = [run for run in runs if labels.get(run.trace_id)]
         name = "by score" if rank == "score" else f"by `kp-scorer keep --best {share:.3%}`".replace(".000%", "%")
-        words.append(f"{name} {sum(labelled)} of {len(labelled)} with a label are good, of {tasks} different tasks")
+        tasks = len({run.task for run in good})
+        words.append(f"{name} {len(good)} of {labelled} with a label are good, of {tasks} different tasks")
     return f"at {share:.3%} of the traces: {'; '.join(words)}".replace(".000%", "%")

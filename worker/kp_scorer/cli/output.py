@@ -9,7 +9,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
@@ -23,6 +23,7 @@ NO_EMBEDDER: Final = (
     "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
 )
 """A command that scores without an embedder prints this once."""
+_MOST_NAMED: Final = 3
 # Each opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
@@ -126,6 +127,13 @@ def _was_noted(name: str) -> bool:
     was_noted = name in notes
     notes.add(name)
     return was_noted
+
+
+def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
+    """Print how many traces were left out, if any, and name the first ones."""
+    if trace_ids:
+        more = f" and {len(trace_ids) - _MOST_NAMED} more" if len(trace_ids) > _MOST_NAMED else ""
+        print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")
 
 
 def note_damaged(damaged: Mapping[str, str]) -> int:

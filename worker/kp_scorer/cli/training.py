@@ -15,7 +15,7 @@ from kp_scorer.adapters.chat import chat_of, chat_of_trace
 from kp_scorer.cli.candidates import Candidates, task_of
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.input import lines_in, open_input
-from kp_scorer.cli.output import json_line, open_output, print_note
+from kp_scorer.cli.output import json_line, note_ids, open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import InvalidTrace, ScorerError
@@ -50,32 +50,29 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
 
 def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], stands_for: Mapping[str, Any]) -> Iterator[Row]:
     """Yield what is written of the runs at these places, which stand for so many others, by id."""
-    if shape == "traces":
-        yield from map(candidates.document, places)
-        return
-    rejected = _failures(candidates, places) if shape == "pairs" else {}
-    for row in map(candidates.document, places):
-        about = row | {"stands_for": stands_for[row["trace_id"]]}
-        if shape != "pairs":
-            yield about
-        elif failures := rejected.get(_task_key(row)):
-            failure = failures.pop(0)
-            chosen, ids = about.pop("messages"), {"rejected_id": failure["trace_id"]}
-            yield {"chosen": chosen, "rejected": failure["messages"], **about, **ids}
+    failures = _failures(candidates, places) if shape == "pairs" else {}
+    for place in places:
+        run = candidates.runs[place]
+        if shape == "traces":
+            yield candidates.document(place)
+        elif shape != "pairs":
+            yield candidates.document(place) | {"stands_for": stands_for[run.trace_id]}
+        elif run.success and (of_task := failures.get((run.domain, run.task))):
+            about, failure = candidates.document(place), candidates.document(of_task.pop(0))
+            pair = {"chosen": about.pop("messages"), "rejected": failure["messages"]}
+            yield pair | about | {"stands_for": stands_for[run.trace_id], "rejected_id": failure["trace_id"]}
 
 
-def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, str], list[Row]]:
-    """Return the failures of the kept successes' tasks, no more of a task than its successes, in order."""
-    wanted = Counter(_task_key(row) for row in map(candidates.document, places) if row["success"])
-    failures = defaultdict[tuple[str, str], list[Row]](list)
-    for row in filter(None, map(candidates.document, range(len(candidates)))):
-        if not row["success"] and len(failures[key := _task_key(row)]) < wanted[key]:
-            failures[key].append(row)
+def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, int], list[int]]:
+    """Return the places of failures of the kept successes' tasks, no more of a task than its successes, in order."""
+    kept_runs = (candidates.runs[place] for place in places)
+    wanted = Counter((run.domain, run.task) for run in kept_runs if run.success)
+    failures = defaultdict[tuple[str, int], list[int]](list)
+    for place, run in enumerate(candidates.runs):
+        key = run.domain, run.task
+        if not run.success and len(failures[key]) < wanted[key]:
+            failures[key].append(place)
     return failures
-
-
-def _task_key(row: Row) -> tuple[str, str]:
-    return row["domain"], row["task"]
 
 
 class Against:
@@ -91,19 +88,18 @@ class Against:
         self.left_out: list[Row] = []
 
     def filtered(self, batches: Iterable[Sequence[Line]]) -> Iterator[list[Line]]:
-        """Yield an input without the runs whose task is in the file, which are named."""
+        """Yield an input without the runs whose task is in the file; note those at the end."""
         for batch in batches:
             yield [line for line in batch if isinstance(line.trace, InvalidTrace) or not self._has(line.trace)]
+        note_ids([row["trace_id"] for row in self.left_out], "left out, as their tasks are in the file of --against")
 
     def _has(self, trace: ReasoningTrace) -> bool:
         similarities = self._vectors @ self._embedder.embed([trace.task.objective])[0]
         if not similarities.size or similarities.max() < NEAR_TASK:
             return False
         place = int(np.argmax(similarities))
-        self.left_out.append(
-            {"trace_id": trace.id, "line": self._numbers[place], "similarity": round(float(similarities[place]), 4)}
-        )
-        print_note(f"{trace.id}: left out, as its task is on line {self._numbers[place]} of the file of --against")
+        row = {"trace_id": trace.id, "line": self._numbers[place], "similarity": round(float(similarities[place]), 4)}
+        self.left_out.append(row)
         return True
 
 
@@ -135,7 +131,7 @@ class TrainingFile:
         self._path, self._secrets = Path(output), secrets
         self._partial = self._path.with_suffix(".jsonl.partial")
         self._counts = {name: Counter[str]() for name in ("domain", "task", "success")}
-        self._dropped = 0
+        self._dropped_ids: list[str] = []
         self._redaction: Any = None
         if secrets != "keep":
             # It needs an extra, and takes a second to load.
@@ -149,12 +145,12 @@ class TrainingFile:
             for row in rows:
                 clean = self._redactor.redacted(row) if self._redaction else row
                 if self._secrets == "drop" and clean != row:
-                    self._dropped += 1
-                    print_note(f"{row['trace_id']}: dropped, as it holds something secret")
+                    self._dropped_ids.append(row["trace_id"])
                     continue
                 file.write(json_line(clean, allow_nan=False))
                 for name, count in self._counts.items():
                     count[str(row[name])] += 1
+        note_ids(self._dropped_ids, "dropped, as they hold something secret")
         with self._partial.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if self._redaction and not self._redaction.is_clean(json.loads(line)):
@@ -178,7 +174,7 @@ class TrainingFile:
             "made_by": f"kp-scorer {version('kp-scorer')}",
             "how": dict(how),
             "secrets": self._secrets,
-            "dropped": self._dropped,
+            "dropped": len(self._dropped_ids),
             "replaced": dict(sorted(self._redactor.counts.items())) if self._secrets == "replace" else {},
             "left_out": against.left_out if against else [],
             "sources": [{"file": name, "sha256": _digest(Path(name))} for name in sources],

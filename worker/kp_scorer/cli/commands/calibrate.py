@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.candidates import Candidates
+from kp_scorer.cli.candidates import Candidates, Run
 from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels, labels_option
 from kp_scorer.cli.keeping import compared
 from kp_scorer.cli.output import open_output, print_note
@@ -85,7 +85,7 @@ def calibrate(
     with Candidates() as candidates:
         labelled_decisions = _labelled(gathered, namespaces, agents, candidates)
         samples = samples_of(labelled_decisions, settings.scoring.aliases)
-        if gathered.labels and target.of == "accept" and len(candidates):
+        if gathered.labels and target.of == "accept" and candidates.runs:
             print_note(compared(candidates, target.share, gathered.labels))
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and needs_labels:
@@ -116,9 +116,9 @@ def _labelled(
     embedder = WordsEmbedder()
     for decision, label, trace in gathered.traces:
         if trace and gathered.labels:
-            vector, eligible = embedder.embed([embedder.recipe.text(trace)]), trace.metadata.success and not decision.is_guarded
-            task, score = trace.task.objective, decision.score
-            candidates.add(trace.id, decision.domain, vector, eligible=eligible, task=task, score=score)
+            success, task = trace.metadata.success, hash(trace.task.objective)
+            run = Run(trace.id, decision.domain, success and not decision.is_guarded, success, task, decision.score)
+            candidates.add(run, embedder.embed([embedder.recipe.text(trace)]))
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:

@@ -4,10 +4,11 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
-from typing import Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import click
 
@@ -24,6 +25,7 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.trace import ReasoningTrace
 
 _FILES: Final = "kept-[0-9][0-9][0-9][0-9].jsonl"
 
@@ -76,21 +78,12 @@ def _best(text: str) -> Best:
 @converting_options
 def keep(
     files: tuple[str, ...],
-    best: Best | None,
-    rank: Rank,
-    most_by_task: int | None,
-    into: Path | None,
-    why: str | None,
-    output: str,
-    stored: bool,
-    since: datetime | None,
-    shape: Shape,
     secrets: SecretsAction,
     against: str | None,
     licence: str | None,
-    outcome: str,
     settings: Settings,
     conversion: Conversion,
+    **options: Any,
 ) -> None:
     """Write the traces in FILE that are worth keeping, each once, as JSON Lines.
 
@@ -110,25 +103,18 @@ def keep(
 
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    request = _Request(best, rank, most_by_task, into, why, output, stored, since, shape, outcome, bool(settings.checks.names))
-    request.check(files)
-    training = TrainingFile(output, secrets) if shape in ("messages", "pairs") else None
+    request = _Request(files, bool(settings.checks.names), **options)
+    request.check()
+    training = TrainingFile(request.output, secrets) if request.shape in ("messages", "pairs") else None
     excluded = Against(against) if against else None
-    conversion.keeps_runs = shape != "traces"
+    conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     source = _Input(excluded.filtered(batches) if excluded else batches, files)
     with Candidates() as candidates:
-        rows = _rows_of_set(request, best, source, candidates, settings) if best else _rows_decided(request, source, settings)
+        rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
-            how = {
-                "as": shape,
-                "best": f"{best:.4g}" if best else "by decision",
-                "rank": rank,
-                "most_by_task": most_by_task,
-                "against": against,
-            }
-            training.describe(how, source.files, excluded, licence)
+            training.describe(request.described() | {"against": against}, source.files, excluded, licence)
         else:
             with open_output(request.file()) as write:
                 for row in rows:
@@ -141,6 +127,8 @@ def keep(
 class _Request(NamedTuple):
     """The options that say what to keep, and how to write it."""
 
+    files: Sequence[str]
+    is_checked: bool  # Whether checks run, which see no field that is ignored.
     best: Best | None
     rank: Rank
     most_by_task: int | None
@@ -151,9 +139,8 @@ class _Request(NamedTuple):
     since: datetime | None
     shape: Shape
     outcome: str
-    is_checked: bool  # Whether checks run, which see no field that is ignored.
 
-    def check(self, files: Sequence[str]) -> None:
+    def check(self) -> None:
         """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
         if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
@@ -167,11 +154,18 @@ class _Request(NamedTuple):
             raise click.UsageError("--since is for --stored, and --rank score is not")
         if self.shape != "traces" and (self.into or (self.stored and self.best)):
             raise click.UsageError("--as writes what is read from FILE: expected it without --into, and --stored --best")
-        if not files and not (self.best and self.stored):
+        if not self.files and not (self.best and self.stored):
             raise click.UsageError("expected FILE")
-        for option, name in (("--output", self.output), ("--into", self.into or "-"), ("--why", self.why or "-")):
-            if name != "-" and any(Path(name).resolve().is_relative_to(Path(read).resolve()) for read in files):
+        for option, name in (("--output", self.output), ("--into", self.into), ("--why", self.why)):
+            if name not in ("-", None) and any(
+                Path(name).resolve().is_relative_to(Path(read).resolve()) for read in self.files
+            ):
                 raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
+
+    def described(self) -> dict[str, Any]:
+        """Return how the set is chosen, for its manifest."""
+        best = f"{self.best:.4g}" if self.best else "by decision"
+        return {"as": self.shape, "best": best, "rank": self.rank, "most_by_task": self.most_by_task}
 
     def earlier(self) -> list[Path]:
         """Return the files of what was kept before, in order."""
@@ -222,7 +216,7 @@ class _Input:
         refusal(line.number, error, line.file if line.file != self.names[0] or len(self.names) > 1 else "")
 
 
-def _rows_of_set(request: _Request, best: Best, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
+def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
     """Choose a set; return what is written of each run in it."""
     if request.stored:
         gather_stored(candidates, request.earlier(), request.since, settings)
@@ -230,13 +224,14 @@ def _rows_of_set(request: _Request, best: Best, source: _Input, candidates: Cand
         gather_earlier(candidates, request.earlier(), settings.limits)
         scores, failures = request.rank == "score", request.shape == "pairs"
         gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
-    chosen = list(choices(candidates, best, request.rank, request.most_by_task or math.inf))
-    if request.why:
-        with open_output(request.why) as write:
-            for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
-                write(json_line(verdict.row(), allow_nan=False))
-    kept_rows = {verdict.trace_id: verdict.row() for choice in chosen for verdict in choice.verdicts() if verdict.kept}
-    _print_summary(chosen, len(kept_rows), len(candidates))
+    chosen = list(choices(candidates, request.best or 0, request.rank, request.most_by_task or math.inf))
+    kept_rows: dict[str, Row] = {}
+    with open_output(request.why) if request.why else nullcontext(lambda _: None) as write:
+        for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
+            write(json_line(verdict, allow_nan=False))
+            if verdict["kept"]:
+                kept_rows[verdict["trace_id"]] = verdict
+    _print_summary(chosen, len(kept_rows), len(candidates.runs))
     if request.stored:
         return _rows_in_files(kept_rows, source) if source.names else iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
@@ -289,12 +284,10 @@ def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[t
     """Look up the decisions on the traces of an input, in order, or the states of those without one."""
     with Store.open(with_endpoints(settings)) as store:
         for batch in batches:
-            trace_ids = [line.trace.id for line in batch if not isinstance(line.trace, InvalidTrace)]
-            records = iter(store.ledger.look_up(trace_ids))
-            for line in batch:
-                if isinstance(line.trace, InvalidTrace):
-                    yield line, line.trace
-                elif (record := next(records)) and record.digest != line.trace.digest():
-                    yield line, TraceConflict(line.trace.id)
+            traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
+            records = store.ledger.look_up([trace.id for trace in traces])
+            for line, trace, record in zip(batch, traces, records, strict=True):
+                if record and record.digest != trace.digest():
+                    yield line, TraceConflict(trace.id)
                 else:
                     yield line, (record.decision or record.state) if record else "unknown"
