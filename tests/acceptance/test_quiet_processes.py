@@ -80,7 +80,7 @@ def _strace() -> None:
     "command",
     [
         # It converts the model, and starts a worker with it.
-        pytest.param("demo FILE", marks=pytest.mark.slow),
+        pytest.param("demo", marks=pytest.mark.slow),
         "report FILE --output tmp/report.html --set embedding.embedder=words",
     ],
 )

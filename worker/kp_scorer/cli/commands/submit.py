@@ -24,7 +24,7 @@ from kp_scorer.store import Store
 from kp_scorer.store.records import Record
 from kp_scorer.trace import namespaced
 
-BATCH_SIZE: Final = 100
+_BATCH_SIZE: Final = 100
 
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
@@ -43,7 +43,7 @@ def submit(
     with --wait, the decision. Invalid lines are reported by number and field, and do not stop the others. Everything is
     submitted even if nobody reads the output.
     """
-    lines = ReadAhead(files, settings.limits, BATCH_SIZE, conversion)
+    lines = ReadAhead(files, settings.limits, _BATCH_SIZE, conversion)
     trace_ids: list[str] = []
     decided: list[Decision] = []
     total = 0
@@ -51,7 +51,7 @@ def submit(
     with Client(settings, namespace) as client:
         try:
             with progress("submitted") as advance:
-                for line, answer, earlier in submit_lines(client, lines, namespace):
+                for line, answer, earlier in _submit_lines(client, lines, namespace):
                     total += 1
                     if isinstance(answer, str):
                         trace_ids.append(answer)
@@ -79,7 +79,7 @@ def submit(
         sys.exit(1)
 
 
-def submit_lines(client: Client, lines: ReadAhead, namespace: str = "") -> Iterator[tuple[Line, Submitted, Decision | None]]:
+def _submit_lines(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, Decision | None]]:
     """Submit lines; yield for each its trace's id or the error, and an earlier decision if there is one."""
     for batch in lines.batches():
         documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]

@@ -1,5 +1,6 @@
 """``kp-scorer up``, ``down`` and ``demo``: run an embedded Redis and workers, and remove them."""
 
+import json
 import os
 import shutil
 import signal
@@ -13,27 +14,21 @@ from contextlib import contextmanager, suppress
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from shlex import join
 from typing import Final
 
 import click
 
-from kp_scorer.characters import escaped
-from kp_scorer.cli.commands.submit import BATCH_SIZE, submit_lines
-from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
-from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import settings_options
-from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text, refusal
+from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text
 from kp_scorer.client import Client, Status
-from kp_scorer.decoding import Limits
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.local.embedded_redis import embedded_redis, remove_data, running
 from kp_scorer.local.folders import cache_dir, state_dir
 from kp_scorer.local.processes import dying_with_parent, free_ports, stop
-from kp_scorer.report.calibration import Target
+from kp_scorer.report.phrases import OUTCOME_WORDS
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -46,7 +41,7 @@ _MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 100.0  # For workers, which finish what they have in flight, and then for Redis.
-_PROPOSED: Final = Target("accept", 0.2)
+_DEMO_TIMEOUT_S: Final = 600.0
 
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
@@ -201,15 +196,12 @@ def _stop() -> bool:
     return True
 
 
-@click.command(epilog="Example: kp-scorer demo my-traces.jsonl")
-@click.argument("files", metavar="[FILE|FOLDER|-...]", nargs=-1, type=click.Path(allow_dash=True))
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1), default=600.0, show_default=True, help="Seconds to wait.")
+@click.command(epilog="Example: kp-scorer demo")
 @settings_options
-@converting_options
-def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversion: Conversion) -> None:
-    """Start an embedded Redis and a worker, submit traces, show the decisions, stop everything.
+def demo(settings: Settings) -> None:
+    """Start an embedded Redis and a worker, submit the sample traces of the package, show the decisions, stop everything.
 
-    Submits the sample traces that come with the package, or those in FILE (a folder, or - for standard input).
+    `score FILE` shows decisions on traces of your own.
     """
     # More log lines would hide the table.
     log = settings.log.model_copy(update={"level": "error"})
@@ -218,75 +210,40 @@ def demo(files: tuple[str, ...], timeout_s: float, settings: Settings, conversio
     # Decide one trace at a time, in the order of the file: a trace is compared with those before it, so each run gives the same
     # decisions.
     worker = settings.worker.model_copy(update={"concurrency": 1})
+    samples = resources.files("kp_scorer.samples").joinpath("traces.jsonl").read_text("utf-8")
+    traces = list(map(json.loads, samples.splitlines()))
     with tempfile.TemporaryDirectory(prefix="kp-scorer-") as data_dir, embedded_redis(Path(data_dir)) as url:
         print_note("started an embedded Redis and a worker, which loads its embedder")
         # The demo replaces configured URLs, as it must not reach anyone's queue.
         broker, redis = (section.model_copy(update={"url": url}) for section in (settings.broker, settings.redis))
         settings = settings.model_copy(update={"log": log, "broker": broker, "redis": redis, "worker": worker})
         with worker_processes(settings, ports=[0]) as (process,), Client(settings) as client:
-            trace_ids, refused = _submit_files(client, files, settings.limits, conversion)
-            completed = _watch(client, trace_ids, timeout_s, process)
-    if not _summarise(trace_ids, completed, files, conversion) or refused:
+            client.submit_many(traces)
+            print_note(f"submitted {len(traces)} traces")
+            completed = _watch(client, [trace["id"] for trace in traces], process)
+    table, counts = DecisionTable(), Counter[str](accepted=0, rejected=0)
+    for status in completed:
+        counts[OUTCOME_WORDS[status.decision.outcome] if status.decision else status.state] += 1
+        if status.decision:
+            table.print_decision(status.decision)
+    print_text(f"{len(traces)} traces: {', '.join(f'{count} {words}' for words, count in counts.items())}\n")
+    print_text("a score looks at one trace; the few that cover what is asked: kp-scorer keep FILE --best 10%\n")
+    print_text("next, with traces of your own: kp-scorer score FILE\n")
+    if not all(status.decision for status in completed):
         sys.exit(1)
 
 
-def _submit_files(client: Client, files: Sequence[str], limits: Limits, conversion: Conversion) -> tuple[list[str], int]:
-    """Submit the traces in files, or the samples; return their ids and the number of lines refused."""
-    trace_ids: list[str] = []
-    refused = 0
-    with resources.as_file(resources.files("kp_scorer.samples").joinpath("traces.jsonl")) as samples:
-        names = files or [str(samples)]
-        for line, answer, _ in submit_lines(client, ReadAhead(names, limits, BATCH_SIZE, conversion)):
-            if isinstance(answer, str):
-                trace_ids.append(answer)
-            else:
-                refused += 1
-                refusal(line.number, answer, line.file)
-    print_note(f"submitted {len(trace_ids)} traces" if trace_ids else f"no traces in {', '.join(names)}")
-    return list(dict.fromkeys(trace_ids)), refused
-
-
-def _watch(client: Client, trace_ids: Sequence[str], timeout_s: float, worker: Process) -> dict[str, Status]:
-    started = time.monotonic()
-    completed: dict[str, Status] = {}
+def _watch(client: Client, trace_ids: Sequence[str], worker: Process) -> list[Status]:
+    """Wait until all traces have ended, and return how; raise ServiceUnavailable if the worker ends, or takes too long."""
+    deadline, completed = time.monotonic() + _DEMO_TIMEOUT_S, dict[str, Status]()
     with progress("scored") as advance:
-        while len(completed) < len(trace_ids) and time.monotonic() - started < timeout_s:
+        while left := [trace_id for trace_id in trace_ids if trace_id not in completed]:
             if worker.poll() is not None:
                 raise ServiceUnavailable("the worker ended; its log above says why")
-            left = [trace_id for trace_id in trace_ids if trace_id not in completed]
+            if time.monotonic() > deadline:
+                raise ServiceUnavailable(f"{len(left)} traces are not decided after {_DEMO_TIMEOUT_S:g} s")
             for status in client.as_completed(left, timeout_s=1.0):
                 note_if_unmeasured(status.decision)
                 completed[status.trace_id] = status
                 advance(len(completed), len(trace_ids))
-    return completed
-
-
-def _summarise(trace_ids: Sequence[str], completed: dict[str, Status], files: Sequence[str], conversion: Conversion) -> bool:
-    """Print the decisions, their numbers and a next step; return whether all traces were decided."""
-    decisions = [status.decision for trace_id in trace_ids if (status := completed.get(trace_id)) and status.decision]
-    table = DecisionTable()
-    for decision in decisions:
-        table.print_decision(decision)
-    outcomes = Counter(decision.outcome for decision in decisions)
-    counts = [f"{outcomes['accepted']} accepted", f"{outcomes['rejected']} rejected"]
-    dead = len(completed) - len(decisions)
-    others = {"to review": outcomes["review"], "dead": dead, "still pending": len(trace_ids) - len(completed)}
-    counts += [f"{count} {words}" for words, count in others.items() if count]
-    print_text(f"{len(trace_ids)} traces: {', '.join(counts)}\n")
-    print_text("a score looks at one trace; the few that cover what is asked: kp-scorer keep FILE --best 10%\n")
-    print_text(f"{_next_step(len(decisions), outcomes['accepted'], files, conversion)}\n")
-    return len(decisions) == len(trace_ids)
-
-
-def _next_step(decided: int, accepted: int, files: Sequence[str], conversion: Conversion) -> str:
-    if not files or "-" in files:
-        return "next, with traces of your own: kp-scorer demo FILE"
-    named = escaped(join(files))
-    if decided < _PROPOSED.least_traces:
-        options = " …" if conversion.runs else ""
-        return f"next, as a service: kp-scorer up, and in another terminal: kp-scorer submit {named}{options} --wait"
-    # The suggested command converts nothing, and reads one file.
-    converts = conversion.runs or len(files) > 1
-    before, file = (f"kp-scorer convert {named} … > traces.jsonl, then ", "traces.jsonl") if converts else ("", named)
-    calibrate = f"kp-scorer calibrate {file} --accept {_PROPOSED.percents} --output thresholds.toml"
-    return f"{accepted} of {decided} accepted; for a fifth: {before}{calibrate}"
+    return [completed[trace_id] for trace_id in trace_ids]
