@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -31,6 +31,7 @@ from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace, namespace_of
 
 _MOST_BYTES: Final = 2**20  # The longest line with a decision, which takes some two kilobytes, or with a label.
+_FILTERS: Final = ("since", "domain", "namespace", "agent")
 _MOST_LABELS_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
 
 
@@ -61,25 +62,12 @@ class Gathered:
     is_stored: bool = False  # True if the ledger is read.
     dead_letters: int = 0  # The number of dead letters, of all producers; 0 unless the ledger was read.
 
-    def choose(
-        self, since: datetime | None, domains: Collection[str], namespaces: Collection[str], agents: Collection[str]
-    ) -> None:
-        """Keep only the decisions that the given options choose."""
-        if since:
-            first_s = since.timestamp()
-            self._only("--since", [f"{since:%F %T}"], lambda decision: _decided_s(decision) >= first_s)
-        if domains:
-            self._only("--domain", domains, lambda decision: decision.domain in domains)
-            self.are_of_domains = True
-        if namespaces:
-            self._only("--namespace", namespaces, lambda decision: namespace_of(decision.trace_id) in namespaces)
-        if agents:
-            self._only("--agent", agents, lambda decision: (decision.agent_id or "") in agents)
-
-    def _only(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
-        chosen = (each for each in self.traces if is_chosen(each.decision))
-        problem = f"there are no {self.kind} in {self.source} with {option} {' or '.join(map(repr, values))}"
-        self.traces, self.dead_letters = _some(chosen, escaped(problem)), 0
+    def filter(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
+        """Keep only the decisions that an option with these values chooses, if it has any."""
+        if values:
+            problem = f"there are no {self.kind} in {self.source} with {option} {' or '.join(map(repr, values))}"
+            self.traces = _some((each for each in self.traces if is_chosen(each.decision)), escaped(problem))
+            self.dead_letters = 0
 
 
 def gathering_options(command: Command, sample: int | None = None, *, only_labelled: bool = False) -> Command:
@@ -89,16 +77,11 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     ``only_labelled``, decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
     ScorerError if there is none. After the command it exits with 1 if a line held neither a trace nor a decision.
     """
+    sample_option = partial(click.option, "--sample", default=sample, type=click.IntRange(min=1), show_default=True)
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Use the decisions that the ledger holds, in place of a file.")
-    @click.option(
-        "--sample",
-        type=click.IntRange(min=1),
-        default=sample,
-        show_default=True,
-        help="With --stored, read this many records, chosen at random.",
-    )
+    @sample_option(help="With --stored, read this many records, chosen at random.")
     @since_option
     @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain.")
     @click.option(
@@ -107,38 +90,45 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; '' for none.")
     @ledger_options
     @wraps(command)
-    def with_decisions(
-        file: str | None,
-        stored: bool,
-        sample: int | None,
-        since: datetime | None,
-        domain: tuple[str, ...],
-        namespace: tuple[str, ...],
-        agent: tuple[str, ...],
-        settings: Settings,
-        **kwargs: Any,
-    ) -> None:
+    def with_decisions(file: str | None, stored: bool, sample: int | None, settings: Settings, **kwargs: Any) -> None:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
-        settings = with_endpoints(settings) if file is None else settings
-        labels: Mapping[str, bool] | None = kwargs.pop("labels", None)
+        labels, filters = kwargs.pop("labels", None), {name: kwargs.pop(name) for name in _FILTERS}
         if file is None:
+            settings = with_endpoints(settings)
             gathered = _gather_stored(settings, sample, labels, only_labelled=only_labelled)
         else:
             gathered = gather_file(file, settings)
-        gathered.labels = labels
-        if labels is not None:
-            gathered.traces = (each._replace(label=labels.get(each.decision.trace_id)) for each in gathered.traces)
-        if only_labelled:
-            gathered.kind = "decisions with a label"
-            gathered.traces = (each for each in gathered.traces if each.label is not None)
-        gathered.traces = _some(gathered.traces, f"there are no {gathered.kind} in {gathered.source}")
-        gathered.choose(since, domain, namespace, agent)
+        _choose(gathered, labels, only_labelled=only_labelled, **filters)
         command(gathered=gathered, settings=settings, **kwargs)
         if gathered.refused:
             sys.exit(1)
 
     return with_decisions
+
+
+def _choose(
+    gathered: Gathered,
+    labels: Mapping[str, bool] | None,
+    since: datetime | None,
+    domain: Collection[str],
+    namespace: Collection[str],
+    agent: Collection[str],
+    *,
+    only_labelled: bool,
+) -> None:
+    gathered.labels, gathered.are_of_domains = labels, bool(domain)
+    if labels is not None:
+        gathered.traces = (each._replace(label=labels.get(each.decision.trace_id)) for each in gathered.traces)
+    if only_labelled:
+        gathered.kind = "decisions with a label"
+        gathered.traces = (each for each in gathered.traces if each.label is not None)
+    gathered.traces = _some(gathered.traces, f"there are no {gathered.kind} in {gathered.source}")
+    first_s, times = (since.timestamp(), [f"{since:%F %T}"]) if since else (0.0, [])
+    gathered.filter("--since", times, lambda decision: _decided_s(decision) >= first_s)
+    gathered.filter("--domain", domain, lambda decision: decision.domain in domain)
+    gathered.filter("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
+    gathered.filter("--agent", agent, lambda decision: (decision.agent_id or "") in agent)
 
 
 def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTrace]:

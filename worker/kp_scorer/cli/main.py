@@ -113,13 +113,10 @@ def run() -> None:
         is_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
         print_note("Interrupted" if is_interrupted else "Aborted!")
         sys.exit(_INTERRUPTED if is_interrupted else 1)
-    except OutputFailed as error:
-        if error.is_unread:
+    except ScorerError as error:
+        if isinstance(error, OutputFailed) and error.is_unread:
             # As head and others do it, whose reader has enough.
             sys.exit(_UNREAD)
-        print_note(f"kp-scorer: {error}")
-        sys.exit(error.exit_code)
-    except ScorerError as error:
         print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)
 

@@ -17,7 +17,7 @@ from kp_scorer.cli.keeping import compared
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
-from kp_scorer.report.calibration import Calibration, Cohort, Target, calibrate_samples, samples_of, with_thresholds
+from kp_scorer.report.calibration import Calibration, Cohort, Sample, Target, calibrate_samples, samples_of, with_thresholds
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of
@@ -77,24 +77,7 @@ def calibrate(
     if output != "-" and os.path.lexists(output):
         # The file may hold the settings of all workers.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
-    needs_labels = gathered.labels is not None or target.of == "precision"
-    if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
-        # Check this first, before all decisions are read.
-        raise click.UsageError(_NO_LABEL)
-    namespaces, agents = Counter[str](), Counter[str]()
-    with Candidates() as candidates:
-        labelled_decisions = _labelled(gathered, namespaces, agents, candidates)
-        samples = samples_of(labelled_decisions, settings.scoring.aliases)
-        if gathered.labels and target.of == "accept" and candidates.runs:
-            print_note(compared(candidates, target.share, gathered.labels))
-    total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
-    if not labelled and needs_labels:
-        raise click.UsageError(_NO_LABEL)
-    _note_producers("--namespace", namespaces)
-    _note_producers("--agent", agents)
-    if 0 < labelled < total:
-        print_note(f"{labelled} of {total} traces have a label")
-    calibration = calibrate_samples(samples, target, settings.scoring.thresholds)
+    calibration = calibrate_samples(_samples(gathered, target, settings), target, settings.scoring.thresholds)
     if gathered.are_of_domains:
         # The threshold of all others does not follow from these.
         calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))
@@ -107,6 +90,27 @@ def calibrate(
         print_note(note)
     with open_output(output, "x") as write:
         write(as_toml(scoring, calibration, target, clashes))
+
+
+def _samples(gathered: Gathered, target: Target, settings: Settings) -> dict[str, Sample]:
+    """Read the decisions with their labels, by domain; print what is to know of them."""
+    needs_labels = gathered.labels is not None or target.of == "precision"
+    if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
+        # Check this first, before all decisions are read.
+        raise click.UsageError(_NO_LABEL)
+    namespaces, agents = Counter[str](), Counter[str]()
+    with Candidates() as candidates:
+        samples = samples_of(_labelled(gathered, namespaces, agents, candidates), settings.scoring.aliases)
+        if gathered.labels and target.of == "accept" and candidates.runs:
+            print_note(compared(candidates, target.share, gathered.labels))
+    total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
+    if not labelled and needs_labels:
+        raise click.UsageError(_NO_LABEL)
+    _note_producers("--namespace", namespaces)
+    _note_producers("--agent", agents)
+    if 0 < labelled < total:
+        print_note(f"{labelled} of {total} traces have a label")
+    return samples
 
 
 def _labelled(
