@@ -63,14 +63,6 @@ def note_if_unmeasured(decision: Decision | None) -> None:
         print_note(NO_EMBEDDER, once=True)
 
 
-def threshold_words(decisions: Iterable[Decision]) -> str:
-    """Describe the thresholds by which decisions were made."""
-    thresholds = sorted({decision.threshold for decision in decisions})
-    if len(thresholds) == 1:
-        return f"a threshold of {thresholds[0]:g}"
-    return f"{len(thresholds)} thresholds, {thresholds[0]:g} to {thresholds[-1]:g}"
-
-
 def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Sequence[str]]]) -> None:
     """Print rows: to a pipe each as a JSON line as it comes, to a terminal their cells as one table at the end."""
     first, *others = headings

@@ -10,14 +10,14 @@ from typing import Final, get_args
 import click
 
 from kp_scorer.cli.converting import Conversion, Line, converting_options
-from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
+from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import Outcome
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -45,22 +45,21 @@ def submit(
     """
     lines = ReadAhead(files, settings.limits, _BATCH_SIZE, conversion)
     trace_ids: list[str] = []
-    decided: list[Decision] = []
-    total = 0
+    total = decided = 0
     failure: OutputFailed | None = None
     with Client(settings, namespace) as client:
         try:
             with progress("submitted") as advance:
-                for line, answer, earlier in _submit_lines(client, lines, namespace):
+                for line, answer, is_decided in _submit_lines(client, lines, namespace):
                     total += 1
                     if isinstance(answer, str):
                         trace_ids.append(answer)
-                        decided += [earlier] if earlier else []
+                        decided += is_decided
                     try:
                         if not isinstance(answer, str):
                             print_row(refusal(line.number, answer, line.file), "")
                         elif not wait:
-                            state = "decided" if earlier else "pending"
+                            state = "decided" if is_decided else "pending"
                             print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
                     except OutputFailed as error:
                         failure = error
@@ -73,24 +72,24 @@ def submit(
             raise OutputFailed(f"{failure}; {summary} all the same")
         print_note(summary)
         if decided:
-            print_note(f"{len(decided)} of them were decided before, by {threshold_words(decided)}: those decisions stand")
+            print_note(f"{decided} of them were decided before: those decisions stand")
         undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s) if wait else 0
     if len(trace_ids) < total or undecided:
         sys.exit(1)
 
 
-def _submit_lines(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, Decision | None]]:
-    """Submit lines; yield for each its trace's id or the error, and an earlier decision if there is one."""
+def _submit_lines(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, bool]]:
+    """Submit lines; yield for each its trace's id or the error, and whether the trace was decided before."""
     for batch in lines.batches():
         documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
         statuses = client.look_up([namespaced(each["id"], namespace) if namespace else each["id"] for each in documents])
         answers = zip(client.submit_many(documents), statuses, strict=True)
         for line in batch:
             if isinstance(line.trace, InvalidTrace):
-                yield line, line.trace, None
+                yield line, line.trace, False
             else:
                 answer, status = next(answers)
-                yield line, answer, status.decision if status else None
+                yield line, answer, status is not None and status.decision is not None
 
 
 def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:

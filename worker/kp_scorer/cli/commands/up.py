@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
 import click
 
-from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress, threshold_words
+from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text
 from kp_scorer.client import Client, Status
@@ -29,7 +28,6 @@ from kp_scorer.local.embedded_redis import embedded_redis, remove_data, running
 from kp_scorer.local.folders import cache_dir, state_dir
 from kp_scorer.local.processes import dying_with_parent, free_ports, stop
 from kp_scorer.report.phrases import OUTCOME_WORDS
-from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
@@ -37,7 +35,6 @@ from kp_scorer.store import Store
 Process = subprocess.Popen[bytes]
 
 _RESTART_PAUSE_S: Final = 2.0
-_MOST_LOOKED_AT: Final = 10_000
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 100.0  # For workers, which finish what they have in flight, and then for Redis.
@@ -100,14 +97,11 @@ def _noted_signals() -> Iterator[Sequence[int]]:
 def _kept(settings: Settings, data_dir: Path) -> str:
     """Describe the decisions that the embedded Redis holds from earlier."""
     with Store.open(settings) as store:
-        decisions = [each.decision for each in islice(store.ledger.all_decided(), _MOST_LOOKED_AT)]
-    if not decisions:
+        decided = store.ledger.counts().decided
+    if not decided:
         return f"it keeps what comes in {data_dir}; there is no decision yet"
-    others = sum(decide_again(each, settings.scoring).threshold != each.threshold for each in decisions)
-    count = f"{len(decisions):,}{' or more' if len(decisions) == _MOST_LOOKED_AT else ''}"
-    words = f"{data_dir} keeps {count} decisions from earlier, by {threshold_words(decisions)}"
-    stand = f"; {others} of them by another than now, which stand: `kp-scorer up --fresh` starts empty"
-    return words + stand if others else words
+    stand = "they stand, whatever the settings are now; `kp-scorer up --fresh` starts empty"
+    return f"{data_dir} keeps {decided:,} decisions from earlier: {stand}"
 
 
 def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], noted: Sequence[int]) -> None:
