@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from http import HTTPStatus
-from io import BytesIO, StringIO
-from socketserver import TCPServer, ThreadingMixIn
+from http.server import BaseHTTPRequestHandler
+from io import BytesIO
+from socketserver import ThreadingTCPServer
 from typing import Any, Final
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from urllib.parse import urlsplit
 
 import structlog
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import MetricsSettings
@@ -31,7 +32,9 @@ log = structlog.get_logger("kp_scorer.monitoring")
 Reasons = Callable[[], Sequence[str]]
 
 
-class _Handler(WSGIRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Server"
+
     def handle(self) -> None:
         """Answer a request once the blank line behind its headers has arrived.
 
@@ -51,31 +54,47 @@ class _Handler(WSGIRequestHandler):
             self.rfile = BytesIO(request)
             super().handle()
 
+    def do_GET(self) -> None:
+        """Answer with a page, or without its body if the method is HEAD."""
+        status, content_type, body = self.server.answer(urlsplit(self.path).path, self.headers.get("Accept"))
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815 - some monitors probe by it
+
     def log_message(self, *_: Any) -> None:
         """Log nothing: a peer could fill the log."""
 
-    def get_stderr(self) -> Any:
-        """Return a stream for tracebacks that nobody reads, for the same reason."""
-        return StringIO()
 
-
-class _Server(ThreadingMixIn, WSGIServer):
-    allow_reuse_port = False  # Otherwise a second process would silently receive some of the probes.
+class _Server(ThreadingTCPServer):
+    allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, settings: MetricsSettings, application: Callable[..., list[bytes]]):
+    def __init__(
+        self, settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons
+    ) -> None:
         self.address_family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        self._registry = registry
+        self._probes: dict[str, Reasons] = {"/livez": why_not_live, "/readyz": lambda: why_not_live() or why_not_ready()}
         self._open: list[socket.socket] = []
         self._closed = threading.Condition()
         super().__init__((settings.host, settings.port), _Handler)
-        self.set_app(application)
 
-    def server_bind(self) -> None:
-        """Listen without ``HTTPServer``'s look-up of the host's name: DNS may take seconds to fail."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
+    def answer(self, path: str, accept: str | None) -> tuple[HTTPStatus, str, bytes]:
+        """Return the status, the type and the body of a page."""
+        if path == "/metrics":
+            encode, content_type = choose_encoder(accept or "")
+            return HTTPStatus.OK, content_type, encode(self._registry)
+        if path not in self._probes:
+            return HTTPStatus.NOT_FOUND, "text/plain", b""
+        reasons = list(self._probes[path]())
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
+        return status, "application/json", (json.dumps({"pid": os.getpid(), "reasons": reasons}) + "\n").encode()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
@@ -104,35 +123,6 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Log nothing, as a peer could fill the log."""
 
 
-def _application(registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons) -> Callable[..., list[bytes]]:
-    pages: dict[str, Any] = {
-        "/metrics": make_wsgi_app(registry),
-        "/livez": partial(_probe, why_not_live),
-        "/readyz": partial(_probe, lambda: why_not_live() or why_not_ready()),
-    }
-
-    def answer(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        page, method = pages.get(environ["PATH_INFO"]), environ["REQUEST_METHOD"]
-        if page is None or method not in ("GET", "HEAD"):
-            start_response("501 Not Implemented" if page else "404 Not Found", [])
-            return []
-        started: list[Any] = []
-        # Some monitors probe by HEAD, which returns the same headers without a body.
-        body = b"".join(page({**environ, "REQUEST_METHOD": "GET"}, lambda *arguments: started.extend(arguments)))
-        status, headers = started
-        start_response(status, [*headers, ("Content-Length", str(len(body)))])
-        return [] if method == "HEAD" else [body]
-
-    return answer
-
-
-def _probe(why_not: Reasons, _: object, start_response: Any) -> list[bytes]:
-    reasons = list(why_not())
-    status = HTTPStatus.SERVICE_UNAVAILABLE if reasons else HTTPStatus.OK
-    start_response(f"{status.value} {status.phrase}", [("Content-Type", "application/json")])
-    return [(json.dumps({"pid": os.getpid(), "reasons": reasons}) + "\n").encode()]
-
-
 @contextmanager
 def http_server(
     settings: MetricsSettings,
@@ -147,7 +137,7 @@ def http_server(
     with ExitStack() as serving:
         if settings.port:
             try:
-                server = serving.enter_context(_Server(settings, _application(registry, why_not_live, why_not_ready)))
+                server = serving.enter_context(_Server(settings, registry, why_not_live, why_not_ready))
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
