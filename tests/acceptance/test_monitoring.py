@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -219,6 +220,36 @@ def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", 0)
             wait_until(lambda: health(port, "--ready")[0] == 0, timeout_s=20)
+
+
+def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(settings: Settings, tmp_path: Path) -> None:
+    directory = tmp_path / "gone"
+    with RedisServer(tmp_path / "other") as other, RedisServer(directory) as server, server.connect() as client:
+        client.config_set("maxmemory", 10**9)
+        apart = with_changed(settings, redis__url=server.url, broker__url=server.url, metrics__port=free_port())
+        shortcomings = 'kp_scorer_redis_shortcomings{server="redis"}'
+        with at_work(apart, tmp_path, variables=LOOKS_OFTEN) as (worker, _):
+            wait_until(lambda: scraped(apart).get(shortcomings) == 0, timeout_s=20)
+            # As on a full disk, no file can be made; the open one is written.
+            shutil.rmtree(directory)
+            with suppress(redis.exceptions.ResponseError):
+                client.bgrewriteaof()
+            wait_until(lambda: scraped(apart)[shortcomings] == 1, timeout_s=20)
+            (logged,) = worker.events("redis_unsuitable")
+            assert logged["detail"].startswith("it failed to rewrite its append-only file")
+            assert health(apart.metrics.port, "--ready") == (0, [])
+        code, findings = diagnosed(apart)
+        assert (code, [row["detail"] for row in findings["redis"]]) == (1, [logged["detail"]])
+        with suppress(redis.exceptions.ResponseError):
+            client.bgsave()
+        wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
+        client.replicaof("127.0.0.1", str(other.port))
+        details = wait_until(lambda: [row["detail"] for row in diagnosed(apart)[1]["redis"] if row["state"] == "wrong"])
+        assert [detail.partition(":")[0] for detail in details] == [
+            "it is a replica and refuses writes",
+            logged["detail"].partition(":")[0],
+            "its last snapshot failed, and with save points it refuses writes",
+        ]
 
 
 @pytest.mark.slow

@@ -111,6 +111,8 @@ class Metrics:
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
         self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
+        about = "Other shortcomings of a Redis, which doctor names"
+        self._shortcomings = gauge("redis_shortcomings", about, ("server",))
         self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, as it is short of memory or disk")
         # 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
@@ -141,6 +143,7 @@ class Metrics:
         for name, server in backlog.servers.items():
             self._evicted.labels(name).set(_known(server.evicted_keys))
             self._evicts.labels(name).set(bool(server.evicts))
+            self._shortcomings.labels(name).set(len(server.others))
         self._blocked.set(bool(backlog.blocked))
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 

@@ -10,6 +10,7 @@ from kp_scorer.store.connection import IS_CLUSTER, refusal
 _OLDEST: Final = (6, 2)
 _NEARLY_FULL: Final = 0.8  # From 0.9 on, no submission is accepted.
 _EVICTS: Final = "it evicts keys when its memory is full"
+_FULL: Final = "its memory is"
 
 
 def memory_used(info: Mapping[str, Any]) -> float:
@@ -28,6 +29,11 @@ class Condition(NamedTuple):
     evicted_keys: int | None = None  # The number since the server started.
     evicts: str = ""  # The shortcoming that makes a full Redis drop keys; empty if it refuses writes instead.
     shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The shortcomings that none of the figures shows."""
+        return tuple(each for each in self.shortcomings if not each.startswith((_EVICTS, _FULL)))
 
 
 def condition_of(client: redis.Redis) -> Condition:
@@ -60,15 +66,21 @@ def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterat
     version = str(info.get("redis_version", ""))
     if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < _OLDEST:
         yield f"Redis {version} is too old: install 6.2 or later"
+    if info.get("role") == "slave":
+        yield "it is a replica and refuses writes: name the primary in the URL"
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         yield f"{_EVICTS} ({policy}): set maxmemory-policy noeviction"
     if not info.get("maxmemory") and not is_managed:
         yield "it takes memory without limit until the machine ends it: set maxmemory"
     elif (used := memory_used(info)) >= _NEARLY_FULL:
-        yield f"its memory is {used:.0%} full: raise maxmemory, or have what is there read and decided"
+        yield f"{_FULL} {used:.0%} full: raise maxmemory, or have what is there read and decided"
     clients, most = int(info.get("connected_clients", 0)), int(info.get("maxclients", 0))
     if most and clients >= _NEARLY_FULL * most:
         yield f"{clients} clients are connected of {most}, and further ones refused: raise maxclients"
     if not info.get("aof_enabled") and not is_managed:
         yield "it loses what it holds when it restarts, but for its last snapshot: set appendonly yes"
+    elif info.get("aof_last_bgrewrite_status", "ok") != "ok":
+        yield "it failed to rewrite its append-only file, which grows until the disk is full: free disk, or see its log"
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        yield "its last snapshot failed, and with save points it refuses writes: free disk, or see its log"
