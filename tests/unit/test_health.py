@@ -214,6 +214,10 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     assert evictions == [0, 3]
     full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in BACKLOG.decisions}
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
+    assert not any(name.startswith("kp_scorer_decisions_dropped_total{") for name in samples)
+    metrics.set_backlog(BACKLOG._replace(rings=("decisions.rejected",)))
+    # Of a series that begins with 1, rates miss the first.
+    assert samples_from(metrics)['kp_scorer_decisions_dropped_total{queue="decisions.rejected"}'] == 0
     metrics.set_backlog(BACKLOG._replace(limit=10, used_bytes={"decisions.accepted": 0.9, "decisions.rejected": 0.4}))
     samples = samples_from(metrics)
     used = {name: samples[f'kp_scorer_results_used_ratio{{queue="{name}"}}'] for name in BACKLOG.decisions}

@@ -134,7 +134,9 @@ class Metrics:
         for name, count in backlog.decisions.items():
             self._waiting.labels(name, "decisions").set(count)
             self._full.labels(name).set(name in backlog.full)
-            if name not in backlog.rings:
+            if name in backlog.rings:
+                self._decisions_dropped.labels(name)
+            else:
                 self._results_used.labels(name).set(backlog.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
