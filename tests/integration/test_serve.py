@@ -474,6 +474,9 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
         assert server.export(chat_span(first, root["spanId"])).status == 200
         full = server.export(chat_span(second))
         assert (full.status, full.headers["retry-after"], full.json) == (429, "2", {"message": "no room now, try again"})
+        assert server.export(chat_span(second)).status == 429
+        (logged,) = server.process.events("request_put_off")
+        assert logged["detail"] == "runs: no room until some are submitted"
         assert server.export(root).status == 200
         wait_until(lambda: server.export(chat_span(second)).status == 200)
 

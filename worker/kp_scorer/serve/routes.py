@@ -287,7 +287,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ServiceUnavailable):
-        log.warning("request_put_off", detail=message)
+        # Exporters try again, and any peer may.
+        if _SELDOM.is_due(message):
+            log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
     elif not isinstance(error, InvalidTrace | NotConverted):
