@@ -106,3 +106,24 @@ def test_lines_without_room_are_dropped_and_counted_once_others_are_read(tmp_pat
             wait_until(lambda: b"log_lines_dropped" in os.read(pipe, _PIPE_BYTES))
         finally:
             root.removeHandler(handler)
+
+
+def test_lines_for_a_full_disk_are_counted_and_announced_once_there_is_room(tmp_path: Path) -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    handler = BackgroundHandler(descriptor)
+    counted: list[None] = []
+    handler.count_dropped = lambda: counted.append(None)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        for number in range(3):
+            root.warning("line %d", number)
+        wait_until(lambda: len(counted) == 3)
+        with (tmp_path / "log").open("wb") as file:
+            os.dup2(file.fileno(), descriptor)
+        root.warning("the next line")
+        wait_until(lambda: (tmp_path / "log").read_text("utf-8").splitlines() == ["the next line", "log_lines_dropped"])
+        assert len(counted) == 3
+    finally:
+        root.removeHandler(handler)
+        os.close(descriptor)

@@ -12,6 +12,7 @@ from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -24,6 +25,7 @@ from kp_scorer.serve.routes import read_tokens
 from kp_scorer.serve.run_converter import load
 from kp_scorer.serve.submitter import Submitter, spans_in
 from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.store.keys import Keys
@@ -32,10 +34,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed
-from tests.support.commands import command
+from tests.support.commands import COMMAND, command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, new_run, open_server
-from tests.support.processes import at_work, free_port, wait_until
+from tests.support.processes import at_work, free_port, opened, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
@@ -464,6 +466,20 @@ def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, mon
         wait_until(lambda: counted()["runs_submitted_total"] == 1, timeout_s=30)
         wait_until(lambda: counted()['dead_letters_total{reason="invalid"}'] == 1)
         assert urlopen(f"http://127.0.0.1:{port}/readyz").status == 200
+
+
+def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
+    measured = with_changed(settings, serve__port=free_port(), metrics__port=free_port())
+    url = f"http://127.0.0.1:{measured.metrics.of_serve().port}/metrics"
+    variables = os.environ | as_environment(measured)
+
+    def dropped() -> float:
+        with suppress(URLError):
+            return samples_of(exposition(url))["kp_scorer_serve_log_lines_dropped_total"]
+        return 0.0
+
+    with Path("/dev/full").open("wb") as full, opened(*COMMAND, "serve", env=variables, stderr=full):
+        wait_until(dropped)
 
 
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:

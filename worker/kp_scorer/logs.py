@@ -54,6 +54,9 @@ class BackgroundHandler(logging.Handler):
             with suppress(Exception):
                 self._lines.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
                 return
+        self._drop()
+
+    def _drop(self) -> None:
         self._dropped += 1
         self.count_dropped()
 
@@ -69,12 +72,19 @@ class BackgroundHandler(logging.Handler):
             with suppress(Empty):
                 while len(waiting) < _LINES_AT_ONCE:
                     waiting.append(self._lines.get_nowait())
-            with suppress(OSError):
-                self._write(b"".join(line for line in waiting if isinstance(line, bytes)))
+            lines = [line for line in waiting if isinstance(line, bytes)]
+            try:
+                self._write(b"".join(lines))
+                has_written = bool(lines)
+            except OSError:
+                # The disk is full, or the reader has ended. A line about these would be dropped, too.
+                has_written = False
+                for _ in lines:
+                    self._drop()
             for written in waiting:
                 if isinstance(written, threading.Event):
                     written.set()
-            if self._dropped and self._lines.qsize() < self._most_lines:
+            if has_written and self._dropped and self._lines.qsize() < self._most_lines:
                 dropped, self._dropped = self._dropped, 0
                 logging.getLogger(__name__).warning("log_lines_dropped", extra={"lines": dropped})
 

@@ -35,6 +35,7 @@ class ServeMetrics:
             "runs_left_out", "Runs of no agent, without content, or that another continues", ("reason",)
         )
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
+        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
         self.ready = gauge("ready", "1 if runs can be submitted")
         # All processes show the same values here, as they describe what processes share.
         self._runs_open = gauge("runs_open", "Runs that are collected")

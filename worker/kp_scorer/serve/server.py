@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import check_writer
+from kp_scorer.logs import count_dropped_lines
 from kp_scorer.monitoring import http_server
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.routes import make_app, read_tokens
@@ -53,6 +54,7 @@ def serve(settings: Settings) -> None:
     # Uvicorn logs what any peer can cause, and errors with their messages, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     metrics = ServeMetrics()
+    count_dropped_lines(metrics.log_lines_dropped.inc)
     with ExitStack() as opened:
         opened.enter_context(listener)
         store, client = opened.enter_context(Store.open(settings, metrics)), opened.enter_context(Client(settings))
