@@ -19,7 +19,8 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.input import ReadAhead, read_files, read_traces, unpacked
+from kp_scorer.cli.input import ReadAhead, read_files, read_traces
+from kp_scorer.cli.unpacking import unpacked
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
 
@@ -207,7 +208,7 @@ def test_zstandard_frames_are_read_as_one_and_refused_if_cut_off_or_too_large() 
 
 
 def test_without_what_unpacks_zstandard_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kp_scorer.cli.input._zstd", None)
+    monkeypatch.setattr("kp_scorer.cli.unpacking._zstd", None)
     with pytest.raises(click.BadParameter, match=r"pip install backports\.zstd"):
         read(b"\x28\xb5\x2f\xfd")
 

@@ -22,8 +22,9 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.gathering import score_lines
-from kp_scorer.cli.input import lines_in, open_input, read_files
+from kp_scorer.cli.input import read_files
 from kp_scorer.cli.output import note_damaged, print_note
+from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ValidationError
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import note_if_unmeasured, progress
-from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_traces, unpacked
+from kp_scorer.cli.input import read_traces
 from kp_scorer.cli.options import Command, ledger_options, since_option
 from kp_scorer.cli.output import note_damaged, print_note, refusal
+from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits

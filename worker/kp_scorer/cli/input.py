@@ -1,23 +1,18 @@
-"""Reads traces from files, folders and standard input: JSON Lines or JSON documents, compressed or not. A thread reads ahead.
+"""Reads traces from files, folders and standard input: JSON Lines or JSON documents. A thread reads ahead.
 
 Logs of other tools are converted on the way, if the command does that.
 """
 
 import codecs
-import gzip
 import io
 import json
 import os
 import re
 import stat
-import sys
 import threading
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -25,9 +20,9 @@ from typing import IO, Any, Final, cast
 import click
 
 from kp_scorer.adapters import format_of
-from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import MOST_PLACES, UNKNOWN, Conversion, Line
 from kp_scorer.cli.output import print_note
+from kp_scorer.cli.unpacking import open_input, read_bytes, unpacked
 from kp_scorer.decoding import Limits, check_trace, check_values, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
 
@@ -47,16 +42,6 @@ _FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
 _CONVERT: Final = "a log of another tool: `kp-scorer convert` makes traces of it"
 _OF_DOCUMENTS: Final = {"message_bytes": _MOST_BYTES, "values": _MOST_VALUES}
-_LARGEST_WINDOW: Final = 25
-"""The largest window of a Zstandard file, as a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default."""
-
-_zstd: Any = None
-# The first is part of Python from 3.14 on; the second is the same for earlier versions.
-for _name in ("compression.zstd", "backports.zstd"):
-    with suppress(ModuleNotFoundError):
-        _zstd = _zstd or import_module(_name)
-
-_Damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, *([_zstd.ZstdError] if _zstd else ()))
 _AHEAD_BYTES: Final = 4_194_304  # The most bytes to read ahead: a batch of traces of a few kilobytes, or a few large ones.
 
 
@@ -122,14 +107,6 @@ def _suffix_of(path: Path) -> str:
     return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
-def open_input(name: str) -> io.BufferedReader:
-    """Open a file, or standard input for ``-`` with a buffer of its own: Python aborts if a thread reads sys.stdin."""
-    try:
-        return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
-    except OSError as error:
-        raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="FILE") from None
-
-
 def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
     """Decode traces one by one as they arrive, and convert logs of other tools; skip blank lines.
 
@@ -170,59 +147,6 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
                 yield from _read(item, each, limits, conversion)
         else:
             yield from _read(number, value, limits, conversion)
-
-
-class _AvailableBytes:
-    """Passes on the bytes that have arrived.
-
-    Unpacking asks for 8 KiB or more (up to CPython 3.14), and would wait for all of them.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def read(self, most_bytes: int) -> Any:
-        # The magic number is read in one call, and must not be cut.
-        return self._stream.read(most_bytes) if most_bytes <= 2 else self._stream.read1(most_bytes)
-
-
-def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
-    """Return the stream, or the content of a gzip or Zstandard file, which is unpacked as it is read.
-
-    Raises:
-        BadParameter: it cannot be read, or nothing is installed that unpacks it.
-    """
-    # No JSON begins with the first byte of either.
-    match read_bytes(stream.peek, 1)[:1]:
-        case b"\x1f":
-            stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
-        case b"(" if _zstd is None:
-            reason = "a Zstandard file, which Python reads from 3.14 on: `pip install backports.zstd`, or unpack it"
-            raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
-        case b"(":
-            options = {_zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW}
-            stream = _zstd.ZstdFile(_AvailableBytes(stream), options=options)
-    return stream
-
-
-def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
-    """Read from a method of an input's stream; raises BadParameter if that fails."""
-    try:
-        return read(most_bytes)
-    except EOFError:
-        reason: str | None = "a compressed file that is cut off"
-    except _Damage:
-        reason = "a compressed file that is damaged"
-    except OSError as error:
-        reason = error.strerror
-    raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
-
-
-def lines_in(stream: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers; a longer line is yielded in pieces of ``most_bytes``."""
-    for number, line in enumerate(iter(lambda: read_bytes(stream.readline, most_bytes), b""), 1):
-        if not line.isspace():
-            yield number, line
 
 
 def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:

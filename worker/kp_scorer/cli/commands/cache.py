@@ -13,9 +13,10 @@ import numpy as np
 
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.input import lines_in, open_input, read_bytes, read_files, read_traces, unpacked
+from kp_scorer.cli.input import read_files, read_traces
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import print_note, print_row, refusal
+from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import Limits
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector

@@ -12,9 +12,9 @@ from kp_scorer.broker.backlog import count_oversized
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.ids import exact_trace_id
-from kp_scorer.cli.input import lines_in, open_input
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_note, print_row
+from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
