@@ -171,8 +171,7 @@ def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
         text = line.rstrip()
         if error.pos < len(text.decode(errors="replace")) or not line.endswith(b"\n"):
             return False
-        goes_on = line.startswith(b"[") or text.endswith((b"{", b"[", b",", b":"))
-        return goes_on or (line.startswith(b"{") and read_bytes(stream.peek, 1)[:1] != b"{")
+        return text.startswith(b"[") or text.endswith(b"[") or read_bytes(stream.peek, 1)[:1] != b"{"
     except (InvalidTrace, ValueError):
         pass
     return False
@@ -218,11 +217,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
             if depth <= 0:
                 break
             line = read_bytes(stream.readline, most_bytes + 1)
-        if depth > 0 and pieces[0].startswith(b"{") and pieces[1:] and pieces[1].startswith(b"{"):
-            # The first line is cut off, and the next ones are documents of their own.
-            yield first, pieces[0], len(pieces[0])
-            yield from _lines(io.BytesIO(b"".join(pieces[2:])), first + 1, pieces[1], most_bytes)
-        elif not (document := b"".join(pieces)).isspace():
+        if not (document := b"".join(pieces)).isspace():
             yield first, document, size_bytes
         line = read_bytes(stream.readline, most_bytes + 1)
 
