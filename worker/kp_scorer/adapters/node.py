@@ -185,15 +185,17 @@ def opened(value: object, *, are_arguments: bool = False) -> Any:
         value = parsed(value)
         if isinstance(value, str) and value[:1] == value[-1:] == '"':
             with suppress(ValueError):
-                value = json.loads(value)
+                value = parsed(json.loads(value))
         if not isinstance(value, dict):
             break
         # Flags beside arguments are the recorder's own.
         filled = {key: each for key, each in value.items() if not (isinstance(each, bool) or each in (None, "", [], {}))}
         if "kwargs" in value and not filled.keys() - {"kwargs"}:
             inner = value["kwargs"]
-        elif {"args", "kwargs"} >= filled.keys() and isinstance(value.get("args"), list) and len(value["args"]) == 1:
-            inner = value["args"][0]
+        elif {"args", "kwargs"} >= filled.keys() and isinstance(args := value.get("args"), list) and len(args) == 1:
+            inner = args[0]
+            if isinstance(inner, str):
+                break
         elif (
             len(wrapped := value.keys() - _BESIDE_KWARGS if "kwargs" in value else value.keys()) == 1 and wrapped <= _ENVELOPES
         ):

@@ -1,0 +1,108 @@
+"""A span in the row of any store, as OpenTelemetry's protocol has it: by what the fields of rows are called.
+
+Rows have the ids of a trace, of a span and of the one around it, a kind, times, and an input and an output, or attributes.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kp_scorer.adapters.building import microseconds, time_of
+from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.span import OWN_KIND
+
+# All of these are names of fields without signs and in lower case.
+TRACES: Final = ("traceid", "contexttraceid", "rootspanid")
+SPANS: Final = ("spanid", "contextspanid", "id")
+_PARENTS: Final = ("parentspanid", "parentobservationid", "parentrunid", "parentid", "spanparents")
+_KINDS: Final = ("runtype", "spantype", "spankind", "type")
+_STARTS: Final = ("starttimeunixnano", "starttime", "startedat", "created", "timestamp")
+_ENDS: Final = ("endtimeunixnano", "endtime", "endedat")
+_ERRORS: Final = ("error", "exception", "errorinfo")
+_PATHS: Final = ("openinference", "llm", "gen_ai", "input", "output", "tool", "traceloop")
+"""The beginnings of paths of attributes."""
+
+
+def span_in(row: Node) -> Node:
+    """Return a row as a span. A time that is missing stays so."""
+    fields = row.object()
+    if isinstance(context := fields.get("context"), dict) and "trace_id" in context:
+        row = row._replace(value=fields | context)
+    metadata = row.at("metadata").parsed().value
+    metadata = metadata if isinstance(metadata, dict) else {}
+    named: dict[str, Any] = next(
+        (fields[key] for key in ("span_data", "span_attributes") if isinstance(fields.get(key), dict)), {}
+    )
+    parent = row.like(*_PARENTS).value
+    ids = [row.like(*TRACES).value, row.like(*SPANS).value, parent[0] if isinstance(parent, list) and parent else parent]
+    name = str(named.get("name") or row.like("name", "opname").value or "")
+    own = {
+        **dict(zip(("traceId", "spanId", "parentSpanId"), map(_without_prefix, ids), strict=True)),
+        **_times(row),
+        "name": name.rpartition("/")[2].partition(":")[0] or name if "op_name" in fields else name,
+        "status": _status(row),
+        "attributes": _attributes(row, named, metadata),
+        "scope": fields.get("scope") or metadata.get("scope"),
+        "events": objects_in(fields.get("events")),
+    }
+    return row._replace(value=fields | own)
+
+
+def _status(row: Node) -> dict[str, Any]:
+    tags, state = (row.value[key] if isinstance(row.value.get(key), dict) else {} for key in ("tags", "status"))
+    error = row.like(*_ERRORS).value or tags.get("error")
+    has_failed = error not in (None, False, "false", "") or row.at("level").value == "ERROR"
+    codes = row.like("statuscode").value, state.get("code"), state.get("status_code"), tags.get("otel.status_code")
+    texts = row.like("statusmessage").value, state.get("message"), state.get("description"), tags.get("otel.status_description")
+    return {
+        "code": "ERROR" if has_failed else str(next(filter(None, codes), "")).rpartition("_")[2],
+        "message": next((text for text in (*texts, error) if isinstance(text, str) and text), None),
+    }
+
+
+def _times(row: Node) -> dict[str, Any]:
+    start_ns, end_ns = _time_ns(row, _STARTS), _time_ns(row, _ENDS)
+    if end_ns is None and start_ns is not None and (duration_us := row.at("duration").number()) is not None:
+        end_ns = start_ns + int(duration_us * 1_000)
+    return {"startTimeUnixNano": start_ns, "endTimeUnixNano": end_ns}
+
+
+def _without_prefix(own_id: Any) -> Any:
+    return own_id.removeprefix("0x") if isinstance(own_id, str) else own_id
+
+
+def _time_ns(row: Node, names: tuple[str, ...]) -> int | None:
+    time = time_of(place := row.like(*names))
+    return None if time is None else microseconds(place._replace(value=time)) * 1_000
+
+
+def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a row, whose columns may be attributes, with its kind, its input and its output."""
+    fields = row.object()
+    columns = {key.removeprefix("attributes."): each for key, each in fields.items() if key.startswith("attributes.")}
+    holders = (fields.get("attributes"), fields.get("tags"), metadata.get("attributes"))
+    attributes = flat(next((each for each in holders if isinstance(each, dict)), columns))
+    got = {key: named.get(key, row.like(key, f"{key}s").value) for key in ("input", "output")}
+    kind = named.get("type", row.like(*_KINDS).value)
+    is_model = kind is None and isinstance(got["input"], dict) and "messages" in got["input"]
+    own = got | {OWN_KIND: "llm" if is_model else kind}
+    return attributes | {key: each for key, each in own.items() if each is not None}
+
+
+def flat(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes by their paths, of which some stores make objects and lists."""
+    paths: dict[str, Any] = {}
+    for key, value in attributes.items():
+        is_path = isinstance(value, dict) and key in _PATHS
+        if is_path or (key.startswith("llm.") and objects_in(value)):
+            paths |= {f"{key}.{inner}": each for inner, each in _flat_items(value)}
+        else:
+            paths[key] = value
+    return paths
+
+
+def _flat_items(value: Any) -> Iterator[tuple[str, Any]]:
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(each, dict) or objects_in(each):
+            yield from ((f"{key}.{inner}", item) for inner, item in _flat_items(each))
+        else:
+            yield str(key), each
