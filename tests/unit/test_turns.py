@@ -250,6 +250,36 @@ def test_newest_message_may_be_first() -> None:
     assert steps_of("", {"object": "list", "data": page}) == STEPS
 
 
+def test_roles_of_a_chat_between_agents_do_not_depend_on_whose_copy_it_is() -> None:
+    answered = {
+        "role": "tool",
+        "name": "person",
+        "tool_responses": [{"tool_call_id": "c", "content": RETURNED}],
+        "content": RETURNED,
+    }
+    turns = [user(ASKED) | {"name": "person"}, assistant(THOUGHT, call("c", **FUNCTION)), answered, assistant(ANSWER)]
+    turns += [user("") | {"name": "person"}, assistant("TERMINATE")]
+    turns = [turn if "name" in turn else turn | {"name": "keeper"} for turn in turns]
+    # In the copy of the agent that asks, whatever it says is the assistant's, and only calls keep their role.
+    other = {"user": "assistant", "assistant": "user"}
+    askers = [turn if turn.get("tool_calls") else turn | {"role": other.get(turn["role"], "tool")} for turn in turns]
+    toolless = [turn for turn in askers if turn["role"] != "tool" and not turn.get("tool_calls")]
+    for source in (
+        {"chat_history": turns},
+        {"chat_history": askers, "summary": ANSWER, "cost": {}},
+        askers,
+        {"messages": askers},
+    ):
+        (trace,) = converted("openai", source)
+        assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS)
+        assert trace["outcome"]["result_summary"] == ANSWER
+    (trace,) = converted("openai", {"chat_history": toolless, "summary": ANSWER, "human_input": []})
+    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])
+    greeting = [assistant("Hello, I am the keeper.") | {"name": "keeper"}, user(ASKED) | {"name": "Ann"}, assistant(ANSWER)]
+    (trace,) = converted("openai", {"messages": greeting})
+    assert trace["task"]["objective"] == ASKED
+
+
 def test_conversations_in_a_list_are_runs_and_what_is_none_is_refused() -> None:
     windy = [user("Is it windy?"), assistant("Very.")]
     assert len(converted("", {"simulations": [{"messages": CHAT}, {"messages": windy}]})) == 2

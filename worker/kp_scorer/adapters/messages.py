@@ -23,7 +23,7 @@ from kp_scorer.adapters.blocks import (
     utterance,
 )
 from kp_scorer.adapters.node import Node, parsed
-from kp_scorer.adapters.roles import ONLY_ROLES, SPEAKERS, Speaker, is_message, role_of, with_role
+from kp_scorer.adapters.roles import ONLY_ROLES, SPEAKERS, Speaker, in_one_view, is_message, role_of, with_role
 from kp_scorer.errors import NotConverted
 
 _CONTENTS: Final = ("parts", "content", "blocks", "items", "text", "message", "value", "data")
@@ -152,7 +152,9 @@ def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Pie
     A message whose role is unknown, such as the name of a tool, is a result if it follows a call.
     """
     has_called = False
-    for item in items:
+    items = list(items)
+    values = in_one_view([item.value for item in items])
+    for item in (item._replace(value=value) for item, value in zip(items, values, strict=True)):
         if is_message(item.value) and (role_of(with_role(item.value)["role"]) in SPEAKERS or sort_of(item.value) != "call"):
             pieces = list(pieces_of_message(item, "tool" if has_called else ""))
         elif text := text_of_block(item.value):

@@ -21,6 +21,7 @@ _ARGUMENTS: Final = re.compile(r"<command-args>([^<]++)</command-args>")
 _BARE_COMMAND: Final = re.compile(r"/[\w:-]{1,60}\s{0,9}")
 _NOTES: Final = ("[Request interrupted by user", "This is the Gemini CLI. We are setting up the context")
 """Beginnings of messages that programs write in the name of the user."""
+_ENDING: Final = "TERMINATE"  # By this an agent of AG2 ends its chat.
 _REPLIES: Final = ("Got it. Thanks for the context!",)
 
 
@@ -40,7 +41,7 @@ def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
                 # The program has carried out the command, and no agent.
                 own.pop()
             own.append(piece if text == piece.text else piece._replace(text=text))
-        elif not (piece.kind == "agent" and piece.text.startswith(_REPLIES) and not own):
+        elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not own)):
             own.append(piece)
     return own
 

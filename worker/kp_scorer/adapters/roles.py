@@ -1,6 +1,7 @@
 """Who speaks in a message: by its role, its type, its author or what it is in."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -8,7 +9,7 @@ Speaker = Literal["user", "agent", "result"]
 SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
     # Instructions are no part of a run.
     **dict.fromkeys(("system", "developer", "systemprompt"), None),
-    **dict.fromkeys(("user", "human", "userprompt"), "user"),
+    **dict.fromkeys(("user", "human", "userprompt", "userproxy"), "user"),
     **dict.fromkeys("assistant ai model agent bot chatbot gpt gemini llm toolcall functioncall".split(), "agent"),  # noqa: SIM905
     **dict.fromkeys(
         "tool function toolresponse toolresult toolreturn functionexecutionresult functionresponse functionresult ipython "  # noqa: SIM905
@@ -22,6 +23,23 @@ ONLY_ROLES: Final = (
 )
 """Roles that are types of blocks elsewhere."""
 _ROLE_KEYS: Final = ("role", "author", "from", "sender", "info")  # Each may hold the name of a role, or an object that has it.
+
+
+def in_one_view(turns: Sequence[Any], *, is_of_asker: bool = False) -> Sequence[Any]:
+    """Return the messages of a chat between agents with the roles that they have for whoever is asked.
+
+    In AG2 the role of a text depends on whose copy of the chat it is in: the asker's, or nobody's, if an agent that calls tools
+    speaks as the user, or if roles contradict names; ``is_of_asker`` says so, too.
+    """
+    named = [turn for turn in turns if isinstance(turn, dict) and isinstance(turn.get("name"), str)]
+    callers = {turn["name"] for turn in named if turn.get("tool_calls")}
+    spoken = [turn for turn in named if turn.get("role") in ("user", "assistant") and not turn.get("tool_calls")]
+    of_users = {turn["name"] for turn in spoken if turn["role"] == "user"}
+    are_unlike = any(SPEAKERS.get(role_of(turn["name"])) not in (None, SPEAKERS[turn["role"]]) for turn in spoken)
+    if not spoken or not (is_of_asker or are_unlike or callers & of_users):
+        return turns
+    roles = {id(turn): "user" if turn["name"] == spoken[0]["name"] else "assistant" for turn in spoken}
+    return [turn | {"role": roles[id(turn)]} if id(turn) in roles else turn for turn in turns]
 
 
 def is_message(value: object) -> bool:

@@ -17,7 +17,7 @@ from kp_scorer.adapters.building import Run, first_timestamp, time_in, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
-from kp_scorer.adapters.roles import Speaker, is_message
+from kp_scorer.adapters.roles import Speaker, in_one_view, is_message
 from kp_scorer.adapters.turns import (
     ANSWERS,
     QUESTIONS,
@@ -35,6 +35,7 @@ _REQUESTS: Final = ("request", "request_body", "requestBody", "params", "inputs"
 _RESPONSES: Final = ("response", "response_body", "responseBody", "result", "outputs")
 _HALVES: Final = (("body", "params", "request"), ("response", "result"))
 """The keys of the two lines of a batch that have the same id."""
+_ASKERS: Final = {"human_input", "cost"}  # AG2 has these beside the messages as the agent that asked sees them.
 _MOST_ASKED: Final = 50
 
 
@@ -96,6 +97,8 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
         return Run(conversation, run_id, _pieces_of_turns(turns), first_timestamp(turns[:1]))
     listed = list_of_turns(conversation) if not _KEYS & set(conversation.object()) else None
     turns = listed.items() if listed else []
+    if listed and _ASKERS & set(conversation.value):
+        turns = listed._replace(value=in_one_view(listed.value, is_of_asker=True)).items()
     pieces = _pieces_of_turns(turns)
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
     asked = _pieces(_first(request, "messages", "input"), "user") if not any(piece.kind == "user" for piece in pieces) else []
