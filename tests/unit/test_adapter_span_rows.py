@@ -141,6 +141,26 @@ def test_span_alone_is_a_run(source: object) -> None:
     assert (trace["id"], trace["task"]["objective"], steps_in(trace)) == ("kp:trace:span-rows:r0", ASKED, [STEPS[-1]])
 
 
+def test_messages_that_rows_of_no_kind_copy_count_once() -> None:
+    returned, answered = (
+        {"role": "tool", "tool_call_id": "c", "content": "04:12"},
+        {"role": "assistant", "content": "At 04:12."},
+    )
+    said = [USER, CALLED, returned, answered]
+    rows = [
+        of_langsmith("r0", "", "graph", 0, {"messages": said[:1]}, {"messages": said}) | {"end_time": at(9)},
+        of_langsmith("r1", "", "agent", 1, {"messages": said[:1]}, {"messages": said[1:2]}),
+        of_langsmith("r2", "", "chat", 1, {"messages": said[:1]}, {"choices": [{"message": CALLED}]}),
+        of_langsmith("r3", "", "route", 2, {"messages": said[:2]}, {"output": "tools"}),
+        of_langsmith("r4", "", "tide_table", 3, {"port": "Esbjerg"}, {"output": returned}),
+        of_langsmith("r5", "", "chat", 5, {"messages": said[:3]}, {"choices": [{"message": answered}]}),
+    ]
+    without_kinds = [{key: row[key] for key in row if key not in ("run_type", "parent_run_id")} for row in rows]
+    for sources in (without_kinds, without_kinds[::-1], [LANGSMITH]):
+        (trace,) = converted("", *sources)
+        assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS)
+
+
 def test_error_of_a_row_is_one() -> None:
     failed = BRAINTRUST[2] | {"error": "station offline", "output": None}
     again = BRAINTRUST[2] | {"span_id": "s3", "created": at(5)}
@@ -151,6 +171,7 @@ def test_error_of_a_row_is_one() -> None:
 def test_errors_name_the_place() -> None:
     assert refused_fields("span-rows", 7) == [(1, "$")]
     assert refused_fields("span-rows", BRAINTRUST[0] | {"root_span_id": 5}) == [(1, "traceId")]
+    assert refused_fields("", {key: value for key, value in LANGSMITH.items() if key != "trace_id"}) == [(1, "traceId")]
 
 
 EXAMPLES: Final[dict[str, object]] = {"span-rows": LANGSMITH}

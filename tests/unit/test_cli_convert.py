@@ -189,7 +189,7 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     assert f"{tmp_path}/a.json: line 1: $: expected JSON" in done.stderr
     assert len(rows(done)) == 2
     mute = tmp_path / "mute.json"
-    mute.write_bytes(b"\n" + json_lines([user("Any mail?")]))
+    mute.write_bytes(b"\n" + json_lines([user("Any post?")]))
     done = run(b"", "--success", str(mute), file=str(tmp_path / "b"))
     assert f"{mute}: line 2: $: expected" in done.stderr
 
@@ -286,7 +286,7 @@ def test_invalid_options_are_refused_before_reading(option: str, value: str) -> 
 
 
 def test_limits_of_the_settings_apply() -> None:
-    wordy = {"messages": [*CHAT["messages"], *([{"role": "assistant", "content": "word"}] * 1_000)]}
+    wordy = {"messages": [user("Say it."), *([{"role": "assistant", "content": "word"}] * 1_000)]}
     done = run(json_lines(wordy, CHAT), "--success", "--set", "queues.message_bytes=4000")
     assert (done.exit_code, len(rows(done))) == (1, 1)
     assert "line 1: $: expected at most 4000 bytes" in done.stderr

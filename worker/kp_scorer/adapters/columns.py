@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kp_scorer.adapters.building import microseconds, time_of
-from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.node import Node, objects_in, parsed
 from kp_scorer.adapters.span import OWN_KIND
 
 # All of these are names of fields without signs and in lower case.
@@ -18,6 +18,7 @@ _KINDS: Final = ("runtype", "spantype", "spankind", "type")
 _STARTS: Final = ("starttimeunixnano", "starttime", "startedat", "created", "timestamp")
 _ENDS: Final = ("endtimeunixnano", "endtime", "endedat")
 _ERRORS: Final = ("error", "exception", "errorinfo")
+_ANSWERS: Final = {"choices", "generations", "candidates", "content", "message"}
 _PATHS: Final = ("openinference", "llm", "gen_ai", "input", "output", "tool", "traceloop")
 """The beginnings of paths of attributes."""
 
@@ -83,7 +84,8 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
     attributes = flat(next((each for each in holders if isinstance(each, dict)), columns))
     got = {key: named.get(key, row.like(key, f"{key}s").value) for key in ("input", "output")}
     kind = named.get("type", row.like(*_KINDS).value)
-    is_model = kind is None and isinstance(got["input"], dict) and "messages" in got["input"]
+    keys = [set(each) if isinstance(each := parsed(got[key]), dict) else set() for key in ("input", "output")]
+    is_model = kind is None and "messages" in keys[0] and bool(_ANSWERS & keys[1])
     own = got | {OWN_KIND: "llm" if is_model else kind}
     return attributes | {key: each for key, each in own.items() if each is not None}
 

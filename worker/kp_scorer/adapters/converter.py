@@ -66,6 +66,7 @@ class Converter:
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
+        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
         """Convert the runs that a source completes. It begins on this line, counted from 1."""
@@ -236,6 +237,13 @@ class Converter:
     def _hold_back(self, run: Run) -> Iterator[Converted]:
         """Hold a chat back until it is clear that none continues it: a log repeats a chat for each call of the model."""
         *earlier, own = digests_of(run.pieces)
+        if own in self._beginnings:
+            # The newest record may be first.
+            self.counts["continued"] += 1
+            return
+        self._beginnings |= dict.fromkeys(earlier)
+        while len(self._beginnings) > _MOST_IDENTITIES:
+            del self._beginnings[next(iter(self._beginnings))]
         for digest in earlier:
             if self._chats.pop(digest, None):
                 self.counts["continued"] += 1

@@ -104,7 +104,9 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
         if span.kind in ("agent", "other") or number in repeated:
             continue
         start_ns, end_ns = span.started_ns, max(span.started_ns, span.ended_ns or 0)
-        for piece in span.outputs if span.kind == "model" else ():
+        # An output with results is the conversation so far, and no answer.
+        is_answer = span.kind == "model" and not any(piece.kind in ("user", "result") for piece in span.outputs)
+        for piece in span.outputs if is_answer else ():
             # Frameworks may give the calls that they carry out ids of their own.
             for key in [("id", piece.call_id)] * bool(piece.call_id) + [("name", piece.name)]:
                 tools = began[key] if key in began and piece.kind == "call" else deque()

@@ -16,8 +16,8 @@ from kp_scorer.adapters.span import Spans
 from kp_scorer.adapters.timeline import run_of
 
 _HOLDERS: Final = ("spans", "runs", "data", "child_runs", "trace", "traces")
-_OWN_FIELDS: Final = frozenset({"parentrunid", "parentspanid", "spanparents", "spandata", "runtype", "opname"})
-"""Of these fields a row has at least one; other records may have a trace id too."""
+_OWN_FIELDS: Final = frozenset({"contextspanid", "parentrunid", "parentspanid", "spanparents", "spandata", "runtype", "opname"})
+"""Of these fields a row has at least one, or an input and an output; other records may have a trace id too."""
 
 
 def fits(value: dict[str, Any]) -> bool:
@@ -43,7 +43,8 @@ def _within(value: dict[str, Any]) -> list[Any]:
 def _is_row(value: dict[str, Any]) -> bool:
     names = spelt(value)
     has_ids = any(value.get(names.get(key, "")) for key in TRACES) and any(key in names for key in SPANS)
-    return has_ids and (bool(_OWN_FIELDS & set(names)) or "contextspanid" in names or value.get("type") in ("llm", "tool"))
+    is_own = bool(_OWN_FIELDS & set(names)) or {"inputs", "outputs"} <= set(names) or value.get("type") in ("llm", "tool")
+    return (has_ids and is_own) or {"parentrunid", "runtype"} <= set(names)
 
 
 def records(source: Node) -> list[Node]:
