@@ -48,6 +48,7 @@ FLOORS: Final = floors_of(
     "broker",
     "decider",
     "offline client",
+    "kept",
     "process serve",
     "app",
     "cli",

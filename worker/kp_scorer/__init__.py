@@ -26,6 +26,10 @@
     print(scorer.how_new("a task"), explain(decisions[0]))
     again = re_decide(decisions, calibrate(decisions, accept=0.2))
 
+    from kp_scorer import KeptRuns, as_prompt
+
+    context = as_prompt(KeptRuns("kept.jsonl").similar("a task"))  # what was done for the most similar tasks
+
     from kp_scorer import rows, stored_decisions, stored_labels
 
     table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame: what the ledger holds, flat
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
         TraceConflict,
         TraceDead,
     )
+    from kp_scorer.kept import KeptRuns, SimilarRun, as_prompt
     from kp_scorer.offline import Scorer, convert, score_traces
     from kp_scorer.report.calibration import calibrate, re_decide
     from kp_scorer.report.explanation import explain
@@ -63,10 +68,11 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "AsyncClient", "Client", "Decision", "DecisionTimeout", "Findings", "InvalidTrace", "NotConverted", "Problem", "Reason",
-    "ReasoningTrace", "Row", "Scorer", "ScorerError", "ServiceUnavailable", "Settings", "SettingsError", "Status", "Submitted",
-    "Trace", "TraceConflict", "TraceDead", "calibrate", "convert", "explain", "load_settings", "re_decide", "read_decisions",
-    "rows", "score_traces", "stored_decisions", "stored_labels",
+    "AsyncClient", "Client", "Decision", "DecisionTimeout", "Findings", "InvalidTrace", "KeptRuns", "NotConverted",
+    "Problem", "Reason", "ReasoningTrace", "Row", "Scorer", "ScorerError", "ServiceUnavailable", "Settings",
+    "SettingsError", "SimilarRun", "Status", "Submitted", "Trace", "TraceConflict", "TraceDead", "as_prompt", "calibrate",
+    "convert", "explain", "load_settings", "re_decide", "read_decisions", "rows", "score_traces", "stored_decisions",
+    "stored_labels",
 ]
 # fmt: on
 
@@ -74,6 +80,7 @@ _MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
     "report.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},
+    "kept": {"KeptRuns", "SimilarRun", "as_prompt"},
     "offline": {"Scorer", "convert", "score_traces"},
     "report.explanation": {"explain"},
     "report.calibration": {"calibrate", "re_decide"},

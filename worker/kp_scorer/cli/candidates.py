@@ -31,7 +31,6 @@ from kp_scorer.decoding import Limits
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.scoring import MOST_OF_FAILURES
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
@@ -210,9 +209,8 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
                 elif entry.trace_id in earlier_ids:
                     candidates.add_earlier(entry.trace_id, each.decision.domain, entry.vector)
                 elif entry.place.time_ms >= first_ms:
-                    succeeded = each.decision.dimensions.outcome_confidence > MOST_OF_FAILURES
-                    eligible = (succeeded if each.good is None else each.good) and not each.decision.is_guarded
-                    candidates.add(Run(entry.trace_id, each.decision.domain, eligible, succeeded), entry.vector)
+                    eligible = each.succeeded and not each.decision.is_guarded
+                    candidates.add(Run(entry.trace_id, each.decision.domain, eligible, each.succeeded), entry.vector)
         note_damaged(store.ledger.damaged)
     if len(logs) > 1:
         print_note(f"{len(logs) - 1} older novelty logs, of other embedders, are not read")

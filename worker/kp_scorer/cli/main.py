@@ -24,6 +24,8 @@ _COMMANDS: Final = {
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
         "keep": ("keep", "Write the traces worth keeping to a file."),
+        "similar": ("similar", "Print the kept runs most like a task."),
+        "mcp": ("similar", "Offer the kept runs to agents (MCP)."),
         "label": ("submit", "Label traces as good or bad."),
     },
     "Thresholds": {

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import anyio.to_thread
 import structlog
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
@@ -30,6 +31,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
 from kp_scorer.files import check_writer, read_text
+from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.logs import Seldom, raised_at
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submitter, failure, spans_in, success
@@ -93,6 +95,10 @@ class _Handlers:
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
+        self._kept, self._of_kept = (
+            KeptRuns(settings.serve.kept, settings) if settings.serve.kept else None,
+            anyio.CapacityLimiter(1),
+        )
         # By token, so that none keeps the others out.
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
         self._most_of_one = _BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
@@ -180,6 +186,21 @@ class _Handlers:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
 
+    async def similar(
+        self,
+        task: Annotated[str, Query(min_length=1)],
+        k: Annotated[int, Query(ge=1, le=MOST_RUNS)] = 5,
+        format: Literal["json", "prompt"] = "json",  # noqa: A002 - the name of the parameter
+        tokens: Annotated[int, Query(ge=1)] = 2_000,
+    ) -> Response:
+        """Return the kept runs that are most like a task, or a block of them for an agent's context."""
+        if self._kept is None:
+            raise HTTPException(404, "no kept runs here: set serve.kept")
+        runs = await anyio.to_thread.run_sync(self._kept.similar, task, k, limiter=self._of_kept)
+        if format == "prompt":
+            return Response(as_prompt(runs, tokens), media_type="text/plain")
+        return JSONResponse({"runs": [run._asdict() for run in runs]})
+
     async def _work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
         """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
         encoding = request.headers.get("content-encoding", "identity").lower()
@@ -230,6 +251,7 @@ def make_app(
         app.post(f"/v1/{signal}", openapi_extra=spans, **guarded)(handler)
     app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
+    app.get("/similar", **guarded)(handlers.similar)
 
     async def probe(request: Request) -> JSONResponse:
         reasons = submitter.why_not_live() or (submitter.why_not_ready() if request.url.path == "/readyz" else [])
@@ -240,7 +262,7 @@ def make_app(
         # Some monitors probe by HEAD.
         app.head(path, include_in_schema=False)(probe)
     app.add_middleware(_OneLength)
-    for kind in (HTTPException, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
+    for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
         app.add_exception_handler(kind, _refused)
     return app
 
@@ -292,6 +314,8 @@ async def _refused(request: Request, error: Exception) -> Response:
             log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
+    elif isinstance(error, RequestValidationError):
+        status, message = 422, "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
     elif not isinstance(error, InvalidTrace | NotConverted):
         # The message may quote a trace.
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))

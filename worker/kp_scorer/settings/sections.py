@@ -345,7 +345,7 @@ class MetricsSettings(Section):
 
 
 class ServeSettings(Section):
-    """The HTTP server: its address, its tokens, fields that spans do not carry, and limits on the spans it collects."""
+    """The HTTP server: its address, its tokens, fields that spans do not carry, limits on spans, and kept runs."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318
@@ -357,6 +357,7 @@ class ServeSettings(Section):
     success: bool | None = None
     quiet_s: Seconds = 10.0
     total_bytes: Count = 268_435_456
+    kept: str = ""
     open_s: ClassVar[float] = 900.0
     """The time that a run waits for spans that it lacks."""
     body_bytes: ClassVar[int] = 2**23
