@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -70,19 +70,6 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
         sys.exit(_UNCHECKED)
 
 
-def _audit_facts(store: Store, facts: RedisFacts, totals: "_Totals") -> None:
-    """Audit what the traces of a space added to the kept ones, print each difference and a summary, and add to the totals."""
-    report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
-    for row in report.differences:
-        print_row({"space": facts.space, **row})
-    totals.differing += len(report.differences)
-    totals.checked += report.agreeing + len(report.differences)
-    print_note(
-        f"{facts.space}, gate: {report.agreeing} agree, {len(report.differences)} differ, {report.undecided} undecided, "
-        f"{report.beyond} beyond what is still stored"
-    )
-
-
 @dataclass(slots=True)
 class _Totals:
     """The results of the audits of all logs."""
@@ -91,9 +78,26 @@ class _Totals:
     differing: int = 0
     has_left: bool = False  # Entries of the requested range have left the log.
 
+    def add(self, space: str, differences: Sequence[dict[str, Any]], agreeing: int) -> None:
+        """Print the differences in a space, and count them with those that agree."""
+        for row in differences:
+            print_row({"space": space, **row})
+        self.differing += len(differences)
+        self.checked += agreeing + len(differences)
+
+
+def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
+    """Audit what the traces of a space added to the kept ones, print a summary, and add to the totals."""
+    report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
+    totals.add(facts.space, report.differences, report.agreeing)
+    print_note(
+        f"{facts.space}, gate: {report.agreeing} agree, {len(report.differences)} differ, {report.undecided} undecided, "
+        f"{report.beyond} beyond what is still stored"
+    )
+
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
-    """Audit one log, print each difference and a summary, and add to the totals; ``window`` serves a log that notes none."""
+    """Audit one log, print a summary, and add to the totals; ``window`` serves a log that notes none."""
     # By trace id, as a trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
 
@@ -106,11 +110,9 @@ def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, 
     with progress("audited") as advance:
         # Use the window that the log was written with, whatever the settings are here.
         report = audit_log(entries, decided, log.info().window or window, advance, sample, since)
-    for difference in report.differences:
-        print_row({"space": log.space, **difference._asdict()})
+    totals.add(log.space, [difference._asdict() for difference in report.differences], report.agreeing)
+    totals.differing += report.damaged
     left = left_since(since, entries[0].place) if entries else ""
-    totals.differing += len(report.differences) + report.damaged
-    totals.checked += report.agreeing + len(report.differences)
     totals.has_left = totals.has_left or (since > _EVER and bool(left))
     share = f"{report.entries} of " if report.entries < len(entries) else ""
     print_note(
@@ -121,7 +123,5 @@ def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, 
     )
     if pins := [each for each in pinned.values() if each.novelty.space == log.space]:
         agreeing, differences, unchecked = audit_pinned(pins, entries, store.pinned_sets(log.space))
-        for row in differences:
-            print_row({"space": log.space, **row})
-        totals.differing += len(differences)
+        totals.add(log.space, differences, agreeing)
         print_note(f"pinned sets: {agreeing} agree, {len(differences)} differ, {unchecked} cannot be checked any more")
