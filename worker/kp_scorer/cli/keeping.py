@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -19,20 +19,6 @@ _NEAR_COPY: Final = 0.7
 _COMPARED: Final = 512
 
 Rank = Literal["coverage", "score"]
-
-
-class DomainSummary(NamedTuple):
-    """The numbers of one domain's runs: in all, kept and left out."""
-
-    domain: str
-    runs: int
-    eligible: int  # Runs that may be kept: they succeeded, and no check keeps them back.
-    kept: int
-    near_copies: int  # Eligible runs that were left out because a kept one is much like them.
-    tasks: int | str  # The number of different tasks; empty, like the next three, if the input has none.
-    always: int | str  # The number of tasks of which every run is eligible, so that there is little to learn.
-    never: int | str  # The number of tasks of which no run is.
-    covered: int | str  # The number of tasks with a kept run.
 
 
 class Choice:
@@ -88,18 +74,20 @@ class Choice:
             compared = others[first : first + _COMPARED]
             yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
-    def summary(self) -> DomainSummary:
-        """Count the domain's runs by what became of them."""
+    def summary(self) -> dict[str, int | str]:
+        """Count the domain's runs and tasks by what became of them, for a row of a table.
+
+        ``always`` and ``never`` count the tasks of which every run is eligible, so that there is little to learn, or none.
+        """
         runs = [self._runs[place] for place in self._places]
         near = [place for place, stand_in in self._stand_ins.items() if stand_in.similarity >= _NEAR_COPY]
         near_copies = sum(self._runs[place].eligible for place in near)
-        numbers = len(runs), len(self._eligible), len(self._adds), near_copies
-        tried = {run.task for run in runs}
-        if not any(tried):
-            return DomainSummary(self._domain, *numbers, "", "", "", "")
+        numbers = {"runs": len(runs), "eligible": len(self._eligible), "kept": len(self._adds), "near copies": near_copies}
+        tried, covered = {run.task for run in runs}, {self._runs[place].task for place in self._adds}
         solved, failed = ({run.task for run in runs if run.eligible is eligible} for eligible in (True, False))
-        covered = {self._runs[place].task for place in self._adds}
-        return DomainSummary(self._domain, *numbers, len(tried), len(tried - failed), len(tried - solved), len(covered))
+        tasks = {"tasks": len(tried), "always": len(tried - failed), "never": len(tried - solved), "covered": len(covered)}
+        # Redis has no tasks.
+        return {"domain": self._domain, **numbers, **(tasks if any(tried) else dict.fromkeys(tasks, ""))}
 
     def verdicts(self) -> Iterator[dict[str, Any]]:
         """Yield a row about each run: the kept ones in the order of choice, then the others in that of the input.
@@ -157,13 +145,14 @@ def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, li
     yield from zip(domains, domains.values(), shares, strict=True)
 
 
-def print_summaries(summaries: Iterable[DomainSummary]) -> None:
-    """Print the summaries to stderr, as a table."""
+def print_summaries(summaries: Iterable[Mapping[str, int | str]]) -> None:
+    """Print the summaries of domains to stderr, as a table."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in DomainSummary._fields:
-        table.add_column(heading.replace("_", " "), justify="left" if heading == "domain" else "right")
-    for domain, *figures in summaries:
-        table.add_row(cell(domain), *map(str, figures))
+    for summary in summaries:
+        if not table.columns:
+            for heading in summary:
+                table.add_column(heading, justify="left" if heading == "domain" else "right")
+        table.add_row(*(cell(str(value)) for value in summary.values()))
     console().print(table)
 
 

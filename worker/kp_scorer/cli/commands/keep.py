@@ -242,7 +242,9 @@ def _print_summary(chosen: Sequence[Choice], kept_number: int, traces: int) -> N
     summaries = [choice.summary() for choice in chosen]
     print_summaries(summaries)
     print_note(f"kept {kept_number} of {traces} traces")
-    if roomy := [each.domain for each, choice in zip(summaries, chosen, strict=True) if each.eligible and choice.had_room]:
+    if roomy := [
+        str(each["domain"]) for each, choice in zip(summaries, chosen, strict=True) if each["eligible"] and choice.had_room
+    ]:
         print_note(f"nothing was chosen, as there was room for every success, and only copies are left out: {', '.join(roomy)}")
 
 
