@@ -448,3 +448,9 @@ def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> N
     model = generation([of_type("human", ASKED), {"type": "remove", "id": "x"}], ANSWER, 1)
     trace = trace_of(observation("CHAIN", "run", 0, input=state, output=state), model)
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[3:])
+
+
+def test_a_field_without_a_name_is_no_call() -> None:
+    chat = {"messages": [by("user", ASKED), by("assistant", ANSWER)]}
+    (trace,) = converted("", chat | {"": {"lock": 7}})
+    assert steps_in(trace) == STEPS[3:]

@@ -229,9 +229,9 @@ def sort_of(block: object) -> str:
         or any(word in kind for word in ("tool", "call", "function"))
         or (not kind and "id" in names)
     )
-    if any(isinstance(block.get(names.get(key, "")), dict) for key in _CALL_KEYS):
+    if any(isinstance(block.get(names.get(key)), dict) for key in _CALL_KEYS):
         return "call"
-    if any(isinstance(block.get(names.get(key, "")), dict) for key in _RESULT_KEYS):
+    if any(isinstance(block.get(names.get(key)), dict) for key in _RESULT_KEYS):
         return "result"
     if kind in _THOUGHTS or block.get("thought") is True:
         return "thought"
