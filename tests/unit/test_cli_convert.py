@@ -184,8 +184,9 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     (tmp_path / "b" / "1.ndjson.gz").write_bytes(gzip.compress(json_lines(CHAT["messages"])))
     (tmp_path / "b" / "readme.txt").touch()
     (tmp_path / "b" / "table.CSV").touch()
+    (tmp_path / "b" / "forged.\nline").touch()
     done = run(b"", "--success", file=str(tmp_path))
-    assert f"{tmp_path}: not read: 1 .txt, 1 .csv; only .json" in done.stderr
+    assert f"{tmp_path}: not read: 1 .\\u000aline, 1 .txt, 1 .csv; only .json" in done.stderr
     assert f"{tmp_path}/a.json: line 1: $: expected JSON" in done.stderr
     assert len(rows(done)) == 2
     mute = tmp_path / "mute.json"

@@ -20,6 +20,7 @@ from typing import IO, Any, Final, cast
 import click
 
 from kp_scorer.adapters import format_of
+from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import MOST_PLACES, UNKNOWN, Conversion, Line
 from kp_scorer.cli.output import print_note
 from kp_scorer.cli.unpacking import open_input, read_bytes, unpacked
@@ -96,7 +97,7 @@ def _files_in(name: str) -> list[str]:
     files = sorted(path for path in Path(name).rglob("*") if path.is_file())
     readable = [str(path) for path in files if _suffix_of(path) in _SUFFIXES]
     if others := Counter(_suffix_of(path) or "no suffix" for path in files if _suffix_of(path) not in _SUFFIXES):
-        names = ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(_MOST_SUFFIXES))
+        names = ", ".join(f"{count} {escaped(suffix)}" for suffix, count in others.most_common(_MOST_SUFFIXES))
         more = " and others" if len(others) > _MOST_SUFFIXES else ""
         print_note(f"{name}: not read: {names}{more}; only {', '.join(_SUFFIXES)} are, also with .gz or .zst")
     return readable
