@@ -47,6 +47,11 @@ class _AvailableBytes:
         return self._stream.read(most_bytes) if most_bytes <= 2 else self._stream.read1(most_bytes)
 
 
+def _is_zstandard(beginning: bytes) -> bool:
+    # pzstd begins with a frame that is to be skipped.
+    return beginning.startswith(b"(") or beginning[1:4] == b"*M\x18"
+
+
 def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
     """Return the stream, or the content of a gzip or Zstandard file, which is unpacked as it is read.
 
@@ -54,13 +59,14 @@ def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
         BadParameter: it cannot be read, or nothing is installed that unpacks it.
     """
     # No JSON begins with the first byte of either.
-    match read_bytes(stream.peek, 1)[:1]:
+    beginning = read_bytes(stream.peek, 4)
+    match beginning[:1]:
         case b"\x1f":
             stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
-        case b"(" if _zstd is None:
+        case _ if _zstd is None and _is_zstandard(beginning):
             reason = "a Zstandard file, which Python reads from 3.14 on: `pip install backports.zstd`, or unpack it"
             raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
-        case b"(":
+        case _ if _is_zstandard(beginning):
             options = {_zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW}
             stream = _zstd.ZstdFile(_AvailableBytes(stream), options=options)
     return stream
