@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial, wraps
+from functools import wraps
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -78,11 +78,13 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     ``only_labelled``, decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
     ScorerError if there is none. After the command it exits with 1 if a line held neither a trace nor a decision.
     """
-    sample_option = partial(click.option, "--sample", default=sample, type=click.IntRange(min=1), show_default=True)
+    at_least_1 = click.IntRange(min=1)
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Use the decisions that the ledger holds, in place of a file.")
-    @sample_option(help="With --stored, read this many records, chosen at random.")
+    @click.option(
+        "--sample", type=at_least_1, default=sample, show_default=True, help="With --stored, read this many records at random."
+    )
     @since_option
     @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain.")
     @click.option(

@@ -36,11 +36,11 @@ class Choice:
         self._coverage = Coverage(earlier)
         self._eligible = [place for place in places if self._runs[place].eligible]
         self.had_room = most >= len(self._eligible)  # True if there was room for every run that may be kept.
+        # By place, in the order of choice, what each kept run adds; None for one that is kept for its score.
         if rank == "score":
             self._adds: dict[int, float | None] = dict.fromkeys(islice(self._highest(most_by_task), most))
             self._coverage.keep(candidates.vectors(self.kept_places))
         else:
-            # By place, in the order of choice, what each adds.
             self._adds = dict(self._covering(most, 1 - _NEAR_COPY if len(earlier) else NOTHING, most_by_task))
         self._stand_ins = dict(self._found_stand_ins())
 
