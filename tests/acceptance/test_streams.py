@@ -70,6 +70,13 @@ def test_score_reports_a_conflict_and_scores_the_others() -> None:
     assert printed[0] == printed[2]
 
 
+def test_score_names_the_way_to_other_thresholds_where_most_are_rejected() -> None:
+    traces = jsonl(*fresh_samples(3))
+    done = run(*SCORE, "--set", "scoring.threshold=0.99", stdin=traces)
+    assert "scored 3 of 3: 0 accepted\nfor a share that you choose: `kp-scorer calibrate`" in done.stderr
+    assert "kp-scorer calibrate" not in run(*SCORE, "--set", "scoring.threshold=0.1", stdin=traces).stderr
+
+
 def test_ctrl_c_ends_a_command_that_waits_for_input() -> None:
     with running(*SCORE) as (process, stdin, stdout):
         stdin.write(jsonl(*fresh_samples(1)).encode())

@@ -24,6 +24,7 @@ NO_EMBEDDER: Final = (
 )
 """A command that scores without an embedder prints this once."""
 _MOST_NAMED: Final = 3
+OWN_SHARE: Final = "for a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes"
 # Each opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 

@@ -18,7 +18,7 @@ from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
 from kp_scorer.cli.options import ledger_options, since_option
-from kp_scorer.cli.output import json_line, open_output, print_note, refusal
+from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints
@@ -279,7 +279,7 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
     if request.outcome == "accepted" and counts["rejected"] > len(kept_ids):
-        print_note("to keep a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes")
+        print_note(OWN_SHARE)
 
 
 def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:

@@ -1,6 +1,7 @@
 """``kp-scorer score``: score files offline, in process."""
 
 import sys
+from collections import Counter
 
 import click
 
@@ -9,7 +10,7 @@ from kp_scorer.cli.display import DecisionTable
 from kp_scorer.cli.gathering import score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, settings_options
-from kp_scorer.cli.output import print_note, print_row, refusal
+from kp_scorer.cli.output import OWN_SHARE, print_note, print_row, refusal
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 
@@ -26,18 +27,21 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
     """
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     table = DecisionTable()
-    done = scored = 0
+    done, outcomes = 0, Counter[str]()
     try:
         for line, result in score_lines(batches, settings):
             done += 1
-            scored += isinstance(result, Decision)
             if isinstance(result, Decision):
+                outcomes[result.outcome] += 1
                 table.print_row(result.model_dump(mode="json"), result)
             else:
                 print_row(refusal(line.number, result, line.file), "")
     except KeyboardInterrupt:
-        print_note(f"scored {scored} of {done} so far")
+        print_note(f"scored {outcomes.total()} of {done} so far")
         raise
-    print_note(f"scored {scored} of {done}" if done else f"no traces in {', '.join(files)}")
-    if scored < done:
+    scored = f"scored {outcomes.total()} of {done}: {outcomes['accepted']} accepted"
+    print_note(scored if done else f"no traces in {', '.join(files)}")
+    if outcomes["rejected"] > outcomes["accepted"]:
+        print_note(OWN_SHARE)
+    if outcomes.total() < done:
         sys.exit(1)
