@@ -316,6 +316,24 @@ def test_runs_of_no_agent_without_content_or_that_others_continue_are_left_out(s
         assert list(store.dead_letters.read()) == []
 
 
+def test_run_that_two_instrumentations_record_under_ids_of_their_own_is_one(settings: Settings, tmp_path: Path) -> None:
+    first = chat_span(new_run(), kp__domain="code")
+    second = first | {"traceId": new_run(), "spanId": "cc" * 8}
+    later = second | {"traceId": new_run(), "startTimeUnixNano": first["endTimeUnixNano"]}
+    later |= {"endTimeUnixNano": str(int(first["endTimeUnixNano"]) + 1)}
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
+        for number, span in enumerate((first, second, later, first | {"traceId": new_run()})):
+            export = export_of(span, service__name="tides")
+            export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "other" if span is second else "some"}
+            server.ask("POST", "/v1/traces", export)
+            if number != 1:
+                # A run of another time, or of the same instrumentation, is another one though it says the same.
+                assert server.status(span["traceId"])["state"] == "decided"
+        (event,) = wait_until(lambda: server.process.events("run_left_out"))
+        assert (event["otel_trace_id"], event["reason"]) == (second["traceId"], "repeated")
+        assert first["traceId"] in event["detail"]
+
+
 @pytest.mark.parametrize("form", ["application/json", PROTOBUF])
 def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: HttpServer, form: str) -> None:
     run = chat_span(new_run()) | {"attributes": attributes(gen_ai__operation__name="chat")}

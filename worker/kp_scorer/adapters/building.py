@@ -138,10 +138,10 @@ def time_of(place: Node) -> str | None:
 
 
 def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
-    """Yield for each piece the digest of all pieces up to it, without the ids of their calls."""
+    """Yield for each piece the digest of all pieces up to it, without the ids of their calls and the names of results."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in pieces:
-        content = as_json([piece.kind, piece.text.strip(), piece.name, parsed(piece.arguments)])
+        content = as_json([piece.kind, piece.text.strip(), piece.name * (piece.kind == "call"), parsed(piece.arguments)])
         digest.update(content.encode("utf-8", "surrogatepass"))
         yield digest.digest()
 

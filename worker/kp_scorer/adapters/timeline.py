@@ -219,7 +219,7 @@ def _beside(spans: Sequence[Span]) -> set[int]:
     models = (number for number, span in enumerate(spans) if span.kind == "model" and span.outputs)
     for number in sorted(models, key=lambda number: spans[number].started_ns):
         span = spans[number]
-        *_, digest = digests_of([*(piece._replace(name="") for piece in span.inputs[-1:]), *span.outputs])
+        *_, digest = digests_of([*span.inputs[-1:], *span.outputs])
         if span.started_ns < ends_ns.get(digest, 0):
             repeated.add(number)
         ends_ns[digest] = max(span.ended_ns or 0, ends_ns.get(digest, 0))

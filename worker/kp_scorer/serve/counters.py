@@ -32,7 +32,7 @@ class ServeMetrics:
         self.traces = counter("traces", "Traces received as such, by what became of them", ("outcome",))
         self.runs_submitted = counter("runs_submitted", "Runs submitted")
         self.runs_left_out = counter(
-            "runs_left_out", "Runs of no agent, without content, or that another continues", ("reason",)
+            "runs_left_out", "Runs of no agent, without content, or that another continues or repeats", ("reason",)
         )
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
@@ -45,7 +45,7 @@ class ServeMetrics:
             self.spans.labels(outcome)
         for outcome in ("pending", "invalid", "conflict"):
             self.traces.labels(outcome)
-        for reason in ("no_agent", "no_content", "unfinished"):
+        for reason in ("no_agent", "no_content", "unfinished", "repeated"):
             self.runs_left_out.labels(reason)
         for reason in REASONS:
             self._dead_letters.labels(reason)

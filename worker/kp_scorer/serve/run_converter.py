@@ -3,11 +3,14 @@
 import json
 from collections.abc import Sequence
 from functools import partial
+from hashlib import blake2b
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import Converter, SuppliedFields
+from kp_scorer.adapters.blocks import Piece
+from kp_scorer.adapters.building import digests_of
 from kp_scorer.bounded import Answers
 from kp_scorer.decoding import Limits, check_values
 from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished
@@ -68,7 +71,23 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
         trace["metadata"]["agent_id"] = service
     assumed = [name for name in unstated if name != "success" or converted.run.success is None]
     trace["metadata"] |= {"assumed": assumed} if assumed else {}
-    return {"trace": trace, "is_open": _is_open(spans, is_answered=trace["steps"][-1]["type"] == "thought")}
+    recording = _recording(spans, converted.run.pieces, service)
+    return {
+        "trace": trace,
+        "recording": recording,
+        "is_open": _is_open(spans, is_answered=trace["steps"][-1]["type"] == "thought"),
+    }
+
+
+def _recording(spans: Sequence[dict[str, Any]], pieces: Sequence[Piece], service: object) -> list[Any]:
+    """Return the fields of a :class:`~kp_scorer.store.runs.Recording`."""
+    *_, content = digests_of(pieces)
+    digest = blake2b(content, key=str(service).encode()[:64], digest_size=16).hexdigest()
+    scopes = sorted({str(span.get("scope", {}).get("name")) for span in spans})
+    times_ns = [
+        _nanoseconds(span.get(key)) for span in spans for key in ("startTimeUnixNano", "endTimeUnixNano") if key in span
+    ]
+    return [digest, " ".join(scopes), min(times_ns), max(times_ns)]
 
 
 def _is_open(spans: Sequence[dict[str, Any]], *, is_answered: bool) -> bool:

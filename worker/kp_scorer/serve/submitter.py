@@ -43,7 +43,7 @@ from kp_scorer.serve.run_converter import SERVICE, SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.store.runs import MOST_VALUES, ClaimedRun, ReceivedSpan
+from kp_scorer.store.runs import MOST_VALUES, ClaimedRun, ReceivedSpan, Recording
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -175,6 +175,11 @@ class Submitter:
         try:
             if "problems" in answer:
                 raise InvalidTrace([Problem(*each) for each in answer["problems"]])
+            if other := self._store.runs.recorded_before(run.run_id, Recording(*answer["recording"])):
+                self._metrics.runs_left_out.labels("repeated").inc()
+                detail = f"another instrumentation recorded this run as {other}, which was submitted"
+                log.info("run_left_out", otel_trace_id=run.run_id, reason="repeated", detail=detail)
+                return True
             trace: dict[str, Any] = answer["trace"]
             self._client.submit(trace)
             self._metrics.runs_submitted.inc()

@@ -90,6 +90,15 @@ def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     return ClaimedRun(text_in(run_id), b":too_large" in by_id, spans, attempts, b":has_waited" in by_id) if run_id else None
 
 
+class Recording(NamedTuple):
+    """A run as one instrumentation recorded it. Others may record it again, under a trace id of their own."""
+
+    digest: str  # Of its service, and of what was said and called.
+    scope: str  # The names of the instrumentations.
+    began_ns: int
+    ended_ns: int
+
+
 @script(tuple[bytes, int])
 def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
 
@@ -148,6 +157,14 @@ class Runs:
     def _settle(self, run: ClaimedRun, wait_ms: int) -> bool:
         key, count = self._keys.run(run.run_id), len(run.spans)
         return _settle_run(self._client, keys=self._keys, run=key, run_id=run.run_id, count=count, wait_ms=wait_ms)
+
+    def recorded_before(self, run_id: str, recording: Recording) -> str:
+        """Return the id of the run that another instrumentation recorded at the same time; empty if there is none."""
+        key, own = self._keys.recording(recording.digest), json.dumps([run_id, *recording[1:]])
+        self._client.set(key, own, nx=True, px=_REMEMBERED_MS)
+        other_id, scope, began_ns, ended_ns = json.loads(self._client.get(key) or own)
+        is_at_once = began_ns <= recording.ended_ns and recording.began_ns <= ended_ns
+        return other_id if other_id != run_id and scope != recording.scope and is_at_once else ""
 
     def release(self, run_id: str) -> None:
         """Take back the attempts of a run whose process is alive and waits for a service. The last claim stands."""
