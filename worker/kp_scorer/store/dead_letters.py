@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import redis
@@ -15,7 +16,7 @@ from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.store.scripts import script
 
-_READ_AT_ONCE: Final = 1_000  # Reading this many takes Redis some milliseconds.
+_READ_AT_ONCE: Final = 500
 _DROPPED_AT_ONCE: Final = 100  # Dropping this many takes Redis some 10 ms.
 
 log = structlog.get_logger("kp_scorer.store.dead_letters")
@@ -57,11 +58,15 @@ class DeadLetter(NamedTuple):
     queued_ms: int | None = None  # The time that it was queued before; None if nothing says when it was sent.
 
 
-def _letter(fields: Sequence[Any]) -> DeadLetter:
-    letter_id, reason, detail, trace_id, worker = map(text_in, fields[:5])
-    deliveries, first_ms, last_ms, occurrences, queued_ms, size_bytes = map(number_in, fields[5:])
-    figures = (deliveries, first_ms, last_ms, occurrences, size_bytes)
-    return DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, None if fields[9] is None else queued_ms)
+_TEXTS: Final = ("reason", "detail", "trace_id", "worker")
+_NUMBERS: Final = ("deliveries", "first_ms", "last_ms", "burials", "queued_ms")
+
+
+def _letter(letter_id: str, fields: Sequence[Any], size_bytes: int) -> DeadLetter:
+    reason, detail, trace_id, worker = map(text_in, fields[: len(_TEXTS)])
+    deliveries, first_ms, last_ms, occurrences, queued_ms = map(number_in, fields[len(_TEXTS) :])
+    figures = deliveries, first_ms, last_ms, occurrences, size_bytes
+    return DeadLetter(letter_id, reason, detail, trace_id, *figures, worker, None if fields[-1] is None else queued_ms)
 
 
 class _Bounds(NamedTuple):
@@ -98,12 +103,6 @@ def _make_room(*, keys: Keys, at_once: int, bounds: _Bounds) -> None: ...
 @script(bool)
 def _drop(
     *, keys: Keys, dead_letter: str, record: str, dead_letter_id: str, chosen_burials: int, chosen_last_ms: int
-) -> None: ...
-
-
-@script(tuple[int, bytes, list[list[Any]]])
-def _read_dead_letters(
-    *, keys: Keys, last_ms: int, last_id: str, most: int, beginning: str, reason: str, part: str, trace_ids: Sequence[str]
 ) -> None: ...
 
 
@@ -212,33 +211,19 @@ class DeadLetters:
         """Count the dead letters."""
         return int(self._client.zcard(self._keys.dead_letters))
 
-    def read(
-        self, *, beginning: str = "", reason: str = "", part: str = "", trace_ids: Sequence[str] = ()
-    ) -> Iterator[DeadLetter]:
-        """Yield dead letters, each once, the one that was dead-lettered longest ago first.
-
-        The arguments select those whose id has this beginning, that have this reason, whose trace id has this part, or that
-        belong to these traces.
-        """
-        last_ms, last_id, read = 0, "", set[str]()
-        while True:
-            last_ms, last, page = _read_dead_letters(
-                self._client,
-                keys=self._keys,
-                last_ms=last_ms,
-                last_id=last_id,
-                most=_READ_AT_ONCE,
-                beginning=beginning,
-                reason=reason,
-                part=part,
-                trace_ids=trace_ids,
-            )
-            letters = list(map(_letter, page))
-            # A dead letter that was dead-lettered again meanwhile is at the end, too.
-            yield from (each for each in letters if each.letter_id not in read)
-            read.update(each.letter_id for each in letters)
-            if not (last_id := text_in(last)):
-                return
+    def read(self, *beginnings: str) -> Iterator[DeadLetter]:
+        """Yield all dead letters, or those whose ids begin so, in the order in which they were last dead-lettered."""
+        ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
+        wanted = (letter_id for letter_id in map(text_in, ids) if letter_id.startswith(beginnings or ""))
+        while chunk := list(islice(wanted, _READ_AT_ONCE)):
+            pipeline = self._client.pipeline(transaction=False)
+            for key in map(self._keys.dead_letter, chunk):
+                pipeline.hmget(key, *_TEXTS, *_NUMBERS)
+                pipeline.hstrlen(key, "payload")
+            replies = pipeline.execute()
+            letters = zip(chunk, replies[::2], replies[1::2], strict=True)
+            # A dead letter without a reason was dropped, or has expired.
+            yield from (_letter(*each) for each in letters if each[1][0] is not None)
 
     def payload(self, letter_id: str) -> bytes:
         """Read a dead letter's payload; empty if the dead letter no longer exists."""

@@ -63,16 +63,18 @@ def _selected(
     dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
 ) -> tuple[Iterable[DeadLetter], list[str]]:
     """Return the selected dead letters, and the ids without one. Without ids, dead letters are read while they are used."""
+
+    def is_selected(letter: DeadLetter) -> bool:
+        return reason in ("", letter.reason) and trace_id in ("", letter.trace_id)
+
     if not letter_ids:
-        return dead_letters.read(reason=reason, trace_ids=[trace_id] if trace_id else ()), []
+        return filter(is_selected, dead_letters.read()), []
     for each_id in letter_ids:
         exact_trace_id(each_id)
-    similar = dead_letters.read(beginning=letter_ids[0] if len(letter_ids) == 1 else "")
-    existing = {each.letter_id: each for each in similar if each.letter_id.startswith(letter_ids)}
+    existing = {each.letter_id: each for each in dead_letters.read(*letter_ids)}
     wanted = {resolve_among(letter_id, existing) for letter_id in letter_ids}
     chosen = (each for letter_id, each in existing.items() if letter_id in wanted)
-    filtered = [each for each in chosen if reason in ("", each.reason) and trace_id in ("", each.trace_id)]
-    return filtered, sorted(wanted.difference(existing))
+    return filter(is_selected, chosen), sorted(wanted.difference(existing))
 
 
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")

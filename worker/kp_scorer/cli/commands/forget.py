@@ -42,7 +42,8 @@ def forget(trace_id: str, settings: Settings) -> None:
             # Erase each kind of data in one pass.
             vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
             vectors = sum((facts.erase(*trace_ids) for facts in store.all_facts()), vectors)
-            letters = list(store.dead_letters.read(trace_ids=[*trace_ids, ""]))
+            suspects = {"", *trace_ids}
+            letters = [each for each in store.dead_letters.read() if each.trace_id in suspects]
             nameless = sum(not each.trace_id for each in letters)
             dropped = Counter(each.trace_id for each in letters if each.trace_id and store.dead_letters.drop(each))
             runs = {each for each in trace_ids if store.runs.forget(each)}

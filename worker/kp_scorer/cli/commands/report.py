@@ -152,9 +152,8 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
 def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> Iterator[str]:
     """Explain a decision; without one describe the state of the trace, and exit with 1."""
     with Store.open(settings) as store:
-        trace_id = resolve_trace_id(
-            id_or_beginning, store.ledger, lambda: (each.trace_id for each in store.dead_letters.read(part=id_or_beginning))
-        )
+        dead_ids = (each.trace_id for each in store.dead_letters.read() if id_or_beginning in each.trace_id)
+        trace_id = resolve_trace_id(id_or_beginning, store.ledger, lambda: dead_ids)
         (record,) = store.ledger.look_up([trace_id])
         if record and record.decision:
             decision = _with_nearest(record.decision, store)
@@ -165,7 +164,7 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
         if record and record.state == "pending":
             yield from pending_words(trace_id, record)
             sys.exit(1)
-        dead_letters = list(store.dead_letters.read(trace_ids=[trace_id]))
+        dead_letters = [each for each in store.dead_letters.read() if each.trace_id == trace_id]
     # Dead letters are kept for longer than records.
     death = record or (dead_letters[-1] if dead_letters else None)
     if death and death.reason:
