@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import redis
 from click.testing import Result
-from kp_scorer.broker import backlog
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -140,16 +139,6 @@ def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
     drawn = filled.run("calibrate", "--stored", "--accept", "20%", "--sample", "500")
     assert "a sample of 500 of 2,000 records in the ledger" in drawn.stderr
     assert "# All domains together, 500 traces: threshold" in drawn.stdout
-
-
-def test_doctor_looks_through_some_keys_for_lists_beside_the_queue(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backlog, "_SCANNED_AT_ONCE", 10)
-    monkeypatch.setattr(backlog, "_MOST_SCANS", 5)
-    filled.run("cache", "info")
-    filled.client.lpush("traces:4", "{}")
-    asked = ("doctor", "--set", "embedding.embedder=none", "--set", "queues.traces=traces")
-    assert filled.calls(*asked, code=1)["scan"] == 5
-    assert "'traces:4' has messages that none of these workers receives" in filled.run(*asked).stdout
 
 
 def test_only_decisions_with_a_label_are_read_where_a_label_is_needed(filled: Filled) -> None:

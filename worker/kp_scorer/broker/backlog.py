@@ -26,9 +26,6 @@ from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in
 
 _SCANNED_AT_ONCE: Final = 1_000
-_MOST_SCANS: Final = 100  # The names of so many keys take Redis a tenth of a second.
-_PRIORITIES: Final = 256
-_SEPARATORS: Final = (":", "\x06\x16")  # Those of Celery's documentation and of kombu.
 
 
 class Backlog(NamedTuple):
@@ -72,30 +69,19 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
     """Return the names of lists on Redis that no worker consumes, although options of Celery put calls for this queue there.
 
     These options are ``priority_steps`` and ``sep``, where they lead to lists that no worker joins to the queue, and
-    ``global_keyprefix``. Usual names are looked up. Other prefixes and separators are seen among the first 100,000 keys that
-    Redis lists, by a user who may list them.
+    ``global_keyprefix``. Redis looks through the names of all keys, for a user who may list them.
     """
 
     def find(producer: Producer) -> list[str]:
-        client, channel = producer.channel.client, producer.channel
+        channel = producer.channel
         joined = {channel._q_for_pri(queue.name, priority) for priority in channel.priority_steps}  # noqa: SLF001 - kombu's own
         is_beside = re.compile(rf"(.*:)?{re.escape(queue.name)}(\W+\d{{1,3}})?").fullmatch
         # A pattern spares Redis the types of all other keys, which took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])
-        names = [f"{queue.name}{separator}{each}" for separator in _SEPARATORS for each in range(_PRIORITIES)]
-        with client.pipeline(transaction=False) as pipeline:
-            for name in names:
-                pipeline.llen(name)
-            lengths = pipeline.execute(raise_on_error=False)
-        present = {name for name, length in zip(names, lengths, strict=True) if isinstance(length, int) and length}
-        cursor = 0
+        names: set[str] = set()
         with suppress(NoPermissionError):
-            for _ in range(_MOST_SCANS):
-                cursor, scanned = client.scan(cursor, pattern, _SCANNED_AT_ONCE, "list")
-                present.update(name.decode(errors="replace") for name in scanned)
-                if not cursor:
-                    break
-        return sorted(filter(is_beside, present - joined))
+            names.update(name.decode(errors="replace") for name in channel.client.scan_iter(pattern, _SCANNED_AT_ONCE, "list"))
+        return sorted(filter(is_beside, names - joined))
 
     return with_producer(app, queue.name, find)
 
