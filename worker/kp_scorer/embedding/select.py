@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Final
@@ -16,7 +16,7 @@ from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8  # Further threads speed up a pass only a little; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_OWN_GROUPS: Final = Path("/proc/self/cgroup")
+_OWN_GROUP: Final = Path("/proc/self/cgroup")  # Of cgroup version 2.
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # The devices of NVIDIA, of WSL, and of AMD, which torch calls CUDA too.
 
 log = library_logger(__name__)
@@ -56,32 +56,24 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     return settings.embedder != "none" and has_model and has_engine
 
 
-def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUPS) -> int:
+def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUP) -> int:
     """Count the cores that the process may run on, at most as many as its share of processor time.
 
     More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Of cgroup version 2, then of version 1. No limit is "max" in the former and -1 in the latter.
-    for controller, files in (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us"))):
-        for group in _groups(own, controller):
-            with suppress(OSError, ValueError):
-                texts = ((cgroup / controller / group / file).read_text("ascii") for file in files)
-                quota, period = " ".join(texts).split()
-                if quota.isdigit() and int(period) > 0:
-                    cores = min(cores, math.ceil(int(quota) / int(period)))
-    return max(1, cores)
-
-
-def _groups(own: Path, controller: str) -> Iterator[PurePath]:
-    """Yield the process's own group of a controller, and those that it lies in, each of which may have a limit."""
-    yield PurePath()
+    group = PurePath()
     with suppress(OSError, ValueError):
         for line in own.read_text("utf-8").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
-                group = PurePath(path.lstrip("/"))
-                yield from (group, *group.parents)
+            if line.startswith("0::"):
+                group = PurePath(line.removeprefix("0::").lstrip("/"))
+    # Each of the groups that it lies in may have a limit, too. No limit is "max".
+    for each in (group, *group.parents):
+        with suppress(OSError, ValueError):
+            quota, period = (cgroup / each / "cpu.max").read_text("ascii").split()
+            if quota.isdigit() and int(period) > 0:
+                cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
 
 
 def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
