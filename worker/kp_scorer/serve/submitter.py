@@ -12,12 +12,15 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Self
 
 import structlog
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
@@ -53,8 +56,7 @@ _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)}
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agents may have it.
 _MOST_SPANS: Final = 20_000
-# The fields around spans in Protobuf: each span may have a resource and a scope of its own.
-_MOST_FIELDS: Final = 6 * _MOST_SPANS
+_MOST_FIELDS: Final = 7 * _MOST_SPANS  # The fields around spans in Protobuf: each may have its own resource and scope.
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # Characters of the name of a scope.
 _MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
@@ -244,28 +246,36 @@ def _from_json(body: bytes, limits: Limits, signal: Signal) -> Iterator[dict[str
 
 def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
     # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
-    left = iter(range(_MOST_FIELDS))
+    left = _MOST_FIELDS
+
+    def layer(message: bytes) -> Any:
+        nonlocal left
+        parsed = _Layer.FromString(message)
+        left -= len(parsed.field_1) + len(parsed.field_2)
+        if left < 0:
+            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+        return parsed
+
     try:
-        for resource_spans in _at(1, _fields(body, left)):
-            fields = list(_fields(resource_spans, left))
-            raw_resource = b"".join(_at(1, fields))
+        for resource_spans in map(layer, layer(body).field_1):
+            raw_resource = b"".join(resource_spans.field_1)
             if len(raw_resource) > _MOST_SPAN_BYTES:
                 raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
             resource = Resource.FromString(raw_resource)
             lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
-            for scope in map(list, (_fields(scope, left) for scope in _at(2, fields))):
-                names = (name for about in _at(1, scope) for name in _at(1, _fields(about, left)))
-                own = {"scope": {"name": b"".join(names)[:_MOST_SCOPE].decode(errors="replace")}}
-                for raw in _at(2, scope):
+            for scope in map(layer, resource_spans.field_2):
+                name = b"".join(layer(b"".join(scope.field_1)).field_1[-1:])
+                own = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
+                for raw in scope.field_2:
                     if len(raw) > _MOST_SPAN_BYTES:
-                        by_number = dict(_fields(raw, left))
-                        yield _ids(*(by_number.get(number, b"") for number in signal.ids))
+                        large = _Layer.FromString(raw)
+                        yield _ids(*(b"".join(getattr(large, f"field_{number}")) for number in signal.ids))
                         continue
                     item = signal.message.FromString(raw)
                     content = MessageToDict(item, use_integers_for_enums=True)
                     ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
                     yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
-    except (DecodeError, IndexError):
+    except DecodeError:
         raise InvalidTrace([Problem("$", "expected an export of OTLP in Protobuf")]) from None
 
 
@@ -274,45 +284,19 @@ def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, A
     return {"traceId": trace_id.hex(), "spanId": span_id.hex(), "parentSpanId": parent_id.hex()}
 
 
-def _at(number: int, fields: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    return (content for each, content in fields if each == number)
+def _layer() -> Any:
+    """Make the class of a message that parses no deeper than one layer: its fields are the bytes of those of another."""
+    kind = FieldDescriptorProto
+    fields = [
+        kind(name=f"field_{number}", number=number, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
+        for number in {1, 2, *SPANS.ids, *LOGS.ids}
+    ]
+    file = FileDescriptorProto(name="layer", message_type=[DescriptorProto(name="Layer", field=fields)])
+    described = DescriptorPool().AddSerializedFile(file.SerializeToString())
+    return GetMessageClass(described.message_types_by_name["Layer"])
 
 
-def _fields(message: bytes, left: Iterator[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield the number of each field in a message, with its content if it has a length; take one from ``left`` for each.
-
-    Raises DecodeError or IndexError if it is no message, InvalidTrace if none is left.
-    """
-    place = 0
-    while place < len(message):
-        if next(left, None) is None:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
-        key, place = _varint(message, place)
-        start = place
-        match key & 7:
-            case 0:
-                place = _varint(message, place)[1]
-            case 2:
-                length, start = _varint(message, place)
-                place = start + length
-            case 1 | 5 as kind:
-                place += 8 if kind == 1 else 4
-            case _:
-                raise DecodeError
-        if place > len(message):
-            raise DecodeError
-        yield key >> 3, message[start:place] if key & 7 == 2 else b""
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """Return a number, and the place after it."""
-    value = shift = 0
-    while (byte := message[place]) > 127:
-        value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
-        if shift > 63:
-            raise DecodeError
-    return value | byte << shift, place + 1
+_Layer: Final = _layer()
 
 
 def _checked(lasting: list[Any]) -> list[Any]:
