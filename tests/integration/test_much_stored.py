@@ -74,29 +74,11 @@ def filled(alone: tuple[Settings, redis.Redis]) -> Filled:
     return Filled(*alone)
 
 
-def test_logs_and_pinned_sets_are_listed_without_looking_through_all_keys(filled: Filled) -> None:
-    filled.calls("cache", "info")
-    assert "scan" not in filled.calls("cache", "info")
-    assert json.loads(filled.run("cache", "info").stdout)["entries"] == 50
-    # As in a copy of an earlier version, or after a day without a new entry.
-    filled.client.delete(KEYS.directory)
-    assert "scan" in filled.calls("cache", "info")
-    assert json.loads(filled.run("cache", "info").stdout)["space"] == SPACE
-    assert 0 < filled.client.ttl(KEYS.directory) <= 86_400
-    # Appending does not put off when logs are looked for again, which others may have restored.
-    filled.client.expire(KEYS.directory, 100)
-    with Store.open(filled.settings) as store:
-        store.novelty_log(SPACE).append([candidate(trace_id(RECORDS), 50, dimensions=4)], None)
-    assert 0 < filled.client.ttl(KEYS.directory) <= 100
-
-
 def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
-    filled.calls("cache", "info")
     ids = [trace_id(number) for number in range(40)]
     calls = filled.calls(
         "forget", "-", stdin="\n".join([*ids[:20], "", *(each.removeprefix("kp:trace:") for each in ids[20:])])
     )
-    assert "scan" not in calls
     assert (calls["xrange"], calls["xdel"], calls["evalsha"] + calls.get("eval", 0)) <= (1, 40, 60)
     # The dead letters are looked at once.
     assert calls["hget"] < LETTERS + 200

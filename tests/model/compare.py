@@ -10,7 +10,7 @@ from tests.model.records import KEYS, Letter, TraceRecord, key_of
 from tests.model.reference import Reference
 from tests.model.reference_facts import ERASED as NOTE
 from tests.model.reference_facts import FACTS, KEPT_FACTS
-from tests.model.reference_log import DIRECTORY, ERASED, HEAD, LOG, WINDOW, LogModel
+from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW, LogModel
 from tests.model.server import Dump
 
 
@@ -50,7 +50,6 @@ def _expected(model: Reference) -> dict[str, object]:
         KEYS.drained: model.drained,
         DEADLINES_KEY: model.deadlines,
         **_log(model.log),
-        DIRECTORY: _directory(model),
         FACTS: model.facts.stored,
         KEPT_FACTS: model.facts.kept_facts,
     }
@@ -87,10 +86,6 @@ def _log(log: LogModel) -> dict[str, object]:
         for entry in log.present()
     ]
     return {LOG: entries, ERASED: log.erasures, HEAD: _fields(head)}
-
-
-def _directory(model: Reference) -> dict[str, bytes]:
-    return dict.fromkeys([LOG] * model.log.is_listed + [FACTS] * model.facts.is_listed, b"1")
 
 
 def _readable(key: str, content: Any) -> object:

@@ -28,7 +28,7 @@ class FactsModel:
     def __init__(self) -> None:
         self.stored: list[Fields] = []
         self.kept_facts: list[Fields] = []
-        self.is_listed = self.has_kept = False
+        self.has_kept = False
 
     def lose(self, key: str) -> None:
         if key == FACTS:
@@ -36,15 +36,10 @@ class FactsModel:
         elif key == KEPT_FACTS:
             self.kept_facts.clear()
             self.has_kept = False
-        elif key == KEYS.directory:
-            self.is_listed = False
 
     def append(self, books: "Reference", verdict: Verdict) -> None:
         fields = verdict.trace_id, verdict.fact, verdict.vector
         self._store(books, fields)
-        if not self.is_listed:
-            books.expires_in(KEYS.directory, 86_400_000)
-        self.is_listed = True
         if verdict.is_kept:
             self.kept_facts = [*self.kept_facts, fields][-BOUNDS.kept_elements :]
             self.has_kept = True

@@ -18,7 +18,6 @@ LARGEST_BATCH: Final = 3
 LOG: Final = KEYS.of_log(WordEmbedder.space).log
 HEAD: Final = KEYS.of_log(WordEmbedder.space).head
 ERASED: Final = KEYS.of_log(WordEmbedder.space).erasures
-DIRECTORY: Final = KEYS.directory
 _LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
 
 
@@ -48,7 +47,6 @@ class LogModel:
         self.time_ms = self.number = 0
         self.entries: list[LogEntry] = []
         self.erasures: list[str] = []
-        self.is_listed = False
 
     def lose(self, key: str) -> None:
         if key == LOG:
@@ -57,8 +55,6 @@ class LogModel:
             self.epoch, self.time_ms, self.number = "", 0, 0
         elif key == ERASED:
             self.erasures.clear()
-        elif key == DIRECTORY:
-            self.is_listed = False
 
     def append(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], replied: Sequence[str]) -> list[str]:
         """Say which places candidates get; ``replied`` are those they got, for what the specification leaves open."""
@@ -98,9 +94,6 @@ class LogModel:
         self.entries.append(replace(entry, time_ms=self.time_ms, number=self.number))
         books.expires_in(LOG, _LIFE_MS)
         books.expires_in(HEAD, _LIFE_MS + 60_000)
-        if not self.is_listed:
-            books.expires_in(DIRECTORY, 86_400_000)
-        self.is_listed = True
         return self.entries[-1].place
 
     def _trim(self) -> None:

@@ -3,7 +3,7 @@
 From the bottom up:
 
 ``connection``, ``condition``, ``keys`` and ``scripts`` with ``lua/``, which the queues in ``broker.redis_transport`` use too;
-``records`` and ``directory``; ``ledger``, ``dead_letters``, ``novelty_log``, ``pinned_sets``, ``runs`` and ``decision_stream``;
+``records``; ``ledger``, ``dead_letters``, ``novelty_log``, ``pinned_sets``, ``runs`` and ``decision_stream``;
 ``store``, which opens them.
 """
 

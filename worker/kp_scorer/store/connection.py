@@ -30,6 +30,7 @@ _NAMED: Final = re.compile(
 )
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
+_SCANNED_AT_ONCE: Final = 2_000
 _OF_CLUSTERS: Final = (redis.exceptions.AskError, redis.exceptions.ClusterError, redis.exceptions.ClusterCrossSlotError)
 IS_CLUSTER: Final = "it is a Redis Cluster, which spreads keys that scripts need together: use one primary, with replicas"
 REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.AuthenticationError, redis.exceptions.BusyLoadingError)
@@ -189,6 +190,15 @@ def refusal(error: redis.exceptions.RedisError) -> str:
     if named is None or _QUOTES.search(str(error)):
         return type(error).__name__
     return "".join(filter(str.isprintable, named[0]))[:_LONGEST_REFUSAL]
+
+
+def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:
+    """Yield the keys of one type whose names match a pattern, in no order, some perhaps twice.
+
+    Redis looks through the names of all keys, for which it does nothing else for a millisecond or two at a time.
+    """
+    for key in client.scan_iter(pattern, _SCANNED_AT_ONCE, _type=kind):
+        yield key.decode("utf-8", "backslashreplace")
 
 
 def is_full(error: redis.exceptions.RedisError) -> bool:

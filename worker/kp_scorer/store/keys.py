@@ -14,8 +14,6 @@
     {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
                                          ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
     {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute
-    {prefix}:directory          hash     keys of logs and pinned sets, and `all` if these are all; expires a day after one was
-                                         added, and is then made anew from the names of all keys
     {prefix}:workers            zset     ids of workers by the time until which each counts as alive, in ms; an hour
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
@@ -107,7 +105,6 @@ class KeptFactKeys(FactKeys):
 class Keys(Prefixed):
     """Names of the keys under one prefix."""
 
-    directory = Key(":directory", "hash")
     workers = Key(":workers", "zset")
     pending = Key(":pending", "zset")
     counts = Key(":counts", "hash")

@@ -14,8 +14,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
 from kp_scorer.gate import GateBounds
 from kp_scorer.novelty.verification import DecidedTrace
-from kp_scorer.store.connection import reports_outages
-from kp_scorer.store.directory import SCANNED_AT_ONCE
+from kp_scorer.store.connection import names_of, reports_outages
 from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import (
@@ -354,8 +353,7 @@ class RedisLedger:
     def _scan(self, part: str = "") -> Iterator[str]:
         start = self._keys.record("")
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        for key in self._client.scan_iter(f"{prefix}*{middle}*", count=SCANNED_AT_ONCE, _type="hash"):
-            yield text_in(key).removeprefix(start)
+        return (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
 
 
 Ledger = RedisLedger | MemoryLedger  # MemoryLedger implements only what deciding needs.

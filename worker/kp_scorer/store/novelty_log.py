@@ -36,7 +36,6 @@ class LogInfo(NamedTuple):
 def _append(
     *,
     keys: LogKeys,
-    directory: str,
     records: Sequence[str],
     new_epoch: str,
     window: str,
@@ -71,7 +70,6 @@ class RedisLog:
         other_window, places, epoch, last_trace_id, has_last_erasure, new, erased = _append(
             self._client,
             keys=self._own,
-            directory=self._keys.directory,
             records=[self._keys.record(candidate.trace_id) for candidate in candidates],
             new_epoch=uuid.uuid4().hex,
             window=str(self._window),

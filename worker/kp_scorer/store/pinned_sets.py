@@ -10,8 +10,7 @@ import numpy as np
 import redis
 
 from kp_scorer.novelty.pins import PinnedSet
-from kp_scorer.store.connection import reports_outages
-from kp_scorer.store.directory import list_keys, listed_keys
+from kp_scorer.store.connection import names_of, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import VECTOR
@@ -45,8 +44,7 @@ class RedisPinnedSets:
             fields.clear()
         with self._client.pipeline(transaction=True) as step:
             step.persist(key)
-            step.rename(key, pinned_key := self._keys.pinned_set(self._space, name))
-            list_keys(step, self._keys, [pinned_key])
+            step.rename(key, self._keys.pinned_set(self._space, name))
             step.execute()
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
@@ -74,14 +72,12 @@ class RedisPinnedSets:
 
     def remove(self, name: str) -> None:
         """Remove a set; workers whose settings name it decide nothing until it is pinned again."""
-        self._client.delete(key := self._keys.pinned_set(self._space, name))
-        self._client.hdel(self._keys.directory, key)
+        self._client.delete(self._keys.pinned_set(self._space, name))
 
 
 def describe_pinned_sets(client: redis.Redis, keys: Keys) -> Iterator[dict[str, Any]]:
     """Yield the space, name, kind, version, entries and bytes of each set of all spaces."""
-    prefix = keys.any_pinned_set.removesuffix("*")
-    for key in (each for each in listed_keys(client, keys) if each.startswith(prefix)):
+    for key in sorted(set(names_of(client, keys.any_pinned_set, "hash"))):
         fields: Any = client.hmget(key, _DESCRIBED)
         if None in fields:
             continue

@@ -12,10 +12,9 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.condition import Condition, condition_of
-from kp_scorer.store.connection import connect, reports_outages
+from kp_scorer.store.connection import connect, names_of, reports_outages
 from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
-from kp_scorer.store.directory import listed_keys
 from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.ledger import RedisLedger
@@ -102,9 +101,7 @@ class Store(AbstractContextManager["Store"]):
 
     def novelty_logs(self) -> list[RedisLog]:
         """Return the logs that have entries, sorted by space."""
-        keys = self._keys
-        spaces = filter(None, (keys.space_of(key, keys.any_log) for key in listed_keys(self._client, keys)))
-        return [self.novelty_log(space) for space in spaces if self._client.xlen(keys.of_log(space).log)]
+        return [self.novelty_log(space) for space in self._spaces(self._keys.any_log)]
 
     def facts(self, space: str) -> RedisFacts:
         """Return the facts of a space, which need not exist yet."""
@@ -112,9 +109,7 @@ class Store(AbstractContextManager["Store"]):
 
     def all_facts(self) -> list[RedisFacts]:
         """Return the facts of all spaces that have some, sorted by space."""
-        keys = self._keys
-        spaces = filter(None, (keys.space_of(key, keys.any_facts) for key in listed_keys(self._client, keys)))
-        return [self.facts(space) for space in spaces if self._client.xlen(keys.of_facts(space))]
+        return [self.facts(space) for space in self._spaces(self._keys.any_facts)]
 
     def pinned_sets(self, space: str) -> RedisPinnedSets:
         """Return the pinned sets of a space."""
@@ -123,6 +118,10 @@ class Store(AbstractContextManager["Store"]):
     def all_pinned_sets(self) -> list[dict[str, Any]]:
         """Describe all pinned sets, sorted by space and name."""
         return list(describe_pinned_sets(self._client, self._keys))
+
+    def _spaces(self, pattern: str) -> list[str]:
+        keys = [key for key in names_of(self._client, pattern, "stream") if self._client.xlen(key)]
+        return sorted(filter(None, {self._keys.space_of(key, pattern) for key in keys}))
 
     def close(self) -> None:
         """Close the connections."""

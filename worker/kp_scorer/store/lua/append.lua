@@ -3,7 +3,7 @@
 -- Idempotent: a trace that is appended again gets its first place back. This is no transaction, because Redis refuses to queue
 -- its commands while it is full.
 --
--- KEYS   log, head, erasures, directory, records...
+-- KEYS   log, head, erasures, records...
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
 --        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
@@ -75,8 +75,6 @@ if #records > 0 then
         redis.call('PEXPIRE', log, string.format('%.0f', ttl_ms + slack_ms))
         -- The head must outlive the log: a log that began again at place 1 would assign places twice.
         redis.call('PEXPIRE', head, string.format('%.0f', ttl_ms + slack_ms + 60000))
-        -- Appending does not extend this, so that the directory is made anew each day and finds logs that were restored.
-        if redis.call('HSET', directory, log, 1) == 1 then redis.call('PEXPIRE', directory, 86400000) end
     end
 end
 

@@ -1,7 +1,7 @@
 -- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
 -- Uses   ledger
--- KEYS   pending, counts, tallies, directory, facts, kept_facts, records...
+-- KEYS   pending, counts, tallies, facts, kept_facts, records...
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
 --        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
@@ -82,7 +82,6 @@ if has_stored_facts then
     redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
     redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
     redis.call('PEXPIRE', facts, kept_ttl_ms)
-    if redis.call('HSET', directory, facts, 1) == 1 then redis.call('PEXPIRE', directory, 86400000) end
 end
 for field, by in pairs(growth) do add(tallies, field, by) end
 apply_changes()
