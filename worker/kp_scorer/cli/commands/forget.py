@@ -1,7 +1,7 @@
 """``kp-scorer forget``: erase everything that is kept of a trace."""
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -18,6 +18,7 @@ from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter
 
 _ERASED_AT_ONCE: Final = 1_000
 _MOST_ID_BYTES: Final = 2**20  # The longest line with an id.
@@ -36,16 +37,16 @@ def forget(trace_id: str, settings: Settings) -> None:
     numbers.
     """
     typed_ids = iter([trace_id]) if trace_id != "-" else _ids_in_stdin()
-    erased = unknown = nameless = 0
+    erased = unknown = 0
+    letters: defaultdict[str, list[DeadLetter]] = defaultdict(list)
     with Store.open(settings) as store:
+        erase_in_spaces = [log.erase for log in store.novelty_logs()] + [facts.erase for facts in store.all_facts()]
+        for letter in store.dead_letters.read():
+            letters[letter.trace_id].append(letter)
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
             # Erase each kind of data in one pass.
-            vectors = sum((log.erase(*trace_ids) for log in store.novelty_logs()), Counter[str]())
-            vectors = sum((facts.erase(*trace_ids) for facts in store.all_facts()), vectors)
-            suspects = {"", *trace_ids}
-            letters = [each for each in store.dead_letters.read() if each.trace_id in suspects]
-            nameless = sum(not each.trace_id for each in letters)
-            dropped = Counter(each.trace_id for each in letters if each.trace_id and store.dead_letters.drop(each))
+            vectors = sum((erase(*trace_ids) for erase in erase_in_spaces), Counter[str]())
+            dropped = {each: sum(map(store.dead_letters.drop, letters[each])) for each in trace_ids}
             runs = {each for each in trace_ids if store.runs.forget(each)}
             for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
                 kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each], "runs": int(each in runs)}
@@ -55,7 +56,7 @@ def forget(trace_id: str, settings: Settings) -> None:
                 unknown += not is_known
                 nothing = f"{each}: nothing is kept of this trace: it is unknown, or what was kept has expired"
                 print_note(f"erased {each}" if is_known else nothing)
-    _note_unnamed(settings, nameless)
+    _note_unnamed(settings, len(letters[""]))
     if erased and settings.results.with_trace:
         print_note("what was published carries the trace: have its readers erase it")
     if unknown:
