@@ -79,8 +79,6 @@ class _Bounds(NamedTuple):
 def _dead_letter(
     *,
     keys: Keys,
-    dead_letter: str,
-    records: Sequence[str],
     dead_letter_id: str,
     why: DeadLettering,
     worker: str,
@@ -101,9 +99,7 @@ def _make_room(*, keys: Keys, at_once: int, bounds: _Bounds) -> None: ...
 
 
 @script(bool)
-def _drop(
-    *, keys: Keys, dead_letter: str, record: str, dead_letter_id: str, chosen_burials: int, chosen_last_ms: int
-) -> None: ...
+def _drop(*, keys: Keys, dead_letter_id: str, trace_id: str, chosen_burials: int, chosen_last_ms: int) -> None: ...
 
 
 @reports_outages("dead letters")
@@ -138,16 +134,13 @@ class DeadLetters:
 
         If this very submission has been decided, return the decision and store nothing.
         """
-        dead_letter_id, keys = dead_letter_id_of(payload), self._keys
         queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
         stored = b""
         while True:
             stored, has_too_many = _dead_letter(
                 self._client,
-                keys=keys,
-                dead_letter=keys.dead_letter(dead_letter_id),
-                records=[keys.record(why.trace_id)] if why.trace_id else [],
-                dead_letter_id=dead_letter_id,
+                keys=self._keys,
+                dead_letter_id=dead_letter_id_of(payload),
                 why=why,
                 worker=received.worker if received else "",
                 queued_ms=queued_ms,
@@ -235,9 +228,8 @@ class DeadLetters:
         return _drop(
             self._client,
             keys=self._keys,
-            dead_letter=self._keys.dead_letter(letter.letter_id),
-            record=self._keys.record(letter.trace_id),
             dead_letter_id=letter.letter_id,
+            trace_id=letter.trace_id,
             chosen_burials=letter.occurrences,
             chosen_last_ms=letter.last_ms,
         )

@@ -26,7 +26,7 @@ class RedisFacts:
 
     def __init__(self, client: redis.Redis, keys: Keys, space: str, bounds: GateBounds) -> None:
         self._client = client
-        self._record_prefix = keys.record("")
+        self._record_prefix = keys.record_prefix
         self.space = space
         self.keys = FactKeys(keys.of_facts(space))
         self.kept_keys = KeptFactKeys(keys.of_facts(space))

@@ -56,6 +56,11 @@ class _Lease(NamedTuple):
     lease_ms: int
 
 
+class _Label(NamedTuple):
+    trace_id: str
+    label: str
+
+
 class _SubmissionRow(NamedTuple):
     submission: Submission
     dead_letter_id: str
@@ -103,19 +108,19 @@ def _looked_up(reply: Any) -> Record | None:
 
 
 @script(tuple[int, list[bytes]])
-def _submit(*, keys: Keys, records: Sequence[str], submissions: Sequence[_SubmissionRow]) -> None: ...
+def _submit(*, keys: Keys, submissions: Sequence[_SubmissionRow]) -> None: ...
 
 
 @script(rows(_record))
-def _acquire(*, keys: Keys, records: Sequence[str], lease: _Lease, alone: bool, identities: Sequence[Identity]) -> None: ...
+def _acquire(*, keys: Keys, lease: _Lease, alone: bool, identities: Sequence[Identity]) -> None: ...
 
 
 @script(list[int])
-def _renew(*, keys: Keys, report: str, records: Sequence[str], text: str, lease: _Lease) -> None: ...
+def _renew(*, keys: Keys, report: str, text: str, lease: _Lease, trace_ids: Sequence[str]) -> None: ...
 
 
 @script(nothing)
-def _release(*, records: Sequence[str], worker: str) -> None: ...
+def _release(*, keys: Keys, worker: str, trace_ids: Sequence[str]) -> None: ...
 
 
 @script(list[list[bytes]])
@@ -124,7 +129,6 @@ def _commit(
     keys: Keys,
     facts: str,
     kept_facts: str,
-    records: Sequence[str],
     record_ttl_ms: int,
     bounds: GateBounds,
     verdicts: Sequence[Verdict],
@@ -136,7 +140,7 @@ def _claim_lost(*, keys: Keys, resend_after_ms: int, queue_is_empty: bool, most:
 
 
 @script(nothing)
-def _count_resend(*, keys: Keys, record: str, trace_id: str) -> None: ...
+def _count_resend(*, keys: Keys, trace_id: str) -> None: ...
 
 
 @script(row(SubmissionCounts))
@@ -144,11 +148,11 @@ def _counts(*, keys: Keys) -> None: ...
 
 
 @script(lambda states: [text_in(state) for state in states])
-def _label(*, records: Sequence[str], labels: Sequence[str]) -> None: ...
+def _label(*, keys: Keys, labels: Sequence[_Label]) -> None: ...
 
 
 @script(list[int])
-def _erase_records(*, keys: Keys, records: Sequence[str], trace_ids: Sequence[str]) -> None: ...
+def _erase_records(*, keys: Keys, trace_ids: Sequence[str]) -> None: ...
 
 
 @reports_outages("ledger")
@@ -179,7 +183,7 @@ class RedisLedger:
         digest. QueueFull if Redis is nearly full.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
-        has_room, states = _submit(self._client, keys=self._keys, records=self._records(submissions), submissions=noted)
+        has_room, states = _submit(self._client, keys=self._keys, submissions=noted)
         if not has_room:
             raise QueueFull(
                 "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
@@ -254,8 +258,7 @@ class RedisLedger:
         worker held it and is gone, the trace is charged with an attempt. A trace with attempts is held only if it is decided
         ``alone``, so that no other trace is charged if it ends the worker.
         """
-        keys, names = self._keys, self._records(identities)
-        records = _acquire(self._client, keys=keys, records=names, lease=self._lease, alone=alone, identities=identities)
+        records = _acquire(self._client, keys=self._keys, lease=self._lease, alone=alone, identities=identities)
         self._deciding.update(
             identity.trace_id
             for identity, record in zip(identities, records, strict=True)
@@ -267,15 +270,14 @@ class RedisLedger:
         """Note that this worker is alive, store its report, and renew its leases. Any thread may call this."""
         # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
-        records = [self._keys.record(trace_id) for trace_id in deciding]
         key = self._keys.worker(self.worker)
-        holds = _renew(self._client, keys=self._keys, report=key, records=records, text=report, lease=self._lease)
+        holds = _renew(self._client, keys=self._keys, report=key, text=report, lease=self._lease, trace_ids=deciding)
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:
         """End the leases of traces that could not be decided."""
         self._deciding.difference_update(trace_ids)
-        _release(self._client, records=[self._keys.record(trace_id) for trace_id in trace_ids], worker=self.worker)
+        _release(self._client, keys=self._keys, worker=self.worker, trace_ids=trace_ids)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store each decision, in order, unless its trace has ended. The first end stands, so repeating a commit is safe."""
@@ -285,7 +287,6 @@ class RedisLedger:
             keys=self._keys,
             facts=facts.keys.log if facts else self._keys.of_facts(""),
             kept_facts=facts.kept_keys.log if facts else self._keys.of_facts(""),
-            records=self._records(verdicts),
             record_ttl_ms=self._ttl_ms,
             bounds=facts.bounds if facts else _NO_GATE,
             verdicts=verdicts,
@@ -309,7 +310,7 @@ class RedisLedger:
 
     def count_resend(self, trace_id: str) -> None:
         """Count a resend of a claimed submission."""
-        _count_resend(self._client, keys=self._keys, record=self._keys.record(trace_id), trace_id=trace_id)
+        _count_resend(self._client, keys=self._keys, trace_id=trace_id)
 
     def counts(self) -> SubmissionCounts:
         """Count the submissions, as of one moment."""
@@ -337,21 +338,17 @@ class RedisLedger:
         states: dict[str, str] = {}
         left = iter(labels)
         while trace_ids := list(islice(left, _READ_AT_ONCE)):
-            records = [self._keys.record(trace_id) for trace_id in trace_ids]
-            replies = _label(self._client, records=records, labels=["good" if labels[each] else "bad" for each in trace_ids])
+            rows = [_Label(each, "good" if labels[each] else "bad") for each in trace_ids]
+            replies = _label(self._client, keys=self._keys, labels=rows)
             states.update(zip(trace_ids, replies, strict=True))
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
     def erase(self, *trace_ids: str) -> list[int]:
         """Remove the records of traces, their decisions with them; return how many each had (0 or 1)."""
-        records = [self._keys.record(trace_id) for trace_id in trace_ids]
-        return _erase_records(self._client, keys=self._keys, records=records, trace_ids=trace_ids)
-
-    def _records(self, traces: Sequence[Submission | Identity | Verdict]) -> list[str]:
-        return [self._keys.record(trace.trace_id) for trace in traces]
+        return _erase_records(self._client, keys=self._keys, trace_ids=trace_ids)
 
     def _scan(self, part: str = "") -> Iterator[str]:
-        start = self._keys.record("")
+        start = self._keys.record_prefix
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
         return (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
 

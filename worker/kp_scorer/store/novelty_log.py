@@ -36,7 +36,7 @@ class LogInfo(NamedTuple):
 def _append(
     *,
     keys: LogKeys,
-    records: Sequence[str],
+    record_prefix: str,
     new_epoch: str,
     window: str,
     record_ttl_ms: int,
@@ -70,7 +70,7 @@ class RedisLog:
         other_window, places, epoch, last_trace_id, has_last_erasure, new, erased = _append(
             self._client,
             keys=self._own,
-            records=[self._keys.record(candidate.trace_id) for candidate in candidates],
+            record_prefix=self._keys.record_prefix,
             new_epoch=uuid.uuid4().hex,
             window=str(self._window),
             record_ttl_ms=self._record_ttl_ms,
@@ -109,7 +109,7 @@ class RedisLog:
         """Remove traces' vectors from the log, and from all mirrors as soon as they read on; return how many each had."""
         # Search the log itself: a record that expired and was made anew does not know the trace's earlier places.
         ttl_ms, most = self._window.ttl_ms + self._window.slack_ms, self._window.kept_elements
-        return erase_entries(self._client, self._own, self._keys.record(""), trace_ids, ttl_ms, most)
+        return erase_entries(self._client, self._own, self._keys.record_prefix, trace_ids, ttl_ms, most)
 
     def clear(self) -> None:
         """Empty the log; mirrors notice at their next read."""

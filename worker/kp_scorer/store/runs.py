@@ -100,7 +100,7 @@ class Recording(NamedTuple):
 
 
 @script(tuple[bytes, int])
-def _store_spans(*, keys: Keys, run: str, run_id: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
+def _store_spans(*, keys: Keys, run_id: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
 
 
 @script(row(_closed))
@@ -108,11 +108,11 @@ def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> Non
 
 
 @script(bool)
-def _settle_run(*, keys: Keys, run: str, run_id: str, count: int, wait_ms: int) -> None: ...
+def _settle_run(*, keys: Keys, run_id: str, count: int, wait_ms: int) -> None: ...
 
 
 @script(bool)
-def _finish_run(*, keys: Keys, run: str, run_id: str, is_dead: bool, remembered_ms: int) -> None: ...
+def _finish_run(*, keys: Keys, run_id: str, is_dead: bool, remembered_ms: int) -> None: ...
 
 
 @reports_outages("runs")
@@ -131,10 +131,7 @@ class Runs:
 
         A run that is dead rejects all, even those that its dead letter has.
         """
-        run = self._keys.run(run_id)
-        outcome, rejected = _store_spans(
-            self._client, keys=self._keys, run=run, run_id=run_id, bounds=self._bounds, spans=spans
-        )
+        outcome, rejected = _store_spans(self._client, keys=self._keys, run_id=run_id, bounds=self._bounds, spans=spans)
         return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
 
     def held(self) -> tuple[int, int]:
@@ -155,8 +152,7 @@ class Runs:
         self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
 
     def _settle(self, run: ClaimedRun, wait_ms: int) -> bool:
-        key, count = self._keys.run(run.run_id), len(run.spans)
-        return _settle_run(self._client, keys=self._keys, run=key, run_id=run.run_id, count=count, wait_ms=wait_ms)
+        return _settle_run(self._client, keys=self._keys, run_id=run.run_id, count=len(run.spans), wait_ms=wait_ms)
 
     def recorded_before(self, run_id: str, recording: Recording) -> str:
         """Return the id of the run that another instrumentation recorded at the same time; empty if there is none."""
@@ -172,8 +168,7 @@ class Runs:
 
     def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
         """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were any."""
-        run = self._keys.run(run_id)
-        return _finish_run(self._client, keys=self._keys, run=run, run_id=run_id, is_dead=is_dead, remembered_ms=_REMEMBERED_MS)
+        return _finish_run(self._client, keys=self._keys, run_id=run_id, is_dead=is_dead, remembered_ms=_REMEMBERED_MS)
 
     def forget(self, trace_id: str) -> bool:
         """Remove the spans of the run that would become this trace; return whether there were any."""

@@ -4,9 +4,9 @@ Redis runs a script as one step, so that no process sees another's work half don
 body, and its file, ``lua/NAME.lua``, begins with the same names in the same order::
 
     @script(rows(_record))                              -- Uses   ledger
-    def _acquire(                                       -- KEYS   pending, workers, records...
-        *, keys: Keys, records: Sequence[str],          -- ARGV   worker, lease_ms, identities... (trace_id, digest)
-        lease: _Lease, identities: Sequence[Identity],  -- Reply  (state, digest) for each trace
+    def _acquire(                                       -- KEYS   pending, workers, record_prefix
+        *, keys: Keys, lease: _Lease,                   -- ARGV   worker, lease_ms, identities... (trace_id, digest)
+        identities: Sequence[Identity],                 -- Reply  (state, digest) for each trace
     ) -> None: ...
 
 If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``, and if one has

@@ -1,7 +1,7 @@
 -- Acquire traces for a worker: read their records, make missing ones, and lease the pending traces to the worker.
 --
 -- Uses   ledger
--- KEYS   pending, counts, workers, records...
+-- KEYS   pending, counts, workers, record_prefix
 -- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms, alone, identities... (trace_id, digest)
 -- Reply  (state, digest, decision, reason, detail, attempts, is_held) for each trace; 1 for is_held if another worker holds it
 --
@@ -12,8 +12,9 @@ redis.call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
 
 local reply = {}
-for i, record in ipairs(records) do
-    local trace_id, digest = identities[i].trace_id, identities[i].digest
+for i, identity in ipairs(identities) do
+    local trace_id, digest = identity.trace_id, identity.digest
+    local record = record_prefix .. trace_id
     local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
         read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
     if not state or (state == 'dead' and known_digest ~= digest) then

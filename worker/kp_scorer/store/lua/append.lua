@@ -3,7 +3,7 @@
 -- Idempotent: a trace that is appended again gets its first place back. This is no transaction, because Redis refuses to queue
 -- its commands while it is full.
 --
--- KEYS   log, head, erasures, records...
+-- KEYS   log, head, erasures, record_prefix
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
 --        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
@@ -25,7 +25,7 @@ local time, place = math.max(now, number(head_time)), number(head_place)
 
 -- A trace keeps its place only while the log and every mirror are sure to hold its whole window, also after all the candidates of
 -- this call have been appended.
-local newest_place = place + #records
+local newest_place = place + #candidates
 local function is_within_slack(entry)
     local entry_time, entry_place = string.match(entry, '^(%d+)-(%d+)$')
     return number(entry_place) > newest_place - slack_elements and number(entry_time) > time - slack_ms
@@ -37,8 +37,8 @@ local function is_in_log(entry, candidate)
     return stored and stored[2][2] == candidate.trace_id and stored[2][4] == candidate.digest
 end
 
-local function admit(record, candidate)
-    local digest = candidate.digest
+local function admit(candidate)
+    local record, digest = record_prefix .. candidate.trace_id, candidate.digest
     local state, known_digest, entry_epoch, entry = read(record, 'state', 'digest', 'epoch', 'entry')
     -- A dead record without a digest is that of a submission that could not be decoded, which is another one.
     if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return '' end
@@ -61,12 +61,12 @@ local function admit(record, candidate)
 end
 
 local places = {}
-if #records > 0 then
+if #candidates > 0 then
     -- A place leads to a decision, which frees memory.
     use_reserve('stream', erasures)
     epoch = epoch or new_epoch
     local known_place = place
-    for i, record in ipairs(records) do places[i] = admit(record, candidates[i]) end
+    for i, candidate in ipairs(candidates) do places[i] = admit(candidate) end
     if place > known_place then
         redis.call('HSET', head, 'epoch', epoch, 'time_ms', string.format('%.0f', time), 'place', string.format('%.0f', place),
             'window', window)

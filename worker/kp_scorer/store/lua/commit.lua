@@ -1,7 +1,7 @@
 -- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
 -- Uses   ledger
--- KEYS   pending, counts, tallies, facts, kept_facts, records...
+-- KEYS   pending, counts, tallies, record_prefix, facts, kept_facts
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
 --        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
@@ -54,8 +54,8 @@ if #verdicts > 0 and verdicts[1].fact ~= '' then
 end
 
 local reply, lacks_fact = {}, false
-for i, record in ipairs(records) do
-    local verdict = verdicts[i]
+for i, verdict in ipairs(verdicts) do
+    local record = record_prefix .. verdict.trace_id
     local trace_id, digest, entry = verdict.trace_id, verdict.digest, verdict.entry
     local state, known_digest, known_decision, reason, detail, known_entry =
         read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'entry')

@@ -1,10 +1,11 @@
 -- Count the resend of a pending submission, and note its time.
 --
--- KEYS   pending, record
+-- KEYS   pending, record_prefix
 -- ARGV   trace_id
 
 use_reserve('zset', pending)
 
+local record = record_prefix .. trace_id
 -- It may have ended meanwhile. ZADD XX cannot tell that: it replies 0 for an update and for a missing member alike.
 if not redis.call('ZSCORE', pending, trace_id) or read(record, 'state') == FOREIGN then return end
 redis.call('ZADD', pending, now, trace_id)

@@ -1,16 +1,16 @@
 -- Dead-letter a submission, and end its trace's record if that is a record of this very submission.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, pending, counts, record_prefix, dead_letter, records...
+-- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, pending, counts, record_prefix, dead_letter_prefix
 -- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable,
 --        record_ttl_ms, ttl_ms, most, most_bytes
 -- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
 --        are to make room
 --
--- records holds the trace's record, or nothing if the submission has no name. digest is empty if it could not be decoded. unreadable
--- is the decision on it that the caller cannot read, or empty; so are worker and queued_ms where nobody says.
+-- trace_id is empty if the submission has no name, digest if it could not be decoded. unreadable is the decision on it that the
+-- caller cannot read, or empty; so are worker and queued_ms where nobody says.
 
-local record = records[1]
+local record, dead_letter = trace_id ~= '' and record_prefix .. trace_id or nil, dead_letter_prefix .. dead_letter_id
 expect('hash', dead_letter)
 
 use_reserve('zset', pending)

@@ -1,14 +1,15 @@
 -- Remove a dead letter, and the record that died by it, unless it was dead-lettered again since it was chosen.
 --
 -- Uses   ledger
--- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dead_letter, record
--- ARGV   dead_letter_id, chosen_burials, chosen_last_ms
+-- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, record_prefix, dead_letter_prefix
+-- ARGV   dead_letter_id, trace_id, chosen_burials, chosen_last_ms
 -- Reply  how many were removed
 
+local dead_letter = dead_letter_prefix .. dead_letter_id
 expect('hash', dead_letter)
 
 local burials, last_ms = read(dead_letter, 'burials', 'last_ms')
 -- A dead letter that was dropped and stored anew meanwhile is counted from one again.
 if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then return 0 end
 use_reserve('zset', dead_letters)
-return remove_dead_letter(dead_letter, dead_letter_id, record)
+return remove_dead_letter(dead_letter, dead_letter_id, trace_id)

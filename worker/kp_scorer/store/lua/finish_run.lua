@@ -1,12 +1,13 @@
 -- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while, because an exporter without an
 -- answer sends its spans again.
 --
--- KEYS   runs, runs_bytes, run
+-- KEYS   runs, runs_bytes, run_prefix
 -- ARGV   run_id, is_dead, remembered_ms
 -- Reply  1 if its spans were there
 
 use_reserve('zset', runs)
 
+local run = run_prefix .. run_id
 if redis.call('ZREM', runs, run_id) == 0 then return 0 end
 local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
 local fields = redis.call('HGETALL', run)

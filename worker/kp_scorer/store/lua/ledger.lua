@@ -75,9 +75,9 @@ local function join_kind(dead_letter_id, reason, payload_bytes)
     for _, key in ipairs({dead_letters, dead_letter_sizes, index_of(kind)}) do redis.call('PEXPIRE', key, ttl_ms) end
 end
 
--- Delete a dead letter, and the record that died by it.
-local function remove_dead_letter(dead_letter, dead_letter_id, record)
-    forget_dead(record, dead_letter_id)
+-- Delete a dead letter, and the record of its trace, if that died by it.
+local function remove_dead_letter(dead_letter, dead_letter_id, trace_id)
+    forget_dead(record_prefix .. trace_id, dead_letter_id)
     leave_kind(dead_letter_id)
     redis.call('ZREM', dead_letters, dead_letter_id)
     return redis.call('DEL', dead_letter)

@@ -18,8 +18,7 @@ for _ = 1, at_once do
         reasons[#reasons + 1] = reason
         add(dropped, reason, 1)
     end
-    local record = record_prefix .. (redis.call('HGET', dead_letter, 'trace_id') or '')
-    remove_dead_letter(dead_letter, dead_letter_id, record)
+    remove_dead_letter(dead_letter, dead_letter_id, redis.call('HGET', dead_letter, 'trace_id') or '')
     dead_letter_id, is_early = next_to_go()
 end
 return {reasons, dead_letter_id and 1 or 0}

@@ -1,10 +1,11 @@
 -- Release traces that a worker no longer decides, so that the next worker need not wait for the end of the lease. The record keeps
 -- the time: while a worker retries the trace, its submission is not lost.
 --
--- KEYS   records...
--- ARGV   worker
+-- KEYS   record_prefix
+-- ARGV   worker, trace_ids...
 
-for _, record in ipairs(records) do
+for _, trace_id in ipairs(trace_ids) do
+    local record = record_prefix .. trace_id
     if read(record, 'owner') == worker then
         redis.call('HDEL', record, 'owner')
         redis.call('HSET', record, 'lease_ms', now)

@@ -1,6 +1,6 @@
 -- Store spans of a run that arrived together, each id once; all of them, or none.
 --
--- KEYS   runs, runs_bytes, run
+-- KEYS   runs, runs_bytes, run_prefix
 -- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
@@ -9,6 +9,7 @@
 -- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
 -- :attempts, the claims that may have ended a process.
 
+local run = run_prefix .. run_id
 expect('hash', run)
 local closed, too_large, first_ms, bytes, count = read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans')
 local fresh, fresh_bytes, listed = {}, 0, {}

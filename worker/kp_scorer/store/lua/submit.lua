@@ -1,7 +1,7 @@
 -- Note submissions as pending before they are sent, unless their traces have been decided.
 --
 -- Uses   ledger
--- KEYS   pending, counts, records...
+-- KEYS   pending, counts, record_prefix
 -- ARGV   submissions... (trace_id, digest, payload, dead_letter_id)
 -- Reply  (has_room, states): a state for each trace, empty if its id belongs to another digest; 0 and none if Redis is nearly full
 
@@ -9,9 +9,9 @@
 if is_nearly_full(memory()) then return {0, {}} end
 
 local states, sent_again = {}, {}
-for i, record in ipairs(records) do
-    local submission = submissions[i]
+for i, submission in ipairs(submissions) do
     local trace_id, digest = submission.trace_id, submission.digest
+    local record = record_prefix .. trace_id
     local state, known_digest = read(record, 'state', 'digest')
     if state == FOREIGN or ((state == 'pending' or state == 'decided') and known_digest ~= digest) then
         states[i] = ''
