@@ -205,7 +205,6 @@ class Metrics:
             decisions=decisions,
             dead_letters=int(_sum(self._dead_letters, "_total")),
             redeliveries=int(_sum(self._redeliveries, "_total")),
-            resends=int(_sum(self.resends, "_total")),
             queued=_timed(self._queue_wait_s),
             held=_timed(self._processing_s),
             embedded=_timed(self.pass_s),

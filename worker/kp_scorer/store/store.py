@@ -43,7 +43,6 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
     decisions: dict[Outcome, dict[str, int]] = {}  # By outcome and domain.
     dead_letters: int = 0
     redeliveries: int = 0
-    resends: int = 0
     queued: Timing = Timing()  # From sending to delivery, for messages that say when they were sent.
     held: Timing = Timing()  # From the delivery of a message to the publication of its decision.
     embedded: Timing = Timing()
