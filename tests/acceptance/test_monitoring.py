@@ -224,7 +224,7 @@ def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings:
 
 def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(settings: Settings, tmp_path: Path) -> None:
     directory = tmp_path / "gone"
-    with RedisServer(tmp_path / "other") as other, RedisServer(directory) as server, server.connect() as client:
+    with RedisServer(directory) as server, server.connect() as client:
         client.config_set("maxmemory", 10**9)
         apart = with_changed(settings, redis__url=server.url, broker__url=server.url, metrics__port=free_port())
         shortcomings = 'kp_scorer_redis_shortcomings{server="redis"}'
@@ -243,13 +243,29 @@ def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(setti
         with suppress(redis.exceptions.ResponseError):
             client.bgsave()
         wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
-        client.replicaof("127.0.0.1", str(other.port))
-        details = wait_until(lambda: [row["detail"] for row in diagnosed(apart)[1]["redis"] if row["state"] == "wrong"])
-        assert [detail.partition(":")[0] for detail in details] == [
-            "it is a replica and refuses writes",
-            logged["detail"].partition(":")[0],
-            "its last snapshot failed, and with save points it refuses writes",
-        ]
+        # It disconnects its clients.
+        with suppress(redis.exceptions.ConnectionError):
+            client.replicaof("127.0.0.1", str(free_port()))
+        with Store.open(apart) as store:
+            named = wait_until(lambda: [each.partition(":")[0] for each in store.condition().others])
+        problems = ["it is a replica and refuses writes", "its last snapshot failed, and with save points it refuses writes"]
+        assert named == [problems[0], logged["detail"].partition(":")[0], problems[1]]
+
+
+def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Settings, tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as admin:
+        apart = settings_at(server.url, metrics__port=free_port(), ledger__resend_after_s=2.0)
+        admin.acl_setuser("administrator", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
+        age = 'kp_scorer_work_age_seconds{{work="{}"}}'.format
+        with at_work(apart, tmp_path) as (worker, client):
+            # As by a users.acl of an earlier version.
+            admin.auth("any", "administrator")
+            admin.execute_command("ACL", "SETUSER", "default", "-zrangebyscore")
+            wait_until(lambda: scraped(apart)[age("submission_resender")] > 4)
+            assert client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
+            assert scraped(apart)[age("garbage_collector")] < scraped(apart)[age("submission_resender")]
+            details = [line["detail"] for line in worker.events("work_put_off") if line["work"] == "submission_resender"]
+            assert {detail.partition(" a command")[0] for detail in details} == {"ledger: Redis refuses: NOPERM"}
 
 
 @pytest.mark.slow
