@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
@@ -222,6 +223,18 @@ def test_memory_is_unknown_to_a_user_who_may_not_ask_for_it(tmp_path: Path) -> N
             with Store.open(settings_at(url)) as store:
                 assert (store.condition().memory_used is not None) == is_allowed
                 assert 0 <= (store.condition().memory_used or 0.0) < 0.1
+
+
+@pytest.mark.parametrize("shift_s", [-3_600, 0, 3_600])
+def test_a_redis_whose_clock_is_not_that_of_the_machine_is_named(
+    shift_s: int, settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() - shift_s)
+    named = [each for each in store.condition().others if "clock" in each]
+    assert [each.partition(" that of")[0] for each in named] == (
+        [f"its clock is 3600 s {'ahead of' if shift_s > 0 else 'behind'}"] if shift_s else []
+    )
 
 
 @pytest.mark.parametrize(

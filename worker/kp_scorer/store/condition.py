@@ -1,5 +1,6 @@
-"""The condition of a Redis: settings that may lose queues, decisions or the log, and the used memory."""
+"""The condition of a Redis: settings that may lose queues, decisions or the log, the used memory, and the clock."""
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -11,6 +12,7 @@ _OLDEST: Final = (6, 2)
 _NEARLY_FULL: Final = 0.8  # From 0.9 on, no submission is accepted.
 _EVICTS: Final = "it evicts keys when its memory is full"
 _FULL: Final = "its memory is"
+_CLOCKS_MAY_DIFFER_S: Final = 2.0
 
 
 def memory_used(info: Mapping[str, Any]) -> float:
@@ -39,13 +41,23 @@ class Condition(NamedTuple):
 def condition_of(client: redis.Redis) -> Condition:
     """Ask a Redis for its condition."""
     try:
+        asked_at_s = time.time()
         info: Any = client.info()
-        found = tuple(shortcomings(info, is_managed=_is_managed(client)))
+        found = (*_wrong_clock(info, asked_at_s), *shortcomings(info, is_managed=_is_managed(client)))
     except redis.exceptions.ResponseError as error:
         # This user has no permission to ask, but can do everything else.
         return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
     evicts = next((each for each in found if each.startswith(_EVICTS)), "")
     return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
+
+
+def _wrong_clock(info: Mapping[str, Any], asked_at_s: float) -> Iterator[str]:
+    """Yield by how much at least the clocks of Redis and of this machine differ, as the reply may have taken its time."""
+    redis_s = info.get("server_time_usec", asked_at_s * 1e6) / 1e6
+    ahead_s = max(redis_s - time.time(), 0.0) or min(redis_s - asked_at_s, 0.0)
+    if abs(ahead_s) > _CLOCKS_MAY_DIFFER_S:
+        difference = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
+        yield f"its clock is {difference} that of this machine: have both set by NTP, or decided_at is off"
 
 
 def _is_managed(client: redis.Redis) -> bool:

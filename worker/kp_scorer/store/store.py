@@ -1,6 +1,5 @@
 """All of the scorer's state in one Redis, and the reports of workers."""
 
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Self
@@ -73,12 +72,6 @@ class Store(AbstractContextManager["Store"]):
     def condition(self) -> Condition:
         """Return the memory and the shortcomings of this Redis."""
         return condition_of(self._client)
-
-    def clock_ahead_s(self) -> float:
-        """Return the seconds that the clock of Redis is ahead of this machine's; negative if it is behind."""
-        asked_at_s = time.time()
-        seconds, microseconds = self._client.time()
-        return seconds + microseconds / 1e6 - (asked_at_s + time.time()) / 2
 
     def worker_reports(self) -> list[WorkerReport]:
         """Return the reports of all workers that are alive, sorted by node."""

@@ -27,7 +27,6 @@ from kp_scorer.settings.urls import ServerUrl, is_loopback
 from kp_scorer.store import Store
 from kp_scorer.trace import namespace_of
 
-_CLOCKS_MAY_DIFFER_S: Final = 2.0
 _NEARLY_FULL: Final = 0.8
 _SOON_S: Final = 3_600.0
 _LOOKS_APART_S: Final = 2.0  # The time between two looks, which show how fast a queue grows.
@@ -41,7 +40,7 @@ Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
 @click.command(epilog="Example: kp-scorer doctor")
 @service_options
 def doctor(settings: Settings) -> None:
-    """Check settings, Redis, the broker, queues, workers, clocks and the embedder, and print how to mend what is wrong.
+    """Check settings, Redis and its clock, the broker, queues, workers and the embedder, and print how to mend what is wrong.
 
     Prints a line for each finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
     that is not converted yet is left to the first worker.
@@ -52,7 +51,6 @@ def doctor(settings: Settings) -> None:
             "settings": _settings(settings.broker, settings.ledger),
             "variables": _variables(),
             "redis": _redis(settings.redis, store),
-            "clocks": _clocks(store),
             "broker": _broker(settings.broker, settings.redis, app),
             "queues": _queues(settings, store, app),
             "workers": _workers(store),
@@ -88,13 +86,6 @@ def _redis(redis: RedisSettings, store: Store) -> Findings:
     yield from _exposure(redis.server())
     for shortcoming in store.condition().shortcomings:
         yield "wrong", shortcoming
-
-
-def _clocks(store: Store) -> Findings:
-    ahead_s = store.clock_ahead_s()
-    if abs(ahead_s) > _CLOCKS_MAY_DIFFER_S:
-        difference = f"{abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
-        yield "wrong", f"Redis' clock is {difference} this machine's: have both set by NTP, or decided_at is off"
 
 
 def _broker(broker: BrokerSettings, redis: RedisSettings, app: Celery) -> Findings:
