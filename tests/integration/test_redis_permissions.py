@@ -321,6 +321,12 @@ def test_a_refusal_has_the_words_of_redis_and_of_no_trace(server: Shipped) -> No
     ):
         store.ledger.submit([submission])
     assert "marker" not in str(refused.value)
+    with server.connect("administrator") as admin, Store.open(server.settings("client")) as store:
+        admin.delete(Keys("kp").pending)
+        admin.execute_command("ACL", "SETUSER", "client", "-zadd")
+        with pytest.raises(ServiceUnavailable, match=r"^ledger: Redis refuses: NOPERM a command in a script"):
+            store.ledger.submit([submission])
+        admin.execute_command("ACL", "SETUSER", "client", "+zadd")
 
 
 def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _NAMED: Final = re.compile(
     r"|DB index is out of range",
     re.DOTALL,
 )
+_OF_SCRIPTS: Final = re.compile("The user executing the script|ACL failure in script")
 _QUOTES: Final = re.compile(r"unknown (sub)?command|wrong number of arguments", re.IGNORECASE)
 _LONGEST_REFUSAL: Final = 300
 _SCANNED_AT_ONCE: Final = 2_000
@@ -181,6 +182,8 @@ def refusal(error: redis.exceptions.RedisError) -> str:
     """
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
         return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
+    if _OF_SCRIPTS.search(str(error)):
+        return "NOPERM a command in a script, which this user may not run: load the users.acl of this version"
     if isinstance(error, _OF_CLUSTERS):
         return IS_CLUSTER
     if is_full(error):
