@@ -478,6 +478,7 @@ def exposed() -> Samples:
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
     metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered))
     metrics.count_decisions_dropped("decisions.rejected", 0)
+    metrics.work_age_s.labels("submission_resender")
     return samples_of(generate_latest(metrics.registry).decode())
 
 

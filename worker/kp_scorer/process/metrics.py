@@ -99,6 +99,7 @@ class Metrics:
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
         # All workers show the same values here, as they describe what workers share.
+        self.work_age_s = gauge("work_age_seconds", "Since work that is done again and again last succeeded", ("work",))
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))

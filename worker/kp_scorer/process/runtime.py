@@ -162,6 +162,8 @@ class Runtime:
                 tasks.start(name, QueueDrainer(app, queue, settings, self.store).drain, every_s)
         watcher = tasks.start("backlog_watcher", self._look_at_backlog, _LOOK_EVERY_S)
         self.metrics.backlog_age_s.set_function(watcher.stall.elapsed_s)
+        for task in tasks.threads:
+            self.metrics.work_age_s.labels(task.name).set_function(task.stall.elapsed_s)
 
     def _connect_metrics(self) -> None:
         """Connect the gauges to the state that they show; they read it at each scrape."""
