@@ -206,7 +206,7 @@ def test_counters_begin_at_0_and_have_no_series_of_their_creation() -> None:
 def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     metrics = Metrics(())
     metrics.set_backlog(BACKLOG)
-    metrics.set_embedder({"embedder": "words", "engine": "python", "space": "words-1"})
+    metrics.set_info("digest", embedder="words", engine="python", space="words-1")
     samples = samples_from(metrics)
     assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (2, 7.5)
     assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5

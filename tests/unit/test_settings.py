@@ -296,6 +296,18 @@ def test_settings_pass_through_the_environment_unchanged(flags: dict[str, Any]) 
 REFERENCE = REPOSITORY / "config" / "kp-scorer.toml"
 
 
+@pytest.mark.parametrize(
+    ("flags", "is_alike"),
+    [
+        ({"broker.url": "redis://:secret@other/0", "embedding.threads": 2, "metrics.port": 0, "scoring.threshold": 0.75}, True),
+        ({"scoring.thresholds": {"code": 0.5}}, False),
+        ({"redis.prefix": "other"}, False),
+    ],
+)
+def test_settings_that_workers_need_alike_have_one_digest(flags: dict[str, Any], is_alike: bool) -> None:
+    assert (load_settings(flags).alike() == load_settings({"redis.url": "redis://one/0"}).alike()) == is_alike
+
+
 def test_the_reference_file_holds_every_setting_with_its_default() -> None:
     # Profiles in the file are added to those of the package.
     defaults = Settings().model_dump(mode="json", exclude_none=True)

@@ -1,7 +1,7 @@
 """The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer stats``."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -118,15 +118,16 @@ class Metrics:
         # 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
             unread.set(math.nan)
-        self.set_embedder({})
+        self.set_info()
 
     def counted_as(self, domain: str) -> str:
         """Return the name by which a domain is counted."""
         return domain if domain in self._domains else UNNAMED_DOMAIN
 
-    def set_embedder(self, embedder: Mapping[str, str]) -> None:
-        """Show the embedder's name, engine and space; empty without one."""
-        self._info.info({"version": version("kp-scorer"), "embedder": "", "engine": "", "space": "", **embedder})
+    def set_info(self, settings: str = "", **embedder: str) -> None:
+        """Show the digest of the settings, and the embedder's name, engine and space; empty without one, and before a start."""
+        shown = {"settings": settings, "embedder": "", "engine": "", "space": "", **embedder}
+        self._info.info({"version": version("kp-scorer"), **shown})
 
     def set_backlog(self, backlog: Backlog) -> None:
         """Show the backlog that was just read."""

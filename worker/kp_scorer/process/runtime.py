@@ -170,10 +170,12 @@ class Runtime:
         metrics, novelty = self.metrics, self._novelty
         metrics.ready.set_function(lambda: not self._not_ready())
         metrics.degraded.set(novelty is None and self._settings.embedding.embedder != "none")
+        shown: dict[str, str] = {}
         if novelty is not None:
             mirror, embedder = novelty.cache.mirror, novelty.embedder
             metrics.window_entries.set_function(lambda: len(mirror))
-            metrics.set_embedder({"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space})
+            shown = {"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space}
+        metrics.set_info(self._settings.alike(), **shown)
 
     def start_pipeline(self, acknowledger: Acknowledger, is_consuming: Callable[[], bool]) -> Pipeline:
         """Start the pipeline and have it watched; ``acknowledger`` acknowledges and requeues its messages."""

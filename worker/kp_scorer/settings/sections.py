@@ -1,8 +1,10 @@
 """Every setting, with its type and default, and the rules that hold within a section and between sections."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
+from hashlib import blake2b
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -406,6 +408,14 @@ class Settings(Section):
     metrics: MetricsSettings = MetricsSettings()
     serve: ServeSettings = ServeSettings()
     log: LogSettings = LogSettings()
+
+    def alike(self) -> str:
+        """Return a digest of the settings that all workers of a fleet have alike, by those that are not the default."""
+        own = {"embedding", "worker", "metrics", "serve", "log"}
+        sections = self.model_dump(mode="json", exclude=own, exclude_defaults=True)
+        # URLs hold passwords, and may name one server in several ways.
+        shared = [(name, key, value) for name, section in sections.items() for key, value in section.items() if key != "url"]
+        return blake2b(json.dumps(sorted(shared), sort_keys=True).encode(), digest_size=4).hexdigest()
 
     @model_validator(mode="after")
     def _sections_fit_together(self) -> Self:
