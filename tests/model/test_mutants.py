@@ -16,7 +16,7 @@ from tests.model.scenarios import SCENARIOS
 from tests.model.server import Server
 
 LENGTH: Final = 100
-RUNS: Final = 6
+RUNS: Final = 2
 
 UNNOTICED: Final = {
     "acquire": 0,
