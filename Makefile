@@ -70,8 +70,8 @@ fix: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Four files at a time: tests wait for servers and workers more than they compute. More would measure how busy the machine is.
-PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+# Six files at a time: tests wait for servers and workers more than they compute, and six keep two cores busy.
+PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 quick: dev check
 	$(PYTEST) -m "not slow"

@@ -15,6 +15,8 @@ from tests.model.runs import Failure, prepared, repeat, run
 from tests.model.scenarios import SCENARIOS
 from tests.model.server import Server
 
+pytestmark = pytest.mark.slow
+
 LENGTH: Final = 100
 RUNS: Final = 2
 
