@@ -151,7 +151,7 @@ def test_every_word_of_a_long_trace_counts() -> None:
     "text",
     [
         *(pytest.param(text, id=name) for name, text in COSTLY_TEXTS.items()),
-        pytest.param(" ".join(np.base_repr(number, 36) for number in range(200_000)), id="different words"),
+        pytest.param(" ".join(f"{number:x}" for number in range(170_000)), id="different words"),
         pytest.param("".join(map(chr, np.random.default_rng(1).integers(0x4E00, 0x9FFF, 330_000))), id="different pairs"),
     ],
 )
