@@ -4,7 +4,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +11,9 @@ import psutil
 import pytest
 import redis
 from kp_scorer.settings import load_settings
+from kp_scorer.store import Store
 
+from tests.support.changed_settings import settings_at
 from tests.support.commands import run_in_shell, up
 from tests.support.documents import blocks
 from tests.support.paths import REFERENCE_TRACES, REPOSITORY
@@ -116,10 +117,13 @@ def test_a_service_as_readme_sets_it_up_for_production_leaves_doctor_nothing_wro
         redis.Redis.from_url(url) as client,
     ):
         wait_until(lambda: answers(client))
-        with start_worker(load_settings({"broker.url": url}), tmp_path / "worker.log"):
-            doctor = partial(run_in_shell, "kp-scorer doctor", KP_BROKER_URL=url.replace("worker", "operator"))
+        of_operator = url.replace("worker", "operator")
+        with (
+            start_worker(load_settings({"broker.url": url}), tmp_path / "worker.log"),
+            Store.open(settings_at(of_operator)) as store,
+        ):
             # A ready worker reports within seconds, or later on a busy machine.
-            wait_until(lambda: "no worker has reported" not in doctor().stdout)
-            done = doctor()
+            wait_until(store.worker_reports)
+            done = run_in_shell("kp-scorer doctor", KP_BROKER_URL=of_operator)
     findings = [(row["check"], row["detail"]) for row in rows_in(done.stdout) if row["state"] != "ok"]
     assert (done.returncode, findings) == (0, []), done.stderr
