@@ -64,8 +64,13 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of the most slow tests: each goes to one process, and must not be what all others wait for."""
+    """Begin with the files of the most slow tests: each goes to one process, and must not be what all others wait for.
+
+    A file that waits until no other uses RabbitMQ follows them: it would wait for most of them, and they for it.
+    """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    for path in {item.path for item in items if "impatient_rabbitmq" in getattr(item, "fixturenames", ())}:
+        del slow[path]
     items.sort(key=lambda item: -slow[item.path])
 
 
