@@ -1,5 +1,6 @@
 """Real services for the tests: a Redis of their own, and workers in processes of their own."""
 
+import gc
 import json
 import os
 from collections import Counter
@@ -72,6 +73,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for path in {item.path for item in items if "impatient_rabbitmq" in getattr(item, "fixturenames", ())}:
         del slow[path]
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    # The modules and tests of the suite are some 350,000 objects, which each collection of garbage would look at.
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
