@@ -773,10 +773,13 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
     created = export(span("create_agent", 0, 1, {"gen_ai.operation.name": "create_agent"}) | {"traceId": "3" * 32})
     mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat", "input.value": "__REDACTED__"}))
     mute["resourceSpans"][0] |= {"resource": {"attributes": key_values({"service.name": "weather"})}}
-    converted_at_once = [result for line, each in enumerate([*health, created, mute], 1) for result in reader.feed(line, each)]
+    again = json.loads(json.dumps(mute).replace(TRACE, "4" * 32))
+    converted_at_once = [
+        result for line, each in enumerate([*health, created, mute, again], 1) for result in reader.feed(line, each)
+    ]
     assert converted_at_once == []
     (refused,) = reader.end()
-    assert reader.counts["left_out"] == 3
+    assert (reader.counts["left_out"], reader.counts["mute"]) == (3, 1)
     assert isinstance(refused, NotConverted)
     for word in ("weather", "some.instrumentation", "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"):
         assert word in refused.problems[0].expected

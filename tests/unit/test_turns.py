@@ -1,6 +1,7 @@
 """Turns are found in any envelope and in any list, and calls in texts: all samples say the same."""
 
 import json
+from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
@@ -175,6 +176,44 @@ ENVELOPES: Final[dict[str, object]] = {
             {"role": {"Label": "assistant"}, "items": [{"$type": "TextContent", "text": ANSWER}]},
         ]
     },
+    "capitals": [
+        {"Role": {"Label": "user"}, "Items": [{"$type": "TextContent", "Text": ASKED}]},
+        {
+            "Role": "assistant",
+            "Content": THOUGHT,
+            "ToolCalls": [{"Id": "c", "Function": {"Name": "lock_state", "Arguments": ARGUMENTS}}],
+        },
+        {"Role": "tool", "Items": [{"$type": "FunctionResultContent", "CallId": "c", "Result": RETURNED}]},
+        {"Role": "assistant", "Content": ANSWER},
+    ],
+    "roles of a memory": [
+        {"role_at_backend": "user", "message": {"content": ASKED}},
+        {"role_at_backend": "assistant", "message": {"content": THOUGHT}},
+        {"role_at_backend": "assistant", "message": {"func_name": "lock_state", "args": ARGUMENTS, "tool_call_id": "c"}},
+        {"role_at_backend": "function", "message": {"func_name": "lock_state", "result": RETURNED, "tool_call_id": "c"}},
+        {"role_at_backend": "assistant", "message": {"content": ANSWER}},
+    ],
+    "results by the ids of calls": {
+        "messages": [
+            {"User": {"content": [{"Text": ASKED}]}},
+            {
+                "Agent": {
+                    "content": [{"Text": THOUGHT}, {"ToolUse": {"id": "c", "name": "lock_state", "input": ARGUMENTS}}],
+                    "tool_results": {"c": {"tool_use_id": "c", "tool_name": "lock_state", "content": {"Text": RETURNED}}},
+                }
+            },
+            {"Agent": {"content": [{"Text": ANSWER}]}},
+        ]
+    },
+    "calls in a list": {
+        "conversations": [
+            {"from": "user", "value": ASKED},
+            {"from": "assistant", "value": THOUGHT},
+            {"from": "assistant", "value": "[lock_state(lock=7)]"},
+            {"from": "tool", "value": RETURNED},
+            {"from": "assistant", "value": ANSWER},
+        ]
+    },
     "a role that is a tool's name": {"messages": [*CHAT[:2], {"role": "lock_state", "content": RETURNED}, CHAT[3]]},
     "a role that nobody knows": {"messages": [*CHAT, {"role": "session_meta"}]},
     "XML": {
@@ -207,6 +246,23 @@ def test_turns_are_read_wherever_they_are(name: str) -> None:
     steps = [(kind, *names, content.replace('"7"', "7")) for kind, *names, content in steps_in(trace)]
     assert steps == STEPS
     assert trace["outcome"]["result_summary"] == ANSWER
+
+
+@pytest.mark.parametrize(
+    "step", [lambda action: {"action": action, "observation": RETURNED}, lambda action: [action, RETURNED]]
+)
+def test_steps_that_hold_their_actions_are_read(step: Callable[[Json], object]) -> None:
+    action = {"tool": "lock_state", "toolInput": ARGUMENTS, "toolCallId": "c", "log": ""}
+    run = {"chatInput": ASKED, "output": ANSWER, "intermediateSteps": [step(action)]}
+    for source in (run, {"json": run}):
+        assert steps_of("", source) == STEPS[1:]
+
+
+def test_answer_may_be_an_artifact_and_the_first_message_an_instruction() -> None:
+    task = {"history": [{"role": "user", "parts": [{"kind": "text", "text": ASKED}]}], "status": {"state": "completed"}}
+    assert steps_of("", task | {"artifacts": [{"parts": [{"kind": "text", "text": ANSWER}]}]}) == STEPS[-1:]
+    (trace,) = converted("", [user("You are a keeper."), assistant("Ok."), user(ASKED), assistant(ANSWER)])
+    assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[-1:])
 
 
 def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned() -> None:

@@ -26,7 +26,7 @@ _BESIDE_RESULTS: Final = ("structuredContent", "_meta", "tool_name", "raw_input"
 _FAILURES: Final = ("error", "failed", "failure", "output-error")
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
 # All of these are names of fields without signs and in lower case: ``toolcallid`` is ``toolCallId`` and ``tool_call_id``.
-_NAMES: Final = ("name", "toolname", "functionname", "apiname", "tool", "function", "toolid")
+_NAMES: Final = ("name", "toolname", "functionname", "apiname", "tool", "function", "toolid", "funcname")
 _TOOL_NAMES: Final = {"toolname", "functionname", "apiname"}
 _ARGUMENTS: Final = ("arguments", "args", "input", "toolinput", "toolargs", "toolkwargs", "paramdict", "servertoolcall")
 _CALL_IDS: Final = ("callid", "tooluseid", "toolcallid", "sourcecallid")
@@ -107,8 +107,8 @@ def call_of(call: Node) -> Piece:
         return Piece(
             call, "call", name=type_of(inner.value), arguments={"command": inner.value["command"]}, call_id=_id_of(inner)
         )
-    function = inner if _name_of(inner.value) else inner.first("function", "custom")
-    arguments = function.like(*_ARGUMENTS).value
+    function = inner if _name_of(inner.value) else inner.like("function", "custom")
+    arguments = function.like(*_ARGUMENTS, "parameters").value
     return Piece(call, "call", name=_name(function).required_text(), arguments=arguments, call_id=_id_of(inner) or _id_of(call))
 
 
@@ -187,6 +187,8 @@ def returned_in(value: object) -> tuple[str, bool]:
         if key := next((names[each] for each in _RESULT_KEYS if each in names and isinstance(value[names[each]], dict)), ""):
             return returned_in(value[key])
         fields, is_error = set(value), _is_failure(value)
+        if fields == {"Text"}:
+            return text_in(value["Text"]), False
         message = with_role(value)
         is_message_of_tool = SPEAKERS.get(role_of(message.get("role"))) == "result" or "tool_call_id" in fields
         if is_message_of_tool and "content" in message:
@@ -245,7 +247,7 @@ def sort_of(block: object) -> str:
         return "result"
     if kind.endswith("_call"):
         return "built-in call"
-    if (kind or set(block) == {"text"}) and text_of_block(block) is not None:
+    if (kind or set(block) in ({"text"}, {"Text"})) and text_of_block(block) is not None:
         return "text"
     return "left out" if kind in (*_MEDIA_TYPES, "item_reference", "redacted_thinking", "step_start") else ""
 
@@ -276,7 +278,9 @@ def text_of_block(block: object) -> str | None:
     if not isinstance(block, dict) or type_of(block) in _THOUGHTS or block.get("thought") is True:
         return None
     kind = type_of(block)
-    keys = ("text", "refusal", "content") if kind == "text" else ("text", "refusal") if kind or _name_of(block) else _TEXTS
+    keys = (
+        ("text", "refusal", "content", "Text") if kind == "text" else ("text", "refusal") if kind or _name_of(block) else _TEXTS
+    )
     texts = (block[key].get("value") if isinstance(block.get(key), dict) else block.get(key) for key in keys)
     return next((text for text in texts if isinstance(text, str)), None)
 

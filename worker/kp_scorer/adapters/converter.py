@@ -14,7 +14,7 @@ from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
 from kp_scorer.adapters.programs import without_programs
 from kp_scorer.adapters.written import with_written_calls
 from kp_scorer.decoding import Limits
-from kp_scorer.errors import NotConverted
+from kp_scorer.errors import NotConverted, NotRecorded
 from kp_scorer.trace import is_trace_id
 
 
@@ -65,6 +65,7 @@ class Converter:
         self._strangers: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
+        self._mute: set[str] = set()  # What is expected of instrumentations that record no messages.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
 
@@ -231,6 +232,13 @@ class Converter:
                     ]
                     self.counts["continued"] += len([self._chats.pop(digest) for digest in parts])
                 yield from self._hold_back(run) if can_go_on else [self._trace(run)]
+        except NotRecorded as error:
+            # One line says what to set for a service.
+            if (expected := error.problems[0].expected) in self._mute or len(self._mute) > _MOST_STRANGERS:
+                self.counts["mute"] += 1
+            else:
+                self._mute.add(expected)
+                yield error
         except Exception as error:
             yield _refusal(records[0], error)
 

@@ -26,7 +26,19 @@ from kp_scorer.adapters.node import Node, parsed
 from kp_scorer.adapters.roles import ONLY_ROLES, SPEAKERS, Speaker, in_one_view, is_message, role_of, with_role
 from kp_scorer.errors import NotConverted
 
-_CONTENTS: Final = ("parts", "content", "blocks", "items", "text", "message", "value", "data")
+_CONTENTS: Final = (
+    "parts",
+    "content",
+    "blocks",
+    "items",
+    "text",
+    "message",
+    "value",
+    "data",
+    "tool_results",
+    "Items",
+    "Content",
+)
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
 _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
@@ -178,7 +190,7 @@ def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
         message.skip()
         return
     speaker, content = SPEAKERS[name], _blocks_in(_content_of(message))
-    sorts = {sort_of(block) for block in content.value} if isinstance(content.value, list) else set()
+    sorts = {sort_of(block) for block in (content.value if isinstance(content.value, list) else [content.value])}
     if role in ONLY_ROLES and speaker == "agent" and all(is_called(each.value) for each in content.parsed().each()):
         yield from map(call_of, content.parsed().each())
     elif speaker == "agent":
@@ -221,6 +233,10 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
         pieces = list(call_and_result(call))
         if pieces[0].call_id not in ids or not ids:
             yield from pieces
+    results = message.at("tool_results")
+    if isinstance(results.value, dict):
+        # They are by the ids of their calls.
+        yield from (piece for call_id in results.value for piece in pieces_of_block(results.at(call_id)))
 
 
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:

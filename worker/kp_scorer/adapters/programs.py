@@ -22,12 +22,18 @@ _BARE_COMMAND: Final = re.compile(r"/[\w:-]{1,60}\s{0,9}")
 _NOTES: Final = ("[Request interrupted by user", "This is the Gemini CLI. We are setting up the context")
 """Beginnings of messages that programs write in the name of the user."""
 _ENDING: Final = "TERMINATE"  # By this an agent of AG2 ends its chat.
+_INSTRUCTION: Final = "You are "
+_AGREEMENTS: Final = ("Ok.", "OK.", "OK", "Ok")
 _REPLIES: Final = ("Got it. Thanks for the context!",)
 
 
 def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
     """Return the pieces of a run, of which those of the user have what he wrote alone."""
     pieces = list(pieces)
+    begins = [piece.kind for piece in pieces[:3]] == ["user", "agent", "user"] and pieces[1].text.strip() in _AGREEMENTS
+    if begins and pieces[0].text.startswith(_INSTRUCTION):
+        # What the agent is to do comes next.
+        pieces = pieces[2:]
     events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
     has_events = any(event and event[0] == "user" for event in events)
     own: list[Piece] = []

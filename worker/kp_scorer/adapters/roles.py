@@ -22,7 +22,15 @@ ONLY_ROLES: Final = (
     "functionresult",
 )
 """Roles that are types of blocks elsewhere."""
-_ROLE_KEYS: Final = ("role", "author", "from", "sender", "info")  # Each may hold the name of a role, or an object that has it.
+_ROLE_KEYS: Final = (
+    "role",
+    "Role",
+    "role_at_backend",
+    "author",
+    "from",
+    "sender",
+    "info",
+)  # Each may hold the name of a role, or an object that has it.
 
 
 def in_one_view(turns: Sequence[Any], *, is_of_asker: bool = False) -> Sequence[Any]:

@@ -18,7 +18,7 @@ _OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of
 _MOST_LEVELS: Final = 6  # Of envelopes, and of objects around a list of turns.
 _MOST_ASKED: Final = 50  # The items of a list that are looked at to see what it holds.
 QUESTIONS: Final = (
-    "query question instruction prompt input task problem message user human userinput goal objective intent".split()  # noqa: SIM905
+    "query question instruction prompt input chatinput task problem message user human userinput goal objective intent".split()  # noqa: SIM905
 )
 ANSWERS: Final = ("answer", "response", "output", "completion", "assistant", "finalanswer", "finalresult")
 _TASKS: Final = ("task", "userinput", "instruction", "goal", "objective")
@@ -58,7 +58,7 @@ def is_turn(value: object) -> bool:
 
 def turns_of(records: Iterable[Node]) -> Iterator[Node]:
     """Yield messages and blocks for the turns that records are. Records that are none are skipped."""
-    for record in records:
+    for record in (each._replace(value=_step_in(each.value)) for each in records):
         if turn := turn_in(record):
             yield turn
             continue
@@ -71,8 +71,17 @@ def turns_of(records: Iterable[Node]) -> Iterator[Node]:
             record.skip()
 
 
+def _flat(step: dict[str, Any]) -> dict[str, Any]:
+    """Return a step with the fields of its action."""
+    action = step.get("action")
+    if not isinstance(action, dict) or "observation" not in step:
+        return step
+    return step | {key: value for key, value in action.items() if spelt({key: 0}).keys() != {"toolcallid"}}
+
+
 def _messages_of(record: Node) -> list[dict[str, Any]]:
     """Return the messages that a step or an exchange stands for."""
+    record = record._replace(value=_flat(record.value))
     if _is_step(record.value):
         name, arguments = _text(record, _TOOLS), record.like(*_INPUTS)
         calls: object = record.like("toolcalls").value
@@ -104,6 +113,7 @@ def _has_parts(value: dict[str, Any]) -> bool:
 
 
 def _is_step(value: dict[str, Any]) -> bool:
+    value = _flat(value)
     if isinstance(with_role({**value, "tool_calls": None}).get("role"), str):
         return False
     names = set(spelt(value))
@@ -119,8 +129,14 @@ def is_exchange(value: dict[str, Any]) -> bool:
 
 def are_turns(value: object) -> bool:
     """Return whether a list holds turns of one run."""
-    items = [parsed(item) for item in value[:_MOST_ASKED]] if isinstance(value, list) else []
+    items = [_step_in(parsed(item)) for item in value[:_MOST_ASKED]] if isinstance(value, list) else []
     return any(isinstance(item, dict) and (_is_spoken(item) or _is_step(item)) for item in items)
+
+
+def _step_in(item: object) -> object:
+    """Return an item of a list; as a step if it is a pair of an action and what was observed, as LangChain has them."""
+    is_pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], dict) and "tool" in item[0]
+    return {"action": item[0], "observation": item[1]} if is_pair else item  # type: ignore[index]  # a pair
 
 
 def _is_spoken(item: dict[str, Any]) -> bool:
@@ -139,7 +155,7 @@ def list_of_turns(holder: Node) -> Node | None:
     for _ in range(_MOST_LEVELS):
         inner = [(parsed(value), (*path, key)) for outer, path in level for key, value in _within(outer)]
         if lists := [each for each in inner if are_turns(each[0]) or _are_exchanges(*each)]:
-            _, path = max(reversed(lists), key=lambda each: len(each[0]))
+            _, path = max(reversed(lists), key=lambda each: (any(map(is_message, each[0])), len(each[0])))
             for key in path:
                 holder = holder.parsed()
                 holder = holder.items()[key] if isinstance(key, int) else holder.at(key)

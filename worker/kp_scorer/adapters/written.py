@@ -4,6 +4,7 @@
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen
 - ``Action: NAME`` with ``Action Input: …`` of ReAct
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
+- ``[NAME(KEY="…"), …]`` of ToolACE
 - one fenced command, of an agent that acts by it: its next message of the user says what the command returned
 
 What the user says next is then the result.
@@ -26,6 +27,9 @@ _ACTION: Final = re.compile(
     r"^[ \t]*+Action:[ \t]*+([\w.:/ -]{1,100}?)(?:[ \t]*+\n[ \t]*+Action[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
     re.MULTILINE,
 )
+_LISTED: Final = re.compile(r"\s*+\[[^\[\]()]{1,100}\(.*\)\]\s*+", re.DOTALL)
+_LISTED_CALL: Final = re.compile(r"[\[,]\s*+([^\[\](),=]{1,100})\(((?:[^()\"']|\"[^\"]*+\"|'[^']*+')*+)\)")
+_LISTED_ARGUMENT: Final = re.compile(r"([\w-]{1,100})=(\"[^\"]*+\"|'[^']*+'|[^,]++)")
 _OBSERVATION: Final = re.compile(r"\n[ \t]*+Observation:")
 _FINAL: Final = "Final Answer:"
 _FENCE: Final = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?+[ \t]*+\n")
@@ -57,6 +61,10 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
         find = _tagged
     elif any(map(_ACTION.search, texts)):
         find = _actions
+    elif any(
+        first.kind == "agent" and then.kind == "result" and _LISTED.fullmatch(first.text) for first, then in pairwise(pieces)
+    ):
+        find = _listed
     elif acts_by_fences or _acts_by_fences(pieces):
         find = _fenced
     else:
@@ -169,6 +177,15 @@ def _actions(piece: Piece) -> Iterator[Piece]:
             return
     for text in piece.text[place:].rpartition(_FINAL)[::2]:
         yield from _thought(piece, text.strip().removeprefix("Thought:"))
+
+
+def _listed(piece: Piece) -> Iterator[Piece]:
+    if not _LISTED.fullmatch(piece.text):
+        yield piece
+        return
+    for call in _LISTED_CALL.finditer(piece.text):
+        arguments = {name[1]: _json(name[2].strip("'")) for name in _LISTED_ARGUMENT.finditer(call[2])}
+        yield Piece(piece.node, "call", name=call[1].strip(), arguments=arguments)
 
 
 def _fenced(piece: Piece) -> Iterator[Piece]:

@@ -120,6 +120,7 @@ class Conversion:
             "repeated": "records repeat others",
             "skipped": "values that are not understood left out",
             "left_out": "traces without an agent left out",
+            "mute": "more runs without messages",
             "mended": "runs cut to the limits, or mended",
             "bare": "calls without arguments",
             "rated": "runs have a success of more than 1, and 0.5 is enough for one",

@@ -73,6 +73,9 @@ def records(source: Node) -> list[Node]:
     if isinstance(source.value, list):
         is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
         return [source] if is_alone or are_turns(source.value) else [each for item in source.items() for each in records(item)]
+    if isinstance(source.value, dict) and source.value.keys() == {"json"}:
+        # It is an item of n8n.
+        return records(source.at("json"))
     if not isinstance(source.value, dict) or _KEYS & set(source.value) or list_of_turns(source) or is_exchange(source.value):
         return [source]
     return [each for inner in _lists_of_conversations(source) for item in inner.items() for each in records(item)] or [source]
@@ -113,7 +116,7 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
 
 
 def _answer(conversation: Node, response: Node) -> list[Piece]:
-    answer = _first(response, "choices", "output", "candidates")
+    answer = _first(response, "choices", "output", "candidates", "artifacts")
     if answer is not response and answer.path.endswith("choices"):
         # Clients use the first of several choices.
         return [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
