@@ -1,5 +1,6 @@
 """A URL that asks for TLS gets it, with a certificate that is verified, or no server learns anything."""
 
+import shutil
 import ssl
 import subprocess
 from collections.abc import Callable
@@ -17,7 +18,8 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
 from tests.support.arena import BrokerName
-from tests.support.processes import PATIENCE_S, at_work, ending_within
+from tests.support.http_server import open_server
+from tests.support.processes import PATIENCE_S, at_work, ending_within, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import PATIENT, own_queues
 from tests.support.tls import Authority, Listener
@@ -170,3 +172,23 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
                 result = app.send_task(TASK_NAME, args=[asked], ignore_result=False, **options)
                 assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
         assert worker.process.returncode == 0
+
+
+def test_serve_uses_a_renewed_certificate_and_no_half_of_one(settings: Settings, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.pair("server", "DNS:localhost")
+    renewed, its_key = authority.pair("renewed", "DNS:localhost")
+    first = certificate.read_text("ascii")
+    files = {"serve__certificate": str(certificate), "serve__key": str(key)}
+    with open_server(settings, tmp_path / "server.log", **files) as server:
+
+        def shown() -> str:
+            return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=PATIENCE_S)
+
+        assert shown() == first
+        shutil.copy(renewed, certificate)
+        assert shown() == first
+        wait_until(lambda: server.process.events("certificate_not_renewed"))
+        shutil.copy(its_key, key)
+        assert shown() == renewed.read_text("ascii")
+        assert len(server.process.events("certificate_renewed")) == 1

@@ -9,6 +9,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 import h11
@@ -63,7 +64,10 @@ def serve(settings: Settings) -> None:
         reasons = submitter.why_not_live, submitter.why_not_ready
         opened.enter_context(http_server(settings.metrics.of_serve(), metrics.registry, *reasons))
         app = metrics.measured(make_app(settings, store, client, tokens, submitter, metrics))
-        server = uvicorn.Server(_config(settings, app, listener))
+        config = _config(settings, app, listener)
+        if settings.serve.certificate:
+            listener.before_accept = _Renewal(settings.serve, config).renew
+        server = uvicorn.Server(config)
         # For a signal before uvicorn runs, and for the same signal once more, by which it ends.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
@@ -96,8 +100,10 @@ class _Listener(socket.socket):
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
         self.handshakes: dict[Any, socket.socket] = {}  # By the address of the peer.
+        self.before_accept: Callable[[], None] = lambda: None
 
     def accept(self) -> tuple[socket.socket, Any]:
+        self.before_accept()
         connection, peer = super().accept()
         self.handshakes[peer] = connection
         if len(self.handshakes) > _MOST_HANDSHAKES:
@@ -165,6 +171,34 @@ class _Protocol(H11Protocol):
     def _close_if_idle(self, last: Any) -> None:
         if self.cycle is last:
             self.transport.close()
+
+
+class _Renewal:
+    """Puts a certificate that was replaced in use for new connections, as one expires sooner than a process ends."""
+
+    def __init__(self, settings: ServeSettings, config: uvicorn.Config) -> None:
+        self._settings, self._config = settings, config
+        self._last = self._files()
+
+    def _files(self) -> list[tuple[int, int]]:
+        states = (Path(file).stat() for file in (self._settings.certificate, self._settings.key))
+        return [(state.st_ino, state.st_mtime_ns) for state in states]
+
+    def renew(self) -> None:
+        """Read both files again if either has changed; a pair that does not fit, or not yet, leaves the old one in use."""
+        with suppress(OSError):
+            if (files := self._files()) == self._last:
+                return
+            self._last = files
+            try:
+                # A pair that does not fit would break the context.
+                _check_certificate(self._settings)
+            except SettingsError as error:
+                log.warning("certificate_not_renewed", detail=str(error))
+                return
+            context: Any = self._config.ssl
+            context.load_cert_chain(self._settings.certificate, self._settings.key, password="")
+            log.info("certificate_renewed")
 
 
 def _check_certificate(settings: ServeSettings) -> None:
