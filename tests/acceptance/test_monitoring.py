@@ -42,7 +42,7 @@ from prometheus_client import generate_latest
 from tests.support.builders import decision
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command, invoked
-from tests.support.documents import anchors_of, lines_of
+from tests.support.documents import anchors_of, code_with, lines_of
 from tests.support.processes import (
     CRASHING_WORKER,
     FAST_WORKER,
@@ -588,6 +588,8 @@ def test_every_alert_names_the_part_of_the_document_that_names_it() -> None:
     rows = [line.text for line in lines_of(INCIDENTS) if line.text.startswith("| `KpScorer")]
     named = {row.split("`")[1]: f"{page}{re.findall(r'[(](#.*?)[)]', row)[0]}" for row in rows}
     assert named == runbooks
+    inhibiting = yaml.safe_load(code_with("inhibit_rules:"))["inhibit_rules"]
+    assert set(re.findall(r"KpScorer\w+", json.dumps(inhibiting))) - named.keys() == set()
 
 
 def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(tmp_path: Path) -> None:
