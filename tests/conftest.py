@@ -90,8 +90,8 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_model_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The folder of this run's converted models: the model is converted once, whatever this machine has in store."""
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The folder of what this run caches, whatever this machine has in store."""
     own = tmp_path_factory.getbasetemp()
     # Beside the folders of pytest's processes, where there are several.
     directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"

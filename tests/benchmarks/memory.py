@@ -1,14 +1,11 @@
 """Resident memory of one worker: when it is ready, and after it has decided 5,000 traces; and how long it takes to be ready.
 
-Two workers are started before: the first finds no converted model, the second does.
-
-- ``first_start_s``, ``start_s``: from starting the process to the worker being ready; without and with the converted model.
-- ``converting_mb``: the most that the first worker and the process that converts for it use together.
-- ``ready_mb``: resident memory of a worker that is ready and found its model.
+- ``start_s``: from starting the process to the worker being ready.
+- ``starting_mb``: the most that it uses before.
+- ``ready_mb``: resident memory of a worker that is ready.
 - ``after_mb``: resident memory after all traces.
 """
 
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -27,7 +24,7 @@ _OWN_INTERPRETER: Final = {"PYTHONNOUSERSITE": "1"}
 
 
 class Start(NamedTuple):
-    """Seconds until a worker was ready, its memory then, and the most that it and its children used before, in MB."""
+    """Seconds until a worker was ready, its memory then, and the most that it used before, in MB."""
 
     seconds: float
     ready_mb: float
@@ -37,15 +34,13 @@ class Start(NamedTuple):
 def main() -> None:
     options = arguments(__doc__, traces=5_000).parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        os.environ["XDG_CACHE_HOME"] = directory
         with own_redis() as url:
             settings = load_settings({"broker.url": url, "redis.url": url, "embedding.embedder": "openvino"})
-            first, second = measured_start(settings, Path(directory)), measured_start(settings, Path(directory))
+            start = measured_start(settings, Path(directory))
         row = {
-            "first_start_s": first.seconds,
-            "converting_mb": first.most_mb,
-            "start_s": second.seconds,
-            "ready_mb": second.ready_mb,
+            "start_s": start.seconds,
+            "starting_mb": start.most_mb,
+            "ready_mb": start.ready_mb,
             "traces": options.traces,
             "after_mb": mb_after(options.traces),
         }
@@ -61,7 +56,7 @@ def measured_start(settings: Settings, directory: Path) -> Start:
     try:
         while not worker.events("worker_ready"):
             assert worker.process.poll() is None, worker.text()
-            most_mb = max(most_mb, sum(map(resident_mb, [process, *process.children()])))
+            most_mb = max(most_mb, resident_mb(process))
             time.sleep(0.01)
         start = Start(time.perf_counter() - started, resident_mb(process), most_mb)
     finally:

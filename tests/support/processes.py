@@ -118,7 +118,7 @@ class Worker:
         return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
 
     def wait_until_ready(self, event: str = "worker_ready") -> None:
-        # The first one of a run converts the model: ten seconds, or some minutes on a machine that has much else to do.
+        # Loading the model takes seconds, or a minute on a machine that has much else to do.
         wait_until(lambda: self.events(event) or self.process.poll() is not None, timeout_s=200)
         assert self.process.poll() is None, self.text()
 

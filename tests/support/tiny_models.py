@@ -55,6 +55,15 @@ def roberta(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[body, Pooling(32, "max"), Dense(32, 24)], device="cpu")
 
 
+def xlm_roberta(directory: Path) -> SentenceTransformer:
+    """Positions behind the padding token's id, pieces of bytes, the first token's vector."""
+    config = transformers.XLMRobertaConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1, type_vocab_size=1)
+    body = _transformer(
+        directory, transformers.XLMRobertaModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>", longest=128
+    )
+    return SentenceTransformer(modules=[body, Pooling(32, "cls")], device="cpu")
+
+
 def gpt2(directory: Path) -> SentenceTransformer:
     """Attention to what comes before alone; token types that are words, which its tokenizer does not make."""
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=300, initializer_range=0.3)
@@ -62,7 +71,7 @@ def gpt2(directory: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[body, Pooling(32, "lasttoken")], device="cpu")
 
 
-TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "gpt2": gpt2}
+TINY: Final[dict[str, Make]] = {"bert": bert, "mpnet": mpnet, "roberta": roberta, "xlm_roberta": xlm_roberta, "gpt2": gpt2}
 
 
 def save_tiny(name: str, directory: Path) -> SentenceTransformer:

@@ -14,7 +14,6 @@
     ├── DecisionTimeout          wait again, if the trace is known
     ├── OutputFailed             give the command a stdout that it can write to
     ├── ProcessFailed            ask it something else; it could not work on this
-    ├── ModelUnconverted         let the first worker convert the model
     ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
     └── ServiceUnavailable       try again later; nothing was lost
         ├── NoQueue              start the worker that declares the queue
@@ -150,10 +149,6 @@ class OutputFailed(ScorerError):
 
 class ProcessFailed(ScorerError):
     """A process that works on hostile texts failed to answer a question, or ended."""
-
-
-class ModelUnconverted(ScorerError):
-    """The embedder's model is not converted yet, and the caller does not want to convert it."""
 
 
 class EngineUnavailable(ScorerError):

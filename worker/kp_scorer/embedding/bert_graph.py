@@ -1,7 +1,4 @@
-"""The default model's graph for OpenVINO, built from its weights with OpenVINO's own operations.
-
-Other models are converted by tracing them in torch, which takes gigabytes to install; this graph needs OpenVINO alone.
-"""
+"""The graph of a model of BERT's family for OpenVINO, built from its weights with OpenVINO's own operations."""
 
 import json
 import sys
@@ -11,22 +8,45 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.embedding.openvino_engine import openvino
+from kp_scorer.embedding.model import OFFSET_POSITIONS, ModelFiles, read_json
+from kp_scorer.errors import EngineUnavailable
+
+# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends a
+# message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
+# stand-in that does nothing. So that package is missing while OpenVINO is imported, and only then: neither the environment of
+# the process nor anyone's consent is touched.
+_REPORTER: Final = "openvino_telemetry"
+_modules: dict[str, Any] = sys.modules
+_reporter_before = _modules.get(_REPORTER)
+# Python takes a module of None for a missing one.
+_modules[_REPORTER] = None
+try:
+    import openvino as openvino  # noqa: TID251  # the one place; others import it from here
+    from openvino._offline_transformations import compress_model_transformation  # noqa: TID251
+finally:
+    del _modules[_REPORTER]
+    if _reporter_before is not None:
+        _modules[_REPORTER] = _reporter_before
 
 _HEADER_BYTES: Final = 8  # The header is preceded by its length in this many bytes.
 _MASKED: Final = 1e4  # Subtracted from the attention scores of padding, so that it gets a share of exactly 0.
 _LEAST_TOKENS: Final = 1e-9
 _LEAST_NORM: Final = 1e-12
+_NEEDED: Final = {"hidden_size", "layer_norm_eps", "num_attention_heads", "num_hidden_layers", "pad_token_id"}
+_FAMILY: Final = ("bert", "camembert", "roberta", "xlm-roberta")
+_TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
+_POOLINGS: Final = {"mean": "mean", "cls": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
 _ops: Final[Any] = openvino.opset13
 
 
-def build(directory: Path) -> Any:
-    """Build the graph of a BERT encoder with mean pooling and normalisation from its ``config.json`` and ``model.safetensors``.
+def build(model: ModelFiles) -> Any:
+    """Build the graph of an encoder of BERT's family with mean pooling, or the first token's vector, and normalisation.
 
     Its inputs are ids and mask, int64 of shape (texts, tokens), its output float32 unit vectors of shape (texts, dimensions).
+    Weights are rounded to float16. EngineUnavailable if the model's files describe anything else.
     """
-    encoder = _Encoder(directory)
+    pooling, encoder = _pooling(model.path), _Encoder(model.tokenizer.parent)
     ids, mask = (_ops.parameter([-1, -1], np.int64, name) for name in ("ids", "mask"))
     present = _ops.convert(mask, "f32")
     # The mask covers the keys alone: over every query and key it would be as large as the attention itself.
@@ -34,31 +54,72 @@ def build(directory: Path) -> Any:
     hidden = encoder.embeddings(ids)
     for layer in range(encoder.layers):
         hidden = encoder.layer(hidden, masked, f"encoder.layer.{layer}")
-    weights = _ops.unsqueeze(present, _integers(2))
-    tokens = _ops.maximum(_ops.reduce_sum(weights, _integers(1)), _float(_LEAST_TOKENS))
-    mean = _ops.divide(_ops.reduce_sum(_ops.multiply(hidden, weights), _integers(1)), tokens)
-    return openvino.Model([_ops.normalize_l2(mean, _integers(1), _LEAST_NORM, "max")], [ids, mask], "bert")
+    if pooling == "mean":
+        weights = _ops.unsqueeze(present, _integers(2))
+        tokens = _ops.maximum(_ops.reduce_sum(weights, _integers(1)), _float(_LEAST_TOKENS))
+        pooled = _ops.divide(_ops.reduce_sum(_ops.multiply(hidden, weights), _integers(1)), tokens)
+    else:
+        pooled = _ops.gather(hidden, _integer(0), _integer(1))
+    graph = openvino.Model([_ops.normalize_l2(pooled, _integers(1), _LEAST_NORM, "max")], [ids, mask], "bert")
+    # OpenVINO 2026.4.1 does this publicly only where it writes a graph to a file. It halves the memory of the weights.
+    compress_model_transformation(graph)
+    return graph
+
+
+def _pooling(directory: Path) -> str:
+    """Return how a sentence-transformers model makes one vector of those of its tokens."""
+    modules: Any = read_json(directory / "modules.json")
+    kinds = [module["type"].rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise EngineUnavailable(f"openvino runs no model of {', '.join(kinds)}")
+    config: Any = read_json(directory / modules[1]["path"] / "config.json", {})
+    # Earlier versions of sentence-transformers wrote a flag for each mode.
+    flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    modes = [config["pooling_mode"]] if "pooling_mode" in config else flags
+    if len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise EngineUnavailable("openvino pools by the mean, or the first token, alone")
+    return _POOLINGS[modes[0]]
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """Read the configuration of an encoder; EngineUnavailable if the graph is not that of such a model."""
+    config: dict[str, Any] = read_json(directory / "config.json")
+    lowers = [file for file in directory.glob("sentence_*_config.json") if read_json(file).get("do_lower_case")]
+    is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
+    is_plain = config.get("hidden_act") == "gelu" and is_absolute and not config.get("is_decoder") and not lowers
+    is_known = config.get("model_type") in _FAMILY and config.keys() >= _NEEDED
+    if not (is_known and is_plain and (directory / "model.safetensors").is_file()):
+        raise EngineUnavailable("openvino runs models of BERT's family alone, in one file of safetensors")
+    return config
 
 
 class _Encoder:
     """The parts of a BERT encoder, each a graph whose weights it reads by their names."""
 
     def __init__(self, directory: Path) -> None:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = _config(directory)
         self._tensors = _read_tensors(directory / "model.safetensors")
         self._size = int(config["hidden_size"])
         self._heads = int(config["num_attention_heads"])
         self._epsilon = float(config["layer_norm_eps"])
         self.layers = int(config["num_hidden_layers"])
+        # Such models number positions from behind the padding token's id, and do not count that token.
+        self._padding_id = int(config["pad_token_id"]) if config["model_type"] in OFFSET_POSITIONS else None
 
     def embeddings(self, ids: Any) -> Any:
-        length = _ops.squeeze(_ops.gather(_ops.shape_of(ids), _integers(1), _integer(0)), _integers(0))
-        positions = _ops.range(_integer(0), length, _integer(1), "i64")
+        positions = self._positions(ids)
         words = _ops.gather(self._weight("embeddings.word_embeddings.weight"), ids, _integer(0))
         places = _ops.gather(self._weight("embeddings.position_embeddings.weight"), positions, _integer(0))
         # All tokens are of the first type.
-        kind = _float(self._tensors["embeddings.token_type_embeddings.weight"][:1])
+        kind = _float(self._tensor("embeddings.token_type_embeddings.weight")[:1])
         return self._norm(_ops.add(_ops.add(words, kind), places), "embeddings.LayerNorm")
+
+    def _positions(self, ids: Any) -> Any:
+        if self._padding_id is None:
+            length = _ops.squeeze(_ops.gather(_ops.shape_of(ids), _integers(1), _integer(0)), _integers(0))
+            return _ops.range(_integer(0), length, _integer(1), "i64")
+        counted = _ops.convert(_ops.not_equal(ids, _integer(self._padding_id)), "i64")
+        return _ops.add(_ops.multiply(_ops.cum_sum(counted, _integer(1)), counted), _integer(self._padding_id))
 
     def layer(self, hidden: Any, masked: Any, name: str) -> Any:
         attended = self._linear(self._attention(hidden, masked, f"{name}.attention.self"), f"{name}.attention.output.dense")
@@ -82,19 +143,28 @@ class _Encoder:
         return _ops.add(_ops.multiply(normal, self._weight(f"{name}.weight")), self._weight(f"{name}.bias"))
 
     def _weight(self, name: str) -> Any:
-        return _float(self._tensors[name])
+        return _float(self._tensor(name))
+
+    def _tensor(self, name: str) -> NDArray[np.float32]:
+        tensor = self._tensors.get(name)
+        # In float16 others would become 65,504, its largest number.
+        if tensor is None or not np.isfinite(tensor).all():
+            raise EngineUnavailable(f"openvino expects {name}, of finite numbers in single or half precision")
+        return tensor
 
 
 def _read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
-    """Return the float32 tensors of a safetensors file, whose header in JSON says where each of them lies."""
-    content = file.read_bytes()
-    start = _HEADER_BYTES + int.from_bytes(content[:_HEADER_BYTES], "little")
-    header = json.loads(content[_HEADER_BYTES:start])
+    """Return the tensors of a safetensors file, whose header in JSON says where each of them lies."""
+    content = np.memmap(file, np.uint8, "r")
+    start = _HEADER_BYTES + int.from_bytes(content[:_HEADER_BYTES].tobytes(), "little")
+    header = json.loads(content[_HEADER_BYTES:start].tobytes())
     tensors = {}
     for name, described in header.items():
-        if described.get("dtype") == "F32":
+        if kind := _TYPES.get(described.get("dtype")):
             first, end = (start + offset for offset in described["data_offsets"])
-            tensors[name] = np.frombuffer(memoryview(content)[first:end], "<f4").reshape(described["shape"])
+            # A model that was saved with a head has a prefix before these names.
+            own = name[max(0, name.find("embeddings."), name.find("encoder.")) :]
+            tensors[own] = content[first:end].view(kind).reshape(described["shape"])
     return tensors
 
 
@@ -108,9 +178,3 @@ def _integer(value: int) -> Any:
 
 def _integers(*values: int) -> Any:
     return _ops.constant(np.asarray(values, np.int64))
-
-
-def main() -> None:
-    """Write the graph, with float16 weights; the first argument is the model's directory, the last the target."""
-    _, directory, *_, target = sys.argv
-    openvino.save_model(build(Path(directory)), target, compress_to_fp16=True)

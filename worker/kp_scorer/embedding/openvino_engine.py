@@ -1,45 +1,27 @@
 """The engine on OpenVINO: the fastest on CPU, with bfloat16 where the processor has it and single precision elsewhere."""
 
-import sys
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
+from kp_scorer.embedding.bert_graph import build, openvino
 from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Int64s, Recipe, Vectors, padded, rounded_up
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.text_embedder import TextEmbedder
 from kp_scorer.errors import EngineUnavailable
 from kp_scorer.logs import library_logger
 
-# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends a
-# message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
-# stand-in that does nothing. So that package is missing while OpenVINO is imported, and only then: neither the environment of
-# the process nor anyone's consent is touched.
-_REPORTER: Final = "openvino_telemetry"
-_modules: dict[str, Any] = sys.modules
-_reporter_before = _modules.get(_REPORTER)
-# Python takes a module of None for a missing one.
-_modules[_REPORTER] = None
-try:
-    import openvino as openvino  # noqa: TID251  # the one place; others import it from here
-finally:
-    del _modules[_REPORTER]
-    if _reporter_before is not None:
-        _modules[_REPORTER] = _reporter_before
-
 _SAME: Final = 0.99  # Above this similarity two vectors are of one text; in half precision they differ by less than 0.001.
 _TRIES: Final = 3
-_LARGEST: Final = float(np.finfo(np.float32).max)
 _DISAGREE: Final = "openvino gives different vectors for one text"
 
 log = library_logger(__name__)
 
 
 class OpenVinoEmbedder(TextEmbedder):
-    """Runs a converted model.
+    """Runs a model of BERT's family, as the default one is.
 
     Texts with as many tokens as the model accepts, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
     faster: most traces are longer.
@@ -50,8 +32,8 @@ class OpenVinoEmbedder(TextEmbedder):
     max_tokens = MAX_TOKENS
     step = 32
 
-    def __init__(self, model: ModelFiles, recipe: Recipe, file: Path, threads: int) -> None:
-        """Compile the model, whose conversion is ``file``; EngineUnavailable if its vectors disagree."""
+    def __init__(self, model: ModelFiles, recipe: Recipe, threads: int) -> None:
+        """Compile the model's graph; EngineUnavailable if it has none, or if its vectors disagree."""
         super().__init__(model, recipe)
         self.streams = threads
         # Behind each running pass, one waits.
@@ -67,10 +49,10 @@ class OpenVinoEmbedder(TextEmbedder):
             "ENABLE_CPU_PINNING": False,
         }
         core.set_property("CPU", options)
-        converted = _with_gates_apart(core.read_model(file))
+        graph = build(model)
         self.engine = f"openvino {precision} on {threads} threads"
-        self.dimensions = int(converted.output(0).get_partial_shape()[1].get_length())
-        models = {False: converted, True: _for_one_full_text(converted, self._full_length)}
+        self.dimensions = int(graph.output(0).get_partial_shape()[1].get_length())
+        models = {False: graph, True: _for_one_full_text(graph, self._full_length)}
         for _ in range(_TRIES):
             # By whether a pass is of one full text: a model that runs passes one after another on all threads, and one that
             # runs them side by side on one thread each. Side by side is faster for several passes, because threads that share a
@@ -121,21 +103,6 @@ class OpenVinoEmbedder(TextEmbedder):
         if self._is_full(group):
             return (np.array(group, np.int64),)
         return padded(group, min(rounded_up(max(map(len, group)), self.step), self._longest))
-
-
-def _with_gates_apart(model: openvino.Model) -> openvino.Model:
-    # Change the gated layers of a model (as ModernBERT has them) so that OpenVINO does not fuse them. On a processor with AMX
-    # the fused layer divides by half of a stream's threads, rounded down, so with one thread the process dies (OpenVINO
-    # 2026.4.1; its issue 28550).
-    gates = (op for op in model.get_ops() if op.get_type_name() in ("Gelu", "Swish"))
-    for product in (user.get_node() for gate in gates for user in gate.output(0).get_target_inputs()):
-        if product.get_type_name() == "Multiply":
-            users = product.output(0).get_target_inputs()
-            # This changes no number, but the fusion does not recognise it.
-            clamp = openvino.opset8.clamp(product, -_LARGEST, _LARGEST)
-            for user in users:
-                user.replace_source_output(clamp.output(0))
-    return model
 
 
 def _for_one_full_text(model: openvino.Model, length: int) -> openvino.Model:

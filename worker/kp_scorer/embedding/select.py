@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 from typing import Final
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Recipe
-from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, converted_model, find_model, has_torch, is_installed
+from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, find_model, has_torch, is_installed
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.logs import library_logger
@@ -22,19 +22,17 @@ _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # The devices of NVIDIA, o
 log = library_logger(__name__)
 
 
-def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace", *, converts: bool = True) -> Embedder | None:
+def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -> Embedder | None:
     """Load the embedder; None if the settings ask for none, or if none can run and none is named.
 
-    Nothing is written unless it ``converts`` a model that was not converted yet. Raises SettingsError: the embedder is
-    named and not installed, or the model cannot be loaded. ModelUnconverted: the model would have to be
-    converted.
+    SettingsError if the embedder is named and not installed, or the model cannot be loaded.
     """
     if settings.embedder == "none":
         return None
     if settings.embedder == "words":
         return WordsEmbedder()
     try:
-        return _load(settings, RECIPES[recipe], converts)
+        return _load(settings, RECIPES[recipe])
     except EngineUnavailable as error:
         if settings.embedder != "auto":
             raise SettingsError(
@@ -76,7 +74,7 @@ def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUP) -> int:
     return max(1, cores)
 
 
-def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedder:
+def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
     if not is_installed("tokenizers"):
         raise EngineUnavailable("tokenizers is not installed")
     model = find_model(settings.model)
@@ -87,7 +85,7 @@ def _load(settings: EmbeddingSettings, recipe: Recipe, converts: bool) -> Embedd
     # Each imports its engine when it is called, because the package must work without it.
     for load in _CANDIDATES[settings.embedder]:
         try:
-            return load(model, recipe, threads, converts)
+            return load(model, recipe, threads)
         except EngineUnavailable as error:
             reasons.append(str(error))
     raise EngineUnavailable(" and ".join(reasons))
@@ -103,7 +101,7 @@ def _has_gpu() -> bool:
     return any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()
 
 
-def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
+def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     if not _has_gpu():
         raise EngineUnavailable("there is no GPU")
     import torch
@@ -115,21 +113,20 @@ def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int, _convert
     return TorchEmbedder(model, recipe, threads, "cuda")
 
 
-def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int, converts: bool) -> Embedder:
+def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     if not is_installed("openvino"):
         raise EngineUnavailable("openvino is not installed")
     from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 
     try:
-        with converted_model(model, converts=converts) as file:
-            return OpenVinoEmbedder(model, recipe, file, threads)
+        return OpenVinoEmbedder(model, recipe, threads)
     except EngineUnavailable as error:
         # The engine that is used instead is several times slower.
         log.warning("engine_unavailable", engine="openvino", detail=str(error))
         raise
 
 
-def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int, _converts: bool) -> Embedder:
+def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     if not has_torch():
         raise EngineUnavailable("sentence-transformers is not installed")
     from kp_scorer.embedding.torch_engine import TorchEmbedder
@@ -137,7 +134,7 @@ def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int, _convert
     return TorchEmbedder(model, recipe, threads, "cpu")
 
 
-_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, Recipe, int, bool], Embedder], ...]]] = {
+_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, Recipe, int], Embedder], ...]]] = {
     "auto": (_load_torch_on_gpu, _load_openvino, _load_torch_on_cpu),
     "openvino": (_load_openvino,),
     "torch": (_load_torch_on_gpu, _load_torch_on_cpu),

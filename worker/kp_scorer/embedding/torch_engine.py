@@ -1,13 +1,6 @@
-"""The engine on torch: on a GPU in half precision, or on CPU in single precision; and the conversion to OpenVINO.
+"""The engine on torch: on a GPU in half precision, or on CPU in single precision."""
 
-The conversion has its own process, so that torch and transformers, which take seconds and hundreds of megabytes, never enter a
-worker.
-"""
-
-import logging
 import os
-import sys
-import warnings
 from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
@@ -38,7 +31,7 @@ log = library_logger(__name__)
 
 
 class TorchEmbedder(TextEmbedder):
-    """Runs a sentence-transformers model without conversion, in packed passes if possible, otherwise in padded ones."""
+    """Runs a sentence-transformers model, in packed passes if possible, otherwise in padded ones."""
 
     step = 64
 
@@ -89,13 +82,11 @@ class TorchEmbedder(TextEmbedder):
         return vectors
 
 
-def unit_vectors(
-    model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tensor, keys: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the float32 unit vectors of texts; their transformer gets ``keys`` for a mask, if any."""
+def unit_vectors(model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the float32 unit vectors of texts."""
     transformer, *others = model
     body: Any = model.transformers_model
-    features = {"input_ids": ids, "attention_mask": mask if keys is None else keys}
+    features = {"input_ids": ids, "attention_mask": mask}
     # Other models would pass it on to layers that do not expect it. And a model without types of tokens, such as GPT-2, has no
     # type 0, but would add the word 0 to every token.
     if "token_type_ids" in signature(body.forward).parameters and "token_type_ids" in model.tokenizer.model_input_names:
@@ -163,72 +154,3 @@ def packed_passes(model: SentenceTransformer, device: torch.device, max_tokens: 
         log.warning("model_not_packed", detail="it would give other vectors")
         return None
     return passes
-
-
-class _UnitVectors(torch.nn.Module):
-    # The model with normalisation at its end and, if it masks ``keys_only``, a mask over these. Otherwise the model builds a
-    # mask over every query and key in each forward pass, as large as the attention itself.
-
-    def __init__(self, model: SentenceTransformer, keys_only: bool) -> None:
-        super().__init__()
-        self._model = model
-        self._keys_only = keys_only
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Turn ids and mask, int64 of shape (texts, tokens), into float32 unit vectors of shape (texts, dimensions)."""
-        # Added to the attention scores, so that padding gets a share of exactly 0.
-        keys = (mask[:, None, None, :].float() - 1) * 1e4 if self._keys_only else None
-        return unit_vectors(self._model, ids, mask, keys)
-
-
-def convert(path: Path, tokenizer: Path, max_tokens: int, target: Path) -> None:
-    """Write the converted model, with float16 weights, to ``target`` and a ``.bin`` file beside it.
-
-    Raises the errors of :func:`load_model`, SettingsError if weights are not finite, and ValueError if the converted model's
-    vectors differ from the model's.
-    """
-    from kp_scorer.embedding.openvino_engine import openvino  # OpenVINO need not be installed if torch runs models itself.
-
-    model = load_model(path, tokenizer, max_tokens, "cpu")
-    if not all(torch.isfinite(weights).all() for weights in model.parameters()):
-        # OpenVINO would replace them by 65,504, the largest number of float16.
-        raise SettingsError(f"embedding.model: {path} has weights that are infinite or no numbers")
-    body: Any = model.transformers_model
-    size = body.config.vocab_size
-    # Tracing records only the code path of the example; other shapes show whether it serves them too.
-    checked = [_example(*shape, size) for shape in ((1, 3), (3, min(40, max_tokens)), (2, min(max_tokens, _LONGEST_CHECKED)))]
-    with torch.inference_mode():
-        expected = [unit_vectors(model, ids, mask) for ids, mask in checked]
-        # Models whose attention is causal, or reaches only so far, need masks of their own
-        for keys_only in (True, False):
-            if not keys_only:
-                # OpenVINO makes NaN of masks that are not numbers if, as in padding, nothing is left to attend to.
-                body.set_attn_implementation("eager")
-            try:
-                converted = openvino.convert_model(_UnitVectors(model, keys_only), example_input=_example(2, 8, size))
-                compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-                vectors = [torch.from_numpy(compiled([ids.numpy(), mask.numpy()])[0]) for ids, mask in checked]
-            except Exception:
-                if keys_only:
-                    continue
-                raise
-            if all(torch.allclose(*pair, atol=_TOLERANCE) for pair in zip(vectors, expected, strict=True)):
-                openvino.save_model(converted, target, compress_to_fp16=True)
-                return
-    raise ValueError("the converted model gives other vectors")
-
-
-def _example(texts: int, tokens: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids below ``size``, and a mask that hides the end of the first text, both int64 of shape (texts, tokens)."""
-    ids = torch.arange(texts * tokens).reshape(texts, tokens) % size
-    mask = torch.ones_like(ids)
-    mask[0, tokens - tokens // 3 :] = 0
-    return ids, mask
-
-
-def main() -> None:
-    """Convert a model: arguments are its directory, its tokenizer's file, the most tokens that it takes, and the target."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    path, tokenizer, max_tokens, target = sys.argv[1:]
-    convert(Path(path), Path(tokenizer), int(max_tokens), Path(target))

@@ -10,5 +10,5 @@ def state_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of converted models; raise RuntimeError without a home."""
+    """Return the folder of compiled rules; raise RuntimeError without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"

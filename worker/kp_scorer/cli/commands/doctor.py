@@ -20,7 +20,7 @@ from kp_scorer.cli.output import duration, print_row
 from kp_scorer.decider import UNREADABLE
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.errors import ModelUnconverted, NoQueue, ScorerError
+from kp_scorer.errors import NoQueue, ScorerError
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import BrokerSettings, EmbeddingSettings, LedgerSettings, RecipeName, RedisSettings
 from kp_scorer.settings.urls import ServerUrl, is_loopback
@@ -170,12 +170,7 @@ def _workers(store: Store) -> Findings:
 
 
 def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) -> Findings:
-    try:
-        embedder = select_embedder(embedding, recipe, converts=False)
-    except ModelUnconverted:
-        cost = "which takes some ten seconds and 900 MB of memory for the default one"
-        yield "advice", f"the model is not converted yet for this user: the first worker converts it as it starts, {cost}"
-        return
+    embedder = select_embedder(embedding, recipe)
     if embedder is not None:
         CheckedEmbedder(embedder).embed([embedder.tokenize("whether it embeds at all")], alone=True)
     elif embedding.embedder == "none":

@@ -144,7 +144,7 @@ def _start_worker(settings: Settings, count: int, port: int) -> Process:
 
 
 @click.command(epilog="Example: kp-scorer down --remove")
-@click.option("--remove", is_flag=True, help="Remove the data of `up` and the converted models, after asking.")
+@click.option("--remove", is_flag=True, help="Remove the data of `up` and what is cached, after asking.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def down(remove: bool, yes: bool) -> None:
     """Stop the Redis and the workers that `up` runs for this user, and list their data on this machine; --remove deletes them.
@@ -152,7 +152,7 @@ def down(remove: bool, yes: bool) -> None:
     Workers first finish the traces in flight. The package and its environment stay.
     """
     print_note("stopped the embedded Redis and its workers" if _stop() else "no embedded Redis is running for this user")
-    folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "converted models"}
+    folders = {state_dir(): "records, decisions, the novelty log", cache_dir(): "compiled rules of the check for secrets"}
     existing = [path for path in folders if path.exists()]
     for path in existing:
         size_bytes = sum(file.lstat().st_size for file in path.rglob("*"))
