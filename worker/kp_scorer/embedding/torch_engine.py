@@ -107,6 +107,10 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
     length = 0
     try:
         model = SentenceTransformer(str(path), device=device, local_files_only=True).eval()
+        # A decoder would keep the keys and values of all tokens, which nobody reads here. OpenVINO cannot trace how
+        # transformers 5.24 keeps them.
+        body: Any = model.transformers_model
+        body.config.use_cache = False
         ids = model.preprocess([_SAMPLE], prompt="")["input_ids"]
         encoded = model.encode([_SAMPLE], prompt="", convert_to_tensor=True, show_progress_bar=False)
         with torch.inference_mode():
