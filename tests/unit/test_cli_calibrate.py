@@ -294,7 +294,9 @@ def test_flips_are_printed_with_both_outcomes(samples: Path) -> None:
         "threshold_before": 0.75,
         "threshold_after": 0.1,
     }
-    assert f"{len(flipped)} of {len(SAMPLES)} decisions flip" in result.stderr
+    assert f"{len(flipped)} of {len(SAMPLES)} decisions flip (" in result.stderr
+    of_code = [decision for decision in SAMPLES if decision.domain == "code"]
+    assert f"code: {len(flipped)} of {len(of_code)} decisions flip (" in result.stderr
     accepted = sum(decision.outcome == "accepted" for decision in SAMPLES)
     shares = (accepted / len(SAMPLES), (accepted + len(flipped)) / len(SAMPLES))
     assert "accepted before and after: {:.1%}, {:.1%}".format(*shares) in result.stderr
