@@ -98,6 +98,8 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         wait_until(lambda: client.zcard(keys.runs) == 0)
         assert not client.exists(keys.runs_bytes)
         assert client.hstrlen(keys.run(as_json), root["spanId"]) == 0
+    with Store.open(served) as store:
+        assert store.runs.agent_span(decision["trace_id"]) == root["spanId"]
 
 
 def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
@@ -543,7 +545,7 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert claimed
         assert claimed.spans == [b"[%d]" % number for number in range(5)]
         assert collecting.runs.claim() is None
-        assert collecting.runs.close(claimed)
+        assert collecting.runs.close(claimed, "")
         assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, b"{}")]) == ("closed", 1)
         # Who claims it next can only close it.
         collecting.runs.wait(claimed, is_empty=False)

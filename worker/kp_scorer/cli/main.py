@@ -23,6 +23,7 @@ _COMMANDS: Final = {
         "submit": ("submit", "Submit traces to the queue."),
         "status": ("submit", "Print the state of traces, one by one."),
         "decisions": ("submit", "Consume decisions from the results queues."),
+        "forward": ("forward", "Hand decisions on to other programs."),
         "keep": ("keep", "Write the traces worth keeping to a file."),
         "similar": ("similar", "Print the kept runs most like a task."),
         "mcp": ("similar", "Offer the kept runs to agents (MCP)."),

@@ -72,8 +72,11 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     assumed = [name for name in unstated if name != "success" or converted.run.success is None]
     trace["metadata"] |= {"assumed": assumed} if assumed else {}
     recording = _recording(spans, converted.run.pieces, service)
+    ids = {span.get("spanId") for span in spans}
+    roots = (str(span.get("spanId")).lower() for span in spans if "body" not in span and span.get("parentSpanId") not in ids)
     return {
         "trace": trace,
+        "agent_span": next(roots, ""),
         "recording": recording,
         "is_open": _is_open(spans, is_answered=trace["steps"][-1]["type"] == "thought"),
     }

@@ -144,7 +144,7 @@ class Submitter:
             answer = self._converted(run)
             if answer.get("is_open") and not run.has_waited:
                 self._store.runs.wait(run, is_empty="left_out" in answer)
-            elif self._store.runs.close(run):
+            elif self._store.runs.close(run, answer.get("agent_span", "")):
                 self._store.runs.finish(run.run_id, is_dead=not self._submit(run, answer))
         except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)

@@ -108,7 +108,7 @@ def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> Non
 
 
 @script(bool)
-def _settle_run(*, keys: Keys, run_id: str, count: int, wait_ms: int) -> None: ...
+def _settle_run(*, keys: Keys, run_id: str, count: int, wait_ms: int, agent_span: str) -> None: ...
 
 
 @script(bool)
@@ -143,16 +143,29 @@ class Runs:
         """Claim a run that is quiet; return None if none is. The claim ends after a minute."""
         return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=self._quiet_ms, open_ms=self._open_ms)
 
-    def close(self, run: ClaimedRun) -> bool:
+    def close(self, run: ClaimedRun, agent_span: str) -> bool:
         """Close a claimed run, which takes no more spans then; return False if spans have come since."""
-        return self._settle(run, 0)
+        return self._settle(run, 0, agent_span)
+
+    def agent_span(self, trace_id: str) -> str:
+        """Return the id of the agent's span of the run that became this trace an hour ago at most; empty if there is none."""
+        run_id = trace_id.removeprefix(_TRACE_ID)
+        span: Any = self._client.hget(self._keys.run(run_id), ":agent") if run_id != trace_id else b""
+        return text_in(span)
 
     def wait(self, run: ClaimedRun, *, is_empty: bool) -> None:
         """Let a claimed run wait for spans that it lacks: for ``open_s``, or not so long if it has nothing of an agent yet."""
         self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
 
-    def _settle(self, run: ClaimedRun, wait_ms: int) -> bool:
-        return _settle_run(self._client, keys=self._keys, run_id=run.run_id, count=len(run.spans), wait_ms=wait_ms)
+    def _settle(self, run: ClaimedRun, wait_ms: int, agent_span: str = "") -> bool:
+        return _settle_run(
+            self._client,
+            keys=self._keys,
+            run_id=run.run_id,
+            count=len(run.spans),
+            wait_ms=wait_ms,
+            agent_span=agent_span,
+        )
 
     def recorded_before(self, run_id: str, recording: Recording) -> str:
         """Return the id of the run that another instrumentation recorded at the same time; empty if there is none."""

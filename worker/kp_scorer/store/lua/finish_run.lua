@@ -11,7 +11,7 @@ local run = run_prefix .. run_id
 if redis.call('ZREM', runs, run_id) == 0 then return 0 end
 local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
 local fields = redis.call('HGETALL', run)
-for i = 1, #fields, 2 do redis.call('HSET', run, fields[i], '') end
+for i = 1, #fields, 2 do if fields[i] ~= ':agent' then redis.call('HSET', run, fields[i], '') end end
 redis.call('HSET', run, ':closed', is_dead and 'dead' or 1)
 redis.call('PEXPIRE', run, remembered_ms)
 -- Counts may have been lost on the way, but without runs there are no bytes.

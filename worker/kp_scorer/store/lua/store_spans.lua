@@ -7,7 +7,7 @@
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
 -- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
--- :attempts, the claims that may have ended a process.
+-- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span.
 
 local run = run_prefix .. run_id
 expect('hash', run)

@@ -1,0 +1,36 @@
+"""A receiver of decisions, a process of its own: ``python -m tests.support.receiver PORT FILE [STATUS]``.
+
+It appends path, headers and body of each request to a file, and answers with the status; every third request it drops.
+"""
+
+import json
+import os
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+PORT, FILE, STATUS = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+
+
+class Handler(BaseHTTPRequestHandler):
+    requests = 0
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        Handler.requests += 1
+        if Handler.requests % 3 == 0:
+            self.close_connection = True
+            return
+        with FILE.open("a") as file:
+            file.write(json.dumps({"path": self.path, "body": body, **{k.lower(): v for k, v in self.headers.items()}}) + "\n")
+            os.fsync(file.fileno())
+        self.send_response(STATUS)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    HTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
