@@ -1,5 +1,6 @@
-"""The commands of README, in its order, give the output that it shows."""
+"""The commands of README, in its order, give the output that it shows; those for a file that trains make one."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -68,6 +69,39 @@ def test_a_first_result_shows_what_readme_shows(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert_shown(expected, "\n".join(line.strip() for line in done.stderr.splitlines()))
     assert len(rows_in((tmp_path / "kept.jsonl").read_text("utf-8"))) == 12
+
+
+def test_a_folder_of_sessions_becomes_a_file_that_trains_and_names_nobody(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("worker/HOWTO.md") if "~/.claude/projects" in block)
+    make, install, keep = block.splitlines()
+    assert (make, install) == ("python3 -m venv env", "env/bin/pip install '.[secrets]'")
+    call = {"type": "tool_use", "id": "c", "name": "Bash", "input": {"command": "tide /home/ann/ports"}}
+    turns = [
+        ("user", "When is high water? Tell ann@example.org"),
+        ("assistant", [{"type": "text", "text": "I look it up."}, call]),
+        ("user", [{"type": "tool_result", "tool_use_id": "c", "content": "04:12"}]),
+        ("assistant", [{"type": "text", "text": "At 04:12."}]),
+    ]
+    for session in range(5):
+        file = tmp_path / ".claude" / "projects" / f"app-{session}" / "session.jsonl"
+        file.parent.mkdir(parents=True)
+        lines = [
+            {
+                "type": role,
+                "uuid": f"{session}-{number}",
+                "sessionId": f"s{session}",
+                "message": {"role": role, "content": content},
+            }
+            for number, (role, content) in enumerate(turns)
+        ]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run_in_shell(keep.removeprefix("env/bin/"), tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    (row,) = rows_in((tmp_path / "train.jsonl").read_text("utf-8"))
+    assert [message["role"] for message in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+    assert json.loads(row["messages"][1]["tool_calls"][0]["function"]["arguments"]) == {"command": "tide /home/[USER_1]/ports"}
+    assert "/ann" not in (tmp_path / "train.jsonl").read_text("utf-8")
+    assert "1 rows from runs" in (tmp_path / "train.md").read_text("utf-8")
 
 
 def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:

@@ -336,6 +336,24 @@ def test_messages_are_the_chats_as_they_were_without_what_leads_to_people(chats_
     assert "- email: 3" in card
 
 
+@pytest.mark.parametrize(("shape", "column"), [("messages", "messages"), ("pairs", "rejected")])
+def test_parquet_has_the_rows_of_json_lines(shape: str, column: str, chats_file: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="install kp-scorer[parquet]")
+    for form in ("jsonl", "parquet"):
+        done = keep(chats_file, "--best", "100%", "--as", shape, "--output", tmp_path / f"train.{form}", *CONVERTING)
+        assert done.exit_code == 0, done.output
+    read_rows = parquet.read_table(tmp_path / "train.parquet").to_pylist()
+    for row, expected in zip(read_rows, rows((tmp_path / "train.jsonl").read_text("utf-8")), strict=True):
+        # Absent fields come back as nulls.
+        assert [{k: v for k, v in each.items() if v is not None} for each in row.pop(column)] == expected.pop(column)
+        assert {name: row[name] for name in row if name != "chosen"} == {
+            name: expected[name] for name in row if name != "chosen"
+        }
+    assert sorted(path.suffix for path in tmp_path.glob("train*")) == [".json", ".jsonl", ".md", ".parquet"]
+    keep(chats_file, "--best", "100%", "--as", shape, "--output", tmp_path / "again.parquet", *CONVERTING)
+    assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "train.parquet").read_bytes()
+
+
 def test_the_same_inputs_give_the_same_bytes(chats_file: Path, tmp_path: Path) -> None:
     contents = []
     for _ in range(2):

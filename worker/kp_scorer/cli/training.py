@@ -5,6 +5,8 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -18,7 +20,7 @@ from kp_scorer.cli.output import json_line, note_ids, open_output, print_note
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
-from kp_scorer.errors import InvalidTrace, ScorerError
+from kp_scorer.errors import InvalidTrace, ScorerError, SettingsError
 from kp_scorer.files import open_regular
 from kp_scorer.trace import ReasoningTrace
 
@@ -28,6 +30,7 @@ Row = dict[str, Any]
 
 NEAR_TASK: Final = 0.8
 """The similarity by words from which two objectives are one task."""
+_ROWS_AT_ONCE: Final = 1_000
 _LONGEST_LINE: Final = 2**20
 _TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction", "problem_statement", "input", "text")
 
@@ -126,10 +129,12 @@ class TrainingFile:
     """A file of rows, which gets its name once a second look finds nothing secret in it, with its manifest and its card."""
 
     def __init__(self, output: str, secrets: SecretsAction) -> None:
-        if not output.endswith(".jsonl"):
-            raise click.BadParameter("expected the name of a file that ends in .jsonl", param_hint="--output")
+        if not output.endswith((".jsonl", ".parquet")):
+            raise click.BadParameter("expected the name of a file that ends in .jsonl or .parquet", param_hint="--output")
+        if output.endswith(".parquet") and not find_spec("pyarrow"):
+            raise SettingsError("--output: Parquet needs its extra: pip install 'kp-scorer[parquet]'")
         self._path, self._secrets = Path(output), secrets
-        self._partial = self._path.with_suffix(".jsonl.partial")
+        self._partial = self._path.with_suffix(f"{self._path.suffix}.partial")
         self._counts = {name: Counter[str]() for name in ("domain", "task", "success")}
         self._dropped_ids: list[str] = []
         self._redaction: Any = None
@@ -156,6 +161,8 @@ class TrainingFile:
                 if self._redaction and not self._redaction.is_clean(json.loads(line)):
                     self._partial.unlink()
                     raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
+        if self._path.suffix == ".parquet":
+            _to_parquet(self._partial)
         self._partial.rename(self._path)
         print_note(f"wrote {self._path}")
 
@@ -184,6 +191,28 @@ class TrainingFile:
             write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
         with open_output(str(self._path.with_suffix(".md"))) as write:
             write(_card(manifest))
+
+
+def _to_parquet(path: Path) -> None:
+    """Make Parquet of a file of rows, with the columns of their shape: inferred types would differ from file to file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    text = pyarrow.string()
+    function = pyarrow.struct({"name": text, "arguments": text})
+    calls = pyarrow.list_(pyarrow.struct({"id": text, "type": text, "function": function}))
+    message = {"role": text, "content": text, "tool_calls": calls, "tool_call_id": text, "name": text}
+    types = dict.fromkeys(("messages", "chosen", "rejected"), pyarrow.list_(pyarrow.struct(message)))
+    types |= {"success": pyarrow.bool_(), "score": pyarrow.float64(), "stands_for": pyarrow.int64(), "line": pyarrow.int64()}
+    with path.open(encoding="utf-8") as lines:
+        rows = map(json.loads, lines)
+        first = list(islice(rows, _ROWS_AT_ONCE))
+        schema = pyarrow.schema([(name, types.get(name, text)) for name in (first[0] if first else ())])
+        path.unlink()
+        with open_regular(path, "wb", follow=False) as file, parquet.ParquetWriter(file, schema) as writer:
+            while first:
+                writer.write_table(pyarrow.Table.from_pylist(first, schema))
+                first = list(islice(rows, _ROWS_AT_ONCE))
 
 
 def _digest(path: Path) -> str | None:
