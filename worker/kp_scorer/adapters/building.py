@@ -43,18 +43,7 @@ _TIMES: Final = (
 _MOST_DIGITS: Final = 19
 _LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
 """Names, by their letters, of tools by which an agent ends its run, and gives its answer."""
-_ANSWERS: Final = (
-    "final_answer",
-    "answer",
-    "message",
-    "result",
-    "final_thought",
-    "summary",
-    "response",
-    "text",
-    "output",
-    "arguments",
-)
+_ANSWERS: Final = "final_answer answer message result final_thought summary response text output arguments".split()  # noqa: SIM905
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _LEAST_CHARS: Final = 200  # Texts are not cut to fewer characters.
 _OWN_IDS: Final = ("custom_id", "id", "session_id", "instance_id")

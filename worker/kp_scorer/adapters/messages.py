@@ -46,19 +46,7 @@ _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its me
         *("messages", "contents", "new_message", "input", "prompt", "question", "query", "instruction", "task", "description"),
         *("message", "content", "kwargs"),
     ),
-    "agent": (
-        *_ALTERNATIVES,
-        "messages",
-        "output",
-        "message",
-        "content",
-        "response",
-        "answer",
-        "result",
-        "raw",
-        "text",
-        "input",
-    ),
+    "agent": (*_ALTERNATIVES, *"messages output message content response answer result raw text input".split()),  # noqa: SIM905
 }
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}

@@ -13,26 +13,10 @@ from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
 
 _OF_THE_PROGRAM: Final = (
-    "system",
-    "recall",
-    "change_agent_state",
-    "agent_state_changed",
-    "null",
-    "condensation",
-    "server_ready",
+    "system recall change_agent_state agent_state_changed null condensation server_ready".split()  # noqa: SIM905
 )
 _NO_ARGUMENTS: Final = frozenset(
-    {
-        "thought",
-        "blocking",
-        "hidden",
-        "confirmation_state",
-        "is_input",
-        "is_static",
-        "cwd",
-        "wait_for_response",
-        "security_risk",
-    }
+    "thought blocking hidden confirmation_state is_input is_static cwd wait_for_response security_risk".split()  # noqa: SIM905
 )
 
 
