@@ -19,7 +19,7 @@ from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.keys import Keys
 
 from tests.support.fast_worker import WordHashEmbedder
-from tests.support.outcomes import check, only_log, published
+from tests.support.outcomes import check, only_log, publish, published
 from tests.support.traces import short_traces
 
 
@@ -52,17 +52,17 @@ def scene(settings: Settings, store: Store, redis_client: redis.Redis, keys: Key
         decisions = [decision for decision in decided if isinstance(decision, Decision)]
         publisher = Publisher(app, settings, store)
         for decision in decisions:
-            publisher.publish(decision)
+            publish(publisher, decision)
         yield Scene(settings, store, redis_client, keys, publisher, decisions)
 
 
 def _lose_a_published_decision(scene: Scene) -> None:
     for decision in published(scene.settings)[1:]:
-        scene.publisher.publish(Decision.model_validate(decision))
+        publish(scene.publisher, Decision.model_validate(decision))
 
 
 def _publish(scene: Scene, **changes: Any) -> None:
-    scene.publisher.publish(scene.decisions[0].model_copy(update=changes))
+    publish(scene.publisher, scene.decisions[0].model_copy(update=changes))
 
 
 def _place_a_trace_twice(scene: Scene) -> None:

@@ -33,7 +33,7 @@ from kp_scorer.store.store import WorkerReport
 from tests.support.builders import decision, store_decisions
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
-from tests.support.outcomes import published
+from tests.support.outcomes import publish, published
 from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.servers import RedisServer
 from tests.support.traces import short_traces
@@ -126,7 +126,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
     with Store.open(endpoints) as store, make_celery(endpoints) as app, server.connect() as client:
         for number in range(3):
             store.dead_letters.dead_letter(b"%d" % number, DeadLettering("invalid", "$", f"kp:trace:{number}"))
-        Publisher(app, endpoints, store).publish(decision)
+        publish(Publisher(app, endpoints, store), decision)
         client.lpush(endpoints.queues.rejected, "foreign")
         # Redis has more than this in use when it is empty.
         server.limit_memory(1_000)

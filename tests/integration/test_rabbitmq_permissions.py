@@ -23,6 +23,7 @@ from kp_scorer.store import Store
 from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.documents import code_with
+from tests.support.outcomes import publish
 from tests.support.permissions import documented
 from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, Users, confirming, documented_users, own_virtual_host
@@ -76,9 +77,9 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbi
     with Connection(rabbitmq_url) as admin, make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
         with pytest.raises(ServiceUnavailable, match="RabbitMQ has no queue 'shop'"):
-            publisher.publish(accepted)
+            publish(publisher, accepted)
         admin.default_channel.queue_declare("shop", durable=True, auto_delete=False)
-        publisher.publish(accepted)
+        publish(publisher, accepted)
         assert admin.default_channel.queue_declare("shop", passive=True).message_count == 1
         admin.default_channel.queue_delete("shop")
 

@@ -36,6 +36,7 @@ from kp_scorer.store.scripts import Script
 from tests.support.builders import decision, load_embedder
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
+from tests.support.outcomes import publish
 from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
 from tests.support.processes import PATIENCE_S, at_work, wait_until
@@ -251,7 +252,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     settings = with_changed(server.settings("worker"), **called)
     with make_celery(settings) as app, Store.open(settings) as store:
         declare_queues(app, list(results_queues(settings, settings.outcomes).values()))
-        Publisher(app, settings, store).publish(decision("kp:trace:called"))
+        publish(Publisher(app, settings, store), decision("kp:trace:called"))
         assert sum(unread(app, settings, store).values()) == 1
     assert server.refused() == []
 

@@ -14,7 +14,7 @@ from kp_scorer.store import Store
 from tests.support.builders import decision
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import command
-from tests.support.outcomes import published, read_until
+from tests.support.outcomes import publish, published, read_until
 from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.traces import short_traces
 
@@ -103,7 +103,7 @@ def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Set
 def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:
     settings = on_broker()
     with make_celery(settings) as app, Store.open(settings) as store:
-        Publisher(app, settings, store).publish(decision("kp:trace:close", outcome="review"))
+        publish(Publisher(app, settings, store), decision("kp:trace:close", outcome="review"))
     assert published(settings) == []
     assert [reviewed["trace_id"] for reviewed in published(settings, "review")] == ["kp:trace:close"]
 

@@ -8,12 +8,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import Report, audit
 from kp_scorer.settings import Settings
+from kp_scorer.spans.context import NO_CONTEXT
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.novelty_log import RedisLog
@@ -37,6 +39,13 @@ def audited(settings: Settings, store: Store) -> Report:
 def place_in_log(decision: Decision) -> int:
     assert decision.novelty.entry
     return int(decision.novelty.entry.partition("-")[2])
+
+
+def publish(publisher: Publisher, decision: Decision) -> None:
+    """Publish a decision, or raise why that failed."""
+    (error,) = publisher.publish_all([publisher.publication(decision, NO_CONTEXT, None, set())])
+    if error is not None:
+        raise error
 
 
 def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[str, Any]]:

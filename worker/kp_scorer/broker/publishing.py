@@ -26,7 +26,7 @@ from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, QueueFull, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.spans import current_context
-from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
+from kp_scorer.spans.context import Context, Destination
 from kp_scorer.store import Store
 from kp_scorer.store.decision_stream import DecisionStream, Publication, Published, Room
 
@@ -171,17 +171,11 @@ class Publisher:
 
         ``published_to`` names the queues and streams that have it already; :meth:`publish_all` adds to them.
         """
-        if message is None or not self._settings.results.with_trace:
+        if not self._settings.results.with_trace:
             return Publication(decision, context, published_to=published_to)
         limits = self._settings.limits
         size_bytes = limits.message_bytes if PACKED_BY in message.headers else len(raw_body(message))
         return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes, published_to)
-
-    def publish(self, decision: Decision, context: Context = NO_CONTEXT, message: Any = None) -> None:
-        """Publish a decision, or raise the error that :meth:`publish_all` would return."""
-        (error,) = self.publish_all([self.publication(decision, context, message, set())])
-        if error is not None:
-            raise error
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
         """Publish decisions, all of a queue or stream in one round trip; with traces in several.
