@@ -34,7 +34,7 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_redis(tmp_path: Pa
             # As `ACL LOAD` does, in the order that the page does not advise.
             admin.execute_command("ACL", "SETUSER", "worker", "resetpass", ">second")
             admin.client_kill_filter(user="worker")
-            wait_until(lambda: "WRONGPASS" in worker.text(), timeout_s=20)
+            wait_until(lambda: "WRONGPASS" in worker.text())
             file.write_text(server.url.replace("//", "//worker:second@"), "utf-8")
             client.wait(client.submit(second), timeout_s=60)
             answer = app.send_task(TASK_NAME, args=[third], queue=from_file.queues.traces, ignore_result=False)
@@ -56,7 +56,7 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_rabbitmq(
             client.wait(client.submit(first), timeout_s=30)
             change_password(user, "second")
             proxy.cut()
-            wait_until(lambda: "ACCESS_REFUSED" in worker.text(), timeout_s=30)
+            wait_until(lambda: "ACCESS_REFUSED" in worker.text())
             file.write_text(f"amqp://{user}:second@{address}", "utf-8")
             with Client(from_file) as later:
                 later.wait(later.submit(second), timeout_s=60)

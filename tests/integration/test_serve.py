@@ -483,7 +483,7 @@ def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, mon
         assert spans == {"stored": 2, "too_large": 3, "full": 0}
         states = {outcome: exposed[f'traces_total{{outcome="{outcome}"}}'] for outcome in ("pending", "conflict", "invalid")}
         assert states == {"pending": 1, "conflict": 1, "invalid": 1}
-        wait_until(lambda: counted()["runs_submitted_total"] == 1, timeout_s=30)
+        wait_until(lambda: counted()["runs_submitted_total"] == 1)
         wait_until(lambda: counted()['dead_letters_total{reason="invalid"}'] == 1)
         assert urlopen(f"http://127.0.0.1:{port}/readyz").status == 200
 
