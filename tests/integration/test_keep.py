@@ -336,6 +336,14 @@ def test_messages_are_the_chats_as_they_were_without_what_leads_to_people(chats_
     assert "- email: 3" in card
 
 
+def test_rows_name_the_only_file_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    file = jsonl_file(tmp_path / "runs" / "chats.jsonl", *CHATS)
+    keep(file.parent, "--best", "100%", "--as", "messages", "--output", tmp_path / "train.jsonl", *CONVERTING)
+    manifest = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))
+    assert manifest["sources"] == [{"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}]
+
+
 @pytest.mark.parametrize(("shape", "column"), [("messages", "messages"), ("pairs", "rejected")])
 def test_parquet_has_the_rows_of_json_lines(shape: str, column: str, chats_file: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="install kp-scorer[parquet]")

@@ -54,7 +54,7 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
     """
     files = [file for name in names for file in _files_in(name)]
     for name in files:
-        place = name if len(files) > 1 else ""
+        place = name if len(files) > 1 or name not in names else ""
         try:
             with open_input(name) as stream:
                 if conversion:
