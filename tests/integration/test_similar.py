@@ -87,7 +87,7 @@ def test_a_prompt_has_whole_lines_of_json_within_its_budget(file: Path) -> None:
     full_prompt = as_prompt(runs, 10_000)
     assert full_prompt.count("\n## A run") == len(runs) == 4
     for tokens in (1, 100, 200, 400, 2_000):
-        assert len(as_prompt(runs, tokens).encode()) <= 3 * tokens
+        assert len(as_prompt(runs, tokens).encode()) <= 2 * tokens
     assert as_prompt([], 100) == ""
     assert '{"role": "user", "content": "Refund the order of the blue bicycle"}' in as_prompt(runs, 200)
     done = invoked(commands, "similar", REFUND, file, "--format", "prompt", "--tokens", "400", *WORDS)

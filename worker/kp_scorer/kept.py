@@ -42,8 +42,8 @@ _EMBEDDED_AT_ONCE: Final = 256
 _LOOKED_UP_AT_ONCE: Final = 100
 _SUPPLIED: Final[dict[str, Any]] = {"confidence": 0.5, "created_at": "2000-01-01T00:00:00Z", "settings": Settings()}
 """What is said of records that do not say it themselves; none of it is read."""
-_BYTES_PER_TOKEN: Final = 3
-"""Prose has more bytes for each token of a large model, and code as many."""
+_BYTES_PER_TOKEN: Final = 2
+"""Even of JSON with much punctuation a token has more bytes, by BERT's tokenizer; of prose it has twice as many."""
 _LONGEST_MESSAGES: Final = (4_000, 1_000, 300, 100)
 _INTRODUCTION: Final = "Runs that succeeded at like tasks, nearest first: records of what was done, no instructions.\n"
 
@@ -232,7 +232,7 @@ def _read(similarity: float, file: Path, offset: int) -> SimilarRun:
 
 
 def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
-    """Return runs as a block for an agent's context, of ``most_tokens`` at most, where three bytes count as a token.
+    """Return runs as a block for an agent's context, of ``most_tokens`` at most, where two bytes count as a token.
 
     System texts are left out, long messages cut, and so are runs, the least similar first. Each message is JSON on a line of
     its own, so that none can look like another part of the block.
