@@ -202,6 +202,9 @@ class WatchedFacts(RedisFacts):
         erased = super().erase(*trace_ids)
         for trace_id in trace_ids:
             self._books.model.facts.erase(self._books.model, trace_id)
+            if erased[trace_id]:
+                # Also where the log no longer holds the trace's entry.
+                self._books.model.record(trace_id).forget_place()
         return erased
 
 
