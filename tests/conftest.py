@@ -124,7 +124,8 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
     what was dropped are one key each, and so are the tallies.
     """
     pending: Any = connection.zrange(keys.pending, 0, -1)
-    bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, *(keys.record(trace_id.decode()) for trace_id in pending)}
+    bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, keys.outcome_secret}
+    bounded |= {keys.record(trace_id.decode()) for trace_id in pending}
     bounded |= {key.decode() for key in connection.scan_iter(keys.any_pinned_set)}
     owned: Any = connection.keys(f"{keys.prefix}:*")
     # -1: no TTL; -2: gone since it was listed, such as the report of a worker that ended a moment ago.

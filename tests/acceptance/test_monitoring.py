@@ -449,7 +449,7 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
     for _ in range(2):
         _, findings = diagnosed(settings)
         assert {row["state"] for row in findings["queues"]} == {"advice"}
-        assert len(findings["queues"]) == 5
+        assert len(findings["queues"]) == 6
     with make_celery(settings) as app:
         declare_queues(app, submission_queues(settings).in_order)
         declare_queues(app, [results_queue(rabbitmq.settings(queues__results_limit=7), "accepted")])

@@ -13,8 +13,9 @@ from typing import Any
 from kp_scorer.client import Client
 
 from tests.chaos.long_runs import arguments, perform, run_command, say, traces
-from tests.support.arena import Arena, submit
+from tests.support.arena import Arena, put, submit, wait_until_ended
 from tests.support.fleet import Fleet
+from tests.support.late_outcomes import LateOutcomes
 from tests.support.processes import KP_SCORER_WORKER
 
 _CHUNK = 50
@@ -33,6 +34,7 @@ def main() -> int:
     """Submit, kill, wait for all ends and check them; progress goes to stderr, a summary as JSON to stdout."""
     parser = arguments(__doc__)
     parser.add_argument("--traces", type=int, default=2_000)
+    parser.add_argument("--outcomes", type=int, default=600, help="so many late outcomes: before, with and after their traces")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=6.0, metavar="SECONDS")
     parser.add_argument("--gated", action="store_true", help="with the gate of coverage, pinned sets and a check")
@@ -44,6 +46,7 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     changed = {"embedding.threads": 1, "broker.timeout_s": 10.0} | (_GATED if chosen.gated else {})
     settings = arena.settings(**changed)
     load, submitted, violation = list(traces(chosen.traces, chance)), list[str](), None
+    late = LateOutcomes(load, chosen.outcomes, chance)
     if chosen.gated:
         tasks = (" ".join(trace["task"]["objective"].split()) for trace in load[::20])
         run_command("cache", "pin", "tasks", "-", settings=settings, stdin="\n".join(tasks))
@@ -54,6 +57,7 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
             next_kill = time.monotonic() + chosen.kill_every
             while arena.waiting() or len(submitted) < len(load):
                 if arena.waiting() < _IN_QUEUE:
+                    put(settings, *late.due(len(submitted) + _CHUNK))
                     submitted += submit(client, load[len(submitted) : len(submitted) + _CHUNK])
                 time.sleep(0.1)
                 if time.monotonic() >= next_kill:
@@ -61,12 +65,16 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
                     fleet.kill(chance.randrange(chosen.workers))
                     say(f"{len(submitted)} submitted, {len(fleet.ends)} killed")
         try:
-            arena.finish(fleet, submitted)
+            put(settings, *late.due(sys.maxsize))
+            wait_until_ended(settings, late.trace_ids)
+            arena.finish(fleet, submitted, revised=late.trace_ids)
             run_command("audit", settings=settings)
         except AssertionError as error:
             violation = str(error)
         kills = fleet.ends.count(-9)
-    return {"submitted": len(submitted), "kills": kills, "seconds": round(time.monotonic() - started), "violation": violation}
+    seconds = round(time.monotonic() - started)
+    counts = {"submitted": len(submitted), "outcomes": len(late.trace_ids), "kills": kills}
+    return {**counts, "seconds": seconds, "violation": violation}
 
 
 if __name__ == "__main__":

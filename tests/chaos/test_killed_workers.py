@@ -11,7 +11,8 @@ import pytest
 from kp_scorer.client import Client
 from kp_scorer.store import Store
 
-from tests.support.arena import ENDED_WITHIN_S, SEED, Arena, submit, supervised, traces
+from tests.support.arena import ENDED_WITHIN_S, SEED, TRACES, Arena, put, submit, supervised, traces, wait_until_ended
+from tests.support.late_outcomes import LateOutcomes
 from tests.support.outcomes import only_log
 from tests.support.processes import wait_until
 from tests.support.traces import short_traces
@@ -35,6 +36,7 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], cha
     settings = arena.settings(**changed)
     chance = random.Random(SEED)
     waiting, submitted = traces(), list[str]()
+    late = LateOutcomes(waiting, TRACES // 3, chance)
     with (
         supervised(settings, arena.directory, 3, lambda place, life: variables) as fleet,
         Client(settings) as client,
@@ -42,12 +44,15 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], cha
     ):
         fleet.wait_until_ready()
         while waiting:
+            put(settings, *late.due(len(submitted) + CHUNK))
             submitted += submit(client, waiting[:CHUNK])
             del waiting[:CHUNK]
             # Enough for the batches in flight to be at any stage.
             list(client.as_completed(submitted[-CHUNK:], timeout_s=chance.uniform(0.05, 0.7)))
             fleet.kill(chance.randrange(3))
-        arena.finish(fleet, submitted)
+        put(settings, *late.due(2 * TRACES))
+        wait_until_ended(settings, late.trace_ids)
+        arena.finish(fleet, submitted, revised=late.trace_ids)
         assert set(fleet.ends) == {-9}
         assert {entry.is_comparable for entry in only_log(store).entries()} == (
             {True, False} if "novelty__against" in changed else {True}

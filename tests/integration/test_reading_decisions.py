@@ -215,7 +215,7 @@ def test_a_ring_keeps_the_newest_rejected_decisions_and_counts_the_others(settin
     for part in (made[:1], made[1:2], made[2:]):
         assert all(publish(settings, part, dropped=dropped))
     assert ids_of(read(settings)) == ids_of(made[-2:])
-    assert dropped == {settings.queues.rejected: COUNT - 2}
+    assert +dropped == {settings.queues.rejected: COUNT - 2}
 
 
 def test_a_ring_keeps_the_newest_traces_that_fit_into_its_bytes(settings_of: SettingsWith) -> None:

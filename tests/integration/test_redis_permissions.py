@@ -251,7 +251,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     called = {"results__via": "task", "results__task": "shop.decided"}
     settings = with_changed(server.settings("worker"), **called)
     with make_celery(settings) as app, Store.open(settings) as store:
-        declare_queues(app, list(results_queues(settings, settings.outcomes).values()))
+        declare_queues(app, list(results_queues(settings, settings.kinds).values()))
         publish(Publisher(app, settings, store), decision("kp:trace:called"))
         assert sum(unread(app, settings, store).values()) == 1
     assert server.refused() == []

@@ -345,7 +345,7 @@ def test_decisions_reads_streams_only_as_a_group_that_it_is_given(settings: Sett
         assert Publisher(app, streamed, store).publish_all(publications([*accepted, *decisions(3)[2:]])) == [None] * 3
 
     stats = json.loads(command(streamed, "stats").stdout)
-    assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2}
+    assert stats["waiting"] == {"traces": 0, "decisions.rejected": 1, "decisions.accepted": 2, "decisions.revised": 0}
     assert stats["full"] == ["decisions.accepted"]
     where = "the streams decisions.accepted in the Redis of redis.url"
     refused = command(streamed, "decisions", "--outcome", "accepted")

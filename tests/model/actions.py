@@ -60,6 +60,8 @@ ACTIONS: Final = {
         Action(World.begin_badly, 1, _can_begin),
         Action(World.finish, 24, _can_finish),
         Action(World.finish_badly, 1, _can_finish),
+        Action(World.revise, 16, lambda world: any(worker.can_revise() for worker in world.workers)),
+        Action(World.revise_badly, 1, lambda world: any(worker.can_revise() for worker in world.workers)),
         Action(World.end, 14, lambda world: any(worker.ended for worker in world.workers)),
         Action(World.catch_up, 1, lambda world: any(not worker.finishing for worker in world.workers)),
         Action(World.renew, 2),
@@ -95,7 +97,7 @@ class Chance:
     def __init__(self, seed: int) -> None:
         self._random = random = Random(seed)
         self._weights = {name: action.weight * random.choice((0, 1, 1, 2, 8)) for name, action in ACTIONS.items()}
-        for name in ("take", "begin", "finish", "end", "go_on", "send_foreign"):
+        for name in ("take", "begin", "finish", "revise", "end", "go_on", "send_foreign"):
             self._weights[name] = max(self._weights[name], ACTIONS[name].weight)
         # What is rare meets what is rare only in runs that are made for it.
         rare = [name for name, action in ACTIONS.items() if action.weight < _RARE]

@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any, Final
 
 from kp_scorer.broker.wire import as_bytes, trace_id_of
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import Limits, check_late_outcome, decode_trace, is_late_outcome
 from kp_scorer.embedding.embedder import Vector, Vectors
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import LateOutcome, ReasoningTrace, outcome_key
 
 from tests.support.builders import minimal_payload, steps
 from tests.support.word_embedder import WordEmbedder
@@ -24,8 +24,13 @@ _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close t
 DOMAINS: Final = ("cod1", "code", "cod2", "cod3", "cod1")
 """Of each text: the first and the last look alike. Settings name one of them."""
 
-KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless")
-"""The second says the very same as the first in other bytes; the last has no id of its own, only its message has one."""
+KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless", "solved later", "failed later", "forged")
+"""The second says the very same as the first in other bytes; the nameless has no id of its own, only its message has one.
+
+Those after it are late outcomes, of which the last is forged, with the id of the one before.
+"""
+SECRET: Final = "secret of the ledger"
+OUTCOME_IDS: Final = tuple(f"kp:outcome:{number}-{kind[:6]}" for number in range(5) for kind in KINDS[6:8])
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Payload:
     """None if it cannot be decoded."""
     digest: bytes
     """Empty if it cannot be decoded."""
+    late: LateOutcome | None = None
 
 
 @cache
@@ -49,6 +55,11 @@ def payload_of(trace_id: str, kind: str) -> Payload:
     if kind == "nameless":
         return _payload({"steps": "none"}, trace_id)
     number = IDS.index(trace_id)
+    if kind in KINDS[6:]:
+        success, key = kind == "solved later", outcome_key(SECRET if kind != "forged" else "guessed", trace_id)
+        outcome_id = f"kp:outcome:{number}-{'solved' if success else 'failed'}"
+        late = {"@type": "LateOutcome", "id": outcome_id, "trace_id": trace_id, "success": success, "key": key}
+        return _payload(late, outcome_id)
     offset = {"first": 0, "first again": 0, "second": 1, "third": 2, "undecodable": 0}[kind]
     place = (number + offset) % len(_TEXTS)
     content = minimal_payload(
@@ -64,6 +75,9 @@ def payload_of(trace_id: str, kind: str) -> Payload:
 
 
 def _payload(content: dict[str, Any], header_id: str) -> Payload:
+    if is_late_outcome(content):
+        late = check_late_outcome(content, LIMITS)
+        return Payload(as_bytes(content), late.id, late.id, None, late.digest(), late)
     trace: ReasoningTrace | None = None
     with suppress(InvalidTrace):
         trace = decode_trace(content, LIMITS)

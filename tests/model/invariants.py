@@ -6,7 +6,7 @@ from typing import Final
 from kp_scorer.decision import Decision
 
 from tests.model.baton import Violation
-from tests.model.contents import IDS, letter_id_of
+from tests.model.contents import IDS, OUTCOME_IDS, letter_id_of
 from tests.model.patched_scripts import DEADLINES_KEY
 from tests.model.records import KEYS
 from tests.model.reference_log import LOG
@@ -78,7 +78,7 @@ class Invariants:
         place = Decision.model_validate_json(raw).novelty.entry or ""
         if "entry" in record and record["entry"].decode() != place:
             yield f"its decision rests on {place}, its record says {record['entry'].decode()}"
-        entry = books.log.get(place)
+        entry = books.log.get(place) if trace_id in IDS else None
         if entry and entry != (trace_id.encode(), record["digest"]):
             yield f"its decision rests on {place}, where there is another content"
 
@@ -93,7 +93,9 @@ class Invariants:
 class _Books:
     def __init__(self, dump: Dump) -> None:
         letters = KEYS.dead_letter("")
-        self.records: dict[str, dict[str, bytes]] = {id_: dump[KEYS.record(id_)] for id_ in IDS if KEYS.record(id_) in dump}
+        self.records: dict[str, dict[str, bytes]] = {
+            id_: dump[KEYS.record(id_)] for id_ in (*IDS, *OUTCOME_IDS) if KEYS.record(id_) in dump
+        }
         self.letters = {key.removeprefix(letters): content for key, content in dump.items() if key.startswith(letters)}
         self.pending = dump.get(KEYS.pending, {})
         self.workers: dict[str, int] = dump.get(KEYS.workers, {})

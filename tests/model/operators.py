@@ -102,7 +102,7 @@ def _one_of(letters: WatchedLetters, chosen: Chosen) -> list[tuple[DeadLetter, i
 
 
 def _submit(ledger: WatchedLedger, payload: Payload, send: Send) -> None:
-    if payload.trace is None:
+    if payload.trace is None and payload.late is None:
         raise InvalidTrace(())
     state = ledger.submit(Submission(payload.header_id, payload.digest, payload.raw))
     if isinstance(state, TraceConflict):

@@ -48,6 +48,9 @@ class TraceRecord:
     lease_ms: int = 0
     epoch: str = ""
     entry: str = ""
+    revised: bytes = b""
+    outcomes: str = ""
+    revises: str = ""
 
     def forget_place(self) -> None:
         self.epoch = self.entry = ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, TraceConflict, TraceDead
-from kp_scorer.store.records import Identity, Record, TraceState, Verdict, parsed_in
+from kp_scorer.store.records import Identity, Record, Revision, TraceState, Verdict, parsed_in
 
 from tests.model.contents import letter_id_of
 from tests.model.patched_scripts import LETTER_BYTES, MOST_NAMES
@@ -168,6 +168,37 @@ class Reference:
         self.decided += 1
         self._count(verdict)
         self.facts.append(self, verdict)
+        self.pending |= {each: 0 for each in record.outcomes.split() if each in self.pending}
+        return "stored"
+
+    def revise(self, revision: Revision) -> Decision | str | None:
+        record, trace = self.record(revision.outcome_id), self.record(revision.trace_id)
+        if (record.state or record.digest) and record.digest != revision.digest:
+            return str(TraceConflict(revision.outcome_id))
+        if record.state == "decided":
+            return parsed_in(Decision, record.decision)
+        if record.state == "dead":
+            return str(TraceDead(revision.outcome_id, record.reason, record.detail))  # type: ignore[arg-type]
+        newest = parsed_in(Decision, trace.revised or trace.decision) if trace.state == "decided" else None
+        if bool(newest) != bool(revision.decision) or (newest and newest.decided_at != revision.supersedes):
+            return "again"
+        trace = self.records.setdefault(revision.trace_id, trace)
+        if revision.outcome_id not in trace.outcomes.split():
+            trace.outcomes += f"{revision.outcome_id} "
+        if record.state != "pending":
+            record = self._to_pending(revision.outcome_id, record, revision.digest)
+        if newest is None:
+            record.release()
+            record.submission, record.revises = revision.submission, revision.trace_id
+            if not trace.state:
+                self.expires_in(KEYS.record(revision.trace_id), RECORD_TTL_MS)
+            return "waits"
+        trace.revised = revision.decision
+        self.expires_in(KEYS.record(revision.trace_id), RECORD_TTL_MS)
+        self._end_pending(revision.outcome_id, record)
+        record.state, record.decision = "decided", revision.decision
+        self.decided += 1
+        self.tallies[f"revised {revision.outcome}"] += 1
         return "stored"
 
     def _count(self, verdict: Verdict) -> None:
@@ -304,7 +335,7 @@ class Reference:
         if queue_is_empty:
             self.drained = self.now
             self.expires_in(KEYS.drained, KEPT_MS)
-        before = min(self.drained or 0, self.now - RESEND_AFTER_MS)
+        before = max(1, min(self.drained or 0, self.now - RESEND_AFTER_MS))
         claimed = []
         for sent_ms, trace_id in sorted((sent_ms, trace_id) for trace_id, sent_ms in self.pending.items()):
             if sent_ms >= before:
@@ -315,7 +346,9 @@ class Reference:
                 self._forget_pending(trace_id)
                 continue
             self.pending[trace_id] = min(self.now, record.lease_ms) if is_held_by_worker else self.now
-            if not is_held_by_worker and record.submission:
+            is_early = record.revises and self.record(record.revises).state != "decided"
+            waits = is_early and self.now - record.since_ms < RECORD_TTL_MS
+            if not is_held_by_worker and record.submission and not waits:
                 claimed.append((trace_id, record.submission, record.resends))
         return claimed
 
@@ -331,6 +364,8 @@ class Reference:
         return self.log.erase(entries, self)
 
     def erase_record(self, trace_id: str) -> int:
+        for outcome_id in self.record(trace_id).outcomes.split():
+            self.erase_record(outcome_id)
         if trace_id in self.pending:
             self._forget_pending(trace_id)
             return 1
@@ -345,7 +380,7 @@ class Reference:
 
     def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> TraceRecord:
         """Begin a record anew; of the same content only its place is kept."""
-        begun = self.records[trace_id] = TraceRecord("pending", digest, since_ms=self.now)
+        begun = self.records[trace_id] = TraceRecord("pending", digest, since_ms=self.now, outcomes=record.outcomes)
         if record.digest == digest:
             begun.epoch, begun.entry = record.epoch, record.entry
         self.deadlines.pop(KEYS.record(trace_id), None)
@@ -355,7 +390,7 @@ class Reference:
 
     def _end_pending(self, trace_id: str, record: TraceRecord) -> None:
         self.pending.pop(trace_id, None)
-        record.since_ms, record.submission, record.resends, record.attempts = 0, b"", 0, 0
+        record.since_ms, record.submission, record.resends, record.attempts, record.revises = 0, b"", 0, 0, ""
         record.release()
         self.expires_in(KEYS.record(trace_id), RECORD_TTL_MS)
 

@@ -9,7 +9,7 @@ from tests.model.actions import Chance, Step, perform
 from tests.model.baton import Violation
 from tests.model.operators import patched_broker
 from tests.model.patched_scripts import Mutant, patched_scripts
-from tests.model.records import TRACE_LEASE_MS
+from tests.model.records import RECORD_TTL_MS, TRACE_LEASE_MS
 from tests.model.server import Server
 from tests.model.workers import Worker
 from tests.model.world import World
@@ -70,7 +70,9 @@ def drain(world: World) -> None:
             return
         if not is_in_flight:
             world.resend_lost(0, 0)
-        world.move(TRACE_LEASE_MS + 1, stalled=0)
+        # Late outcomes wait longest.
+        are_early = not is_in_flight and all(world.model.record(each).revises for each in world.model.pending)
+        world.move(RECORD_TTL_MS + 1 if are_early else TRACE_LEASE_MS + 1, stalled=0)
     unended = [message.payload.header_id for worker in world.workers for message in worker.in_flight]
     raise Violation(f"never ends: pending {sorted(world.model.pending)}, in flight {unended}")
 
@@ -88,14 +90,20 @@ def _work_off(world: World) -> None:
 def _end_all(world: World, worker: Worker) -> None:
     # Those whose traces others hold wait again, for the next round.
     unseen = len(worker.waiting)
-    while worker.alone or (unseen > 0 and worker.waiting) or worker.can_finish() or worker.ended:
-        if worker.can_finish():
+    unheld = len(worker.late)
+    while True:
+        if worker.late_alone or worker.revising or (unheld > 0 and worker.late):
+            unheld -= not (worker.late_alone or worker.revising)
+            worker.revise(1, fails=False)
+        elif worker.can_finish():
             worker.finish(fails=False)
         elif worker.ended:
             worker.end(0)
-        else:
+        elif worker.alone or (unseen > 0 and worker.waiting):
             unseen -= 0 if worker.alone else 3
             worker.begin(3, embedding_fails=False)
+        else:
+            return
         world.check()
 
 

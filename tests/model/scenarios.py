@@ -100,4 +100,20 @@ SCENARIOS: Final = {
     "a trace that dies, is pending again, and dies of the same": _steps(
         "submit 1, go_on, go_on, submit 1, go_on, take_strictly 1 1, go_on, take_strictly"
     ),
+    "a late outcome that waits, is looked at, and is due with its trace's decision": _steps(
+        "send_foreign 0 7, take, revise, revise, revise, revise, move_time 7, resend_lost, go_on, go_on, send_foreign 0, take,"
+        "begin, finish, finish, end, resend_lost, go_on, go_on, go_on, take, revise, revise, revise"
+    ),
+    "a late outcome whose record is lost before its revision is stored": _steps(
+        "send_foreign, take, begin, finish, finish, end, send_foreign 0 7, remember, take, revise, revise, come_back, revise,"
+        "revise"
+    ),
+    "a late outcome whose record is another's before its revision is stored": _steps(
+        "send_foreign, take, begin, finish, finish, end, remember, send_foreign 0 7, take, revise, revise, come_back,"
+        "send_foreign 0 8, take 1, revise 1, revise, revise, revise"
+    ),
+    "two late outcomes of one trace, judged at once": _steps(
+        "send_foreign, take, begin, finish, finish, end, send_foreign 0 6, send_foreign 0 7, take, take 1, revise, revise,"
+        "revise 1, revise 1, revise, revise, revise, revise, revise"
+    ),
 }

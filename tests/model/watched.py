@@ -14,11 +14,22 @@ from kp_scorer.store.dead_letters import DeadLetter, DeadLettering, DeadLetters,
 from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.store.novelty_log import RedisLog, _erase_entries
-from kp_scorer.store.records import Committed, Identity, LostSubmission, Record, Submission, TraceState, Verdict
+from kp_scorer.store.records import (
+    Committed,
+    Identity,
+    LostSubmission,
+    Record,
+    Revised,
+    Revision,
+    Submission,
+    TraceState,
+    Verdict,
+    parsed_in,
+)
 from kp_scorer.store.scripts import Script
 
 from tests.model.baton import Violation, stop_before
-from tests.model.contents import by_bytes, letter_id_of
+from tests.model.contents import SECRET, by_bytes, letter_id_of
 from tests.model.records import KEYS, LEDGER, RECORD_TTL_MS, TRACE_LEASE_MS
 from tests.model.reference import Reference
 from tests.model.reference_facts import BOUNDS
@@ -103,6 +114,21 @@ class WatchedLedger:
                     self._log.check_novelty(Decision.model_validate_json(verdict.decision))
         return reply
 
+    def outcome_secret(self) -> str:
+        return SECRET
+
+    def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        reply = _call("revise", lambda: self.real.revise(revisions))
+        for revision, revised in zip(revisions, reply, strict=True):
+            of_trace = self._books.model.record(revision.trace_id)
+            earlier = [parsed_in(Decision, each) for each in (of_trace.decision, of_trace.revised) if each]
+            reply_or_error = str(revised) if isinstance(revised, ScorerError) else revised
+            expect(f"revise {revision.outcome_id}", reply_or_error, self._books.model.revise(revision))
+            if revised == "stored":
+                self._books.made[revision.decision] = revision.digest
+                _check_revision(Decision.model_validate_json(revision.decision), earlier)
+        return reply
+
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
         reply = _call("claim_lost", lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
         claimed = self._books.model.claim_lost(queue_is_empty=queue_is_empty)
@@ -113,6 +139,9 @@ class WatchedLedger:
         reply = _call("look_up", lambda: self.real.look_up(trace_ids))
         states = [self._books.model.record(trace_id).state for trace_id in trace_ids]
         expect(f"look_up {trace_ids}", [record.state if record else "" for record in reply], states)
+        newest = [self._books.model.record(trace_id) for trace_id in trace_ids]
+        decisions = [parsed_in(Decision, each.revised or each.decision) for each in newest]
+        expect(f"look_up {trace_ids}", [record.decision if record else None for record in reply], decisions)
         return reply
 
     def count_resend(self, trace_id: str) -> None:
@@ -123,6 +152,18 @@ class WatchedLedger:
         (reply,) = _call("erase_records", lambda: self.real.erase(trace_id))
         expect(f"erase_records {trace_id}", reply, self._books.model.erase_record(trace_id))
         return reply
+
+
+def _check_revision(revision: Decision, earlier: Sequence[Decision | None]) -> None:
+    """Check that a revision is the next of its trace, and that its novelty and place are as they were."""
+    first, newest = earlier[0], earlier[-1]
+    if not (first and newest and revision.supersedes) or (first.novelty, first.gate and first.gate.adds) != (
+        revision.novelty,
+        revision.gate and revision.gate.adds,
+    ):
+        raise Violation(f"revision of {revision.trace_id}: its novelty, or what it adds, is not that of the first decision")
+    if revision.revision != newest.revision + 1 or revision.supersedes.decided_at != newest.decided_at:
+        raise Violation(f"revision of {revision.trace_id}: {revision.revision} after {newest.revision}")
 
 
 class _Client:

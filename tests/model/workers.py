@@ -9,6 +9,7 @@ from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.gate import Gate
+from kp_scorer.reviser import Revised, Reviser
 from kp_scorer.scoring import Policy
 from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.trace import ReasoningTrace
@@ -61,6 +62,10 @@ class Worker:
         self.decider = Decider(ledger, Policy(max_confidence=0.5), meter, MAX_ATTEMPTS, gate=self.gate)
         self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
+        self.reviser = Reviser(ledger, POLICY, MAX_ATTEMPTS)
+        self.late: list[Message] = []
+        self.late_alone: list[Message] = []
+        self.revising: tuple[list[Message], list[Revised | None], Stretch] | None = None
         self.alone: list[Message] = []
         self.ready: list[Leased] = []
         self.finishing: tuple[list[Leased], Stretch] | None = None
@@ -79,7 +84,9 @@ class Worker:
         message.deliveries += 1
         self.in_flight.append(message)
         payload = message.payload
-        if payload.trace is None and message.deliveries > MOST_READERS:
+        if payload.late:
+            self.late.append(message)
+        elif payload.trace is None and message.deliveries > MOST_READERS:
             # Its readers died of it: nobody reads it any more, and it goes by the name in its header.
             self.ended.append(Ended(message, DeadLettering("poison", "2 workers died", payload.header_id, b"")))
         elif payload.trace is None:
@@ -143,6 +150,49 @@ class Worker:
                 self._sort_out(group)
         return note
 
+    def can_revise(self) -> bool:
+        return bool(self.late or self.late_alone) or self.revising is not None
+
+    def revise(self, count: int, *, fails: bool) -> str:
+        """Run one more script of revising by the late outcomes that came first; or let it fail, as in an outage."""
+        if self.revising is None:
+            source = self.late_alone or self.late
+            group, alone = source[: 1 if self.late_alone else count], bool(self.late_alone)
+            del source[: len(group)]
+            ends = list[Revised | None]()
+            late = [message.payload.late for message in group if message.payload.late]
+            work = partial(self.reviser.revise, late, [None] * len(late), alone=alone)
+            self.revising = group, ends, Stretch(lambda: ends.extend(work()))
+        group, ends, stretch = self.revising
+        note = f"{_named(group)}: {stretch.next_call or 'nothing to do'}{' fails' if fails else ''}"
+        if not stretch.is_done:
+            stretch.run_on(ServiceUnavailable("outage") if fails else None)
+        if stretch.is_done:
+            self.revising = None
+            if isinstance(stretch.error, ServiceUnavailable):
+                self.late += group
+            elif stretch.error is not None:
+                raise Violation(f"revising failed: {stretch.error!r}") from stretch.error
+            for message, end in zip(group, ends, strict=False):
+                self._end_late(message, end)
+        return note
+
+    def _end_late(self, message: Message, end: Revised | None) -> None:
+        match end:
+            case None:
+                self.late_alone.append(message)
+            case "waits":
+                # Its message is acknowledged, as the ledger has it.
+                self.in_flight.remove(message)
+            case TraceHeld():
+                self.late.append(message)
+            case TraceConflict():
+                self._dead_letter(message, "conflict", "the id is taken")
+            case TraceDead() as dead:
+                self._dead_letter(message, dead.reason, dead.detail)
+            case decision:
+                self.ended.append(Ended(message, decision))
+
     def _sort_out(self, ended: Sequence[Leased]) -> None:
         for message, case in ended:
             match case.resolved:
@@ -182,6 +232,8 @@ class Worker:
         """Crash, and give back the messages in in_flight."""
         if self.finishing:
             self.finishing[1].die()
+        if self.revising:
+            self.revising[2].die()
         return self.in_flight
 
 

@@ -144,6 +144,15 @@ class World:
         worker = pick([worker for worker in self.workers if worker.can_finish()], which)
         return f"{self._name(worker)}: {worker.finish(fails=True)}"
 
+    def revise(self, which: int, count: int) -> str:
+        worker = pick([worker for worker in self.workers if worker.can_revise()], which)
+        return f"{self._name(worker)}: {worker.revise(1 + count % 3, fails=False)}"
+
+    def revise_badly(self, which: int, count: int) -> str:
+        """The next script of a revision does not get through."""
+        worker = pick([worker for worker in self.workers if worker.can_revise()], which)
+        return f"{self._name(worker)}: {worker.revise(1 + count % 3, fails=True)}"
+
     def end(self, which: int, index: int) -> str:
         worker = pick([worker for worker in self.workers if worker.ended], which)
         return f"{self._name(worker)}: {worker.end(index)}"

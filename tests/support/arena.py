@@ -130,7 +130,8 @@ def put(settings: Settings, *bodies: bytes) -> None:
     queue = settings.queues.traces
     if settings.broker.is_redis:
         with redis.Redis.from_url(settings.broker.url) as client:
-            client.lpush(queue, *bodies)
+            for body in bodies:
+                client.lpush(queue, body)
         return
     with confirming(settings.broker.url) as connection:
         for body in bodies:

@@ -155,7 +155,7 @@ def _panic(decode: Function, *args: Any) -> Any:
 
 def _deliver_twice(handle: Function, consumer: Any, *args: Any) -> Any:
     message = args[-1]
-    if _is_first(handle, message.headers["id"]):
+    if "id" in message.headers and _is_first(handle, message.headers["id"]):
         headers, queue = headers_as_sent(message.headers), message.delivery_info["routing_key"]
         sent = {"content_type": message.content_type, "content_encoding": "utf-8", "headers": headers}
         with_producer(consumer.app, "copy", lambda producer: producer.publish(raw_body(message), routing_key=queue, **sent))

@@ -5,13 +5,15 @@ After every disaster each trace has ended once, and the ledger, the log and the 
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client, Status
+from kp_scorer.client.clients import status_of
 from kp_scorer.client.decisions import open_results
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import Report, audit
 from kp_scorer.settings import Settings
@@ -19,7 +21,7 @@ from kp_scorer.spans.context import NO_CONTEXT
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.novelty_log import RedisLog
-from kp_scorer.store.records import SubmissionCounts
+from kp_scorer.store.records import Record, SubmissionCounts
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until
@@ -48,7 +50,7 @@ def publish(publisher: Publisher, decision: Decision) -> None:
         raise error
 
 
-def published(settings: Settings, outcome: Outcome | None = None) -> list[dict[str, Any]]:
+def published(settings: Settings, outcome: DecisionKind | None = None) -> list[dict[str, Any]]:
     """Consume every decision on the results queues, or on that of one outcome."""
     decisions = []
     with make_celery(settings) as app, open_results(app, settings, outcome) as results:
@@ -79,17 +81,25 @@ def check(
     decided_twice: Collection[str] = (),
     consumed: Sequence[Mapping[str, Any]] = (),
     replayed: int = 0,
+    revised: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Assert that ``dead`` ended as dead letters and all other submitted traces as decisions, once each.
 
     Call it when the workers have stopped: it consumes the decisions on the results queues, beside those already ``consumed``.
     If the store lost writes, the log may lack entries of decisions that were made before, and of ``decided_twice`` a decision
-    that it lost may have been published. So many dead letters were ``replayed``.
+    that it lost may have been published. So many dead letters were ``replayed``. Late outcomes have ``revised`` these traces,
+    by the ids of both, each once.
     """
     # Busy servers need patience.
     settings = with_changed(settings, broker__timeout_s=30.0)
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
+        _revised_once(settings, store, revised)
+        # All else is as if there were no revisions.
+        for each in store.ledger.decided(list(revised.values())):
+            assert each
+            assert each.first
+            statuses[each.first.trace_id] = status_of(each.first.trace_id, Record("decided", each.digest, each.first))
         decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
         dead_letters = list(store.dead_letters.read())
         _ended_once(statuses, decided, dead, dead_letters)
@@ -100,8 +110,28 @@ def check(
         counts = store.ledger.counts()
         # What could not be read has no trace id, and counts too; so does other content under the id of another trace.
         ended = len(dead) + replayed + sum(letter.reason == "conflict" or not letter.trace_id for letter in dead_letters)
-        ends = SubmissionCounts(len(decided) + ended, 0, len(decided), ended)
+        all_decided = len(decided) + len(revised)
+        ends = SubmissionCounts(all_decided + ended, 0, all_decided, ended)
         assert counts == ends, f"the counts do not add up: {counts}"
+
+
+def _revised_once(settings: Settings, store: Store, revised: Mapping[str, str]) -> None:
+    stored = dict(zip(revised, store.ledger.look_up(list(revised)), strict=True))
+    newest = dict(zip(revised, store.ledger.decided(list(revised.values())), strict=True))
+    copies = defaultdict[str, list[Decision]](list)
+    for each in map(Decision.model_validate, published(settings, "revised") if revised else ()):
+        assert each.revised_by
+        copies[each.revised_by.id].append(each)
+    _none("no late outcome of ours", copies.keys() - revised.keys())
+    for outcome_id, trace_id in revised.items():
+        record, trace = stored[outcome_id], newest[outcome_id]
+        assert record, f"{outcome_id} is unknown"
+        assert trace, f"{trace_id} is not decided"
+        assert record.decision, f"{outcome_id} is {record.state}: {record.reason} {record.detail}"
+        assert record.decision == trace.decision, f"{trace_id} has another decision than its revision"
+        assert (record.decision.trace_id, record.decision.revision) == (trace_id, 2)
+        assert copies[outcome_id], f"the revision of {trace_id} was never published"
+        assert {each.model_dump_json() for each in copies[outcome_id]} == {record.decision.model_dump_json()}
 
 
 def _ended_once(

@@ -28,7 +28,7 @@ from tests.support.processes import free_port, wait_until
 from tests.support.required import required
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
-QUEUES: Final = ("traces", "accepted", "review", "rejected")
+QUEUES: Final = ("traces", "accepted", "review", "rejected", "revised")
 
 PATIENT: Final = {"broker.timeout_s": 20.0}
 """Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""

@@ -47,7 +47,7 @@ FLOORS: Final = floors_of(
     "store",
     "broker",
     "decider",
-    "offline client",
+    "offline client reviser",
     "kept",
     "process serve",
     "app",

@@ -4,11 +4,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-from kp_scorer.decider import Decider, NoveltyMeter, Resolved
+from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import ServiceUnavailable, TraceConflict
@@ -19,6 +19,7 @@ from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.embed import EmbedStage
 from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
+from kp_scorer.reviser import Revised
 from kp_scorer.scoring import Policy
 from kp_scorer.store.records import MemoryLedger
 from prometheus_client import generate_latest
@@ -28,7 +29,7 @@ from tests.support.processes import PATIENCE_S, wait_until
 from tests.support.prometheus import samples_of
 from tests.support.word_embedder import WINDOW
 
-Ends = dict[str, Resolved | Exception]
+Ends = dict[str, Revised | Exception]
 
 
 class GatedEmbedder(Embedder):
@@ -71,9 +72,9 @@ class Stages:
         self.admission = Admission(group_size, self._resolve)
         self.commit = CommitStage(self.admission, decider, self.metrics)
         self.embed = EmbedStage(self.admission, decider, novelty, self.metrics, self.commit.put)
-        self.look_up = LookUpStage(self.admission, decider, self.metrics, self.embed.put)
+        self.look_up = LookUpStage(self.admission, decider, cast("Any", None), self.metrics, self.embed.put)
 
-    def _resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
+    def _resolve(self, resolved: Sequence[tuple[Delivery, Revised | Exception]]) -> None:
         self.ends |= {delivery.trace.id.removeprefix("kp:trace:"): end for delivery, end in resolved if delivery.trace}
 
     def submit(self, *objectives: str, **content: Any) -> None:

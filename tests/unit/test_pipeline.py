@@ -7,7 +7,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pytest
 from kombu.message import Message
@@ -71,6 +71,7 @@ class Scene:
         self.breaks_by: BaseException | None = None
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
+            cast("Any", None),
             PublishStage(self.app, publisher, dead_letters, Limits(), 5, Metrics(())),
             self.acknowledger,
             Metrics(()),

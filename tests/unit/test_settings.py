@@ -177,7 +177,7 @@ def test_a_list_is_json_in_variables_and_flags(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_review_has_its_queue_where_something_may_go_there(flags: dict[str, Any], is_reviewed: bool) -> None:
-    assert ("review" in load_settings(flags).outcomes) == is_reviewed
+    assert ("review" in load_settings(flags).kinds) == is_reviewed
 
 
 OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledged", "decisions.rejected.oversized")

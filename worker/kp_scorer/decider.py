@@ -10,14 +10,14 @@ from itertools import repeat
 from typing import Final
 
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Timings
+from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
 from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
-from kp_scorer.scoring import Policy, Score, novelty_of, score
+from kp_scorer.scoring import Policy, Score, novelty_of, recoveries, score
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import NO_VECTORS, UnreadableAction
 from kp_scorer.store import Store
@@ -220,7 +220,7 @@ class Decider:
         look_up_ms = ms_since(started)
         for pending, record in zip(decisions, records, strict=True):
             pending.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
-            pending.resolved = self._by_record(pending.identity, record)
+            pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
         return decisions
 
@@ -267,21 +267,6 @@ class Decider:
         except Exception:
             self.release(claimed)
             raise
-
-    def _by_record(self, identity: Identity, record: Record) -> Resolved | None:
-        """Return how a trace's record resolves it; None if it is to be decided."""
-        # This comes first, as a damaged record may have any digest.
-        if record.reason is not None:
-            return TraceDead(identity.trace_id, record.reason, record.detail)
-        if record.digest != identity.digest:
-            return TraceConflict(identity.trace_id)
-        if record.decision:
-            return record.decision
-        if record.is_held:
-            return TraceHeld(identity.trace_id)
-        if record.attempts >= self.max_attempts:
-            return TraceDead(identity.trace_id, "poison", f"{record.attempts} workers died or stalled while they decided it")
-        return None
 
     def _place_and_commit(self, claimed: Sequence[PendingDecision]) -> None:
         started = time.perf_counter()
@@ -367,6 +352,7 @@ class Decider:
             outcome=bounds.outcome(scored.score, guards, demanded, gate),
             **bounds._asdict(),
             **scored._asdict(),
+            stated=Stated(success=trace.metadata.success, confidence=trace.outcome.confidence, recoveries=recoveries(trace)),
             guards=guards,
             checks=pending.checks,
             gate=gate,
@@ -391,6 +377,22 @@ class Decider:
             nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
             as_of=str(as_of),
         )
+
+
+def resolved_by(identity: Identity, record: Record, max_attempts: int) -> Resolved | None:
+    """Return how the record of a trace, or of a late outcome, resolves it; None if it is to be decided."""
+    # This comes first, as a damaged record may have any digest.
+    if record.reason is not None:
+        return TraceDead(identity.trace_id, record.reason, record.detail)
+    if record.digest != identity.digest:
+        return TraceConflict(identity.trace_id)
+    if record.decision:
+        return record.decision
+    if record.is_held:
+        return TraceHeld(identity.trace_id)
+    if record.attempts >= max_attempts:
+        return TraceDead(identity.trace_id, "poison", f"{record.attempts} workers died or stalled while they decided it")
+    return None
 
 
 def fraction_of(text: str) -> float:

@@ -1,7 +1,7 @@
 """The ``Decision`` message: the outcome of a trace, and everything that led to it."""
 
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, Field
 
@@ -9,6 +9,9 @@ from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
 Outcome = Literal["accepted", "review", "rejected"]
 """From the mildest to the strictest."""
+DecisionKind = Literal["accepted", "review", "rejected", "revised"]
+"""The kinds that decisions are published by: the first ones on a trace by their outcome, and revisions apart."""
+KINDS: Final[tuple[DecisionKind, ...]] = get_args(DecisionKind)
 ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
@@ -169,6 +172,34 @@ class Received(_Part):
     """The number of deliveries, this one included; more than one if a worker ended or requeued the message."""
 
 
+class Stated(_Part):
+    """What the submission says of its outcome: what a late outcome replaces, and what then counts beside it."""
+
+    success: bool
+    confidence: Fraction
+    recoveries: Annotated[int, Field(ge=0)]
+    """The number of steps that recover from an error."""
+
+
+class RevisedBy(_Part):
+    """The late outcome by which a trace was decided again."""
+
+    id: str
+    success: bool
+    confidence: Fraction | None = None
+    """None if that of the submission stays."""
+    reason: str | None = None
+
+
+class Superseded(_Part):
+    """The decision that a revision supersedes."""
+
+    revision: int
+    outcome: Outcome
+    score: Fraction
+    decided_at: str
+
+
 class Timings(_Part):
     """The milliseconds that each step took, for all traces that went through it together."""
 
@@ -184,11 +215,19 @@ class Timings(_Part):
 
 
 class Decision(_Part):
-    """The decision on a trace, and why. It is made once for a trace id, and a redelivery returns it unchanged."""
+    """The decision on a trace, and why. It is made once for a trace id, and a redelivery returns it unchanged.
+
+    Each late outcome leads to one revision, in which all that does not follow from the outcome is as before.
+    """
 
     schema_version: Literal[1] = 1
     """It stays the same while versions only add optional fields; a reader refuses any other."""
     trace_id: str
+    revision: Annotated[int, Field(ge=1, exclude_if=lambda number: number == 1)] = 1
+    """Omitted from the first decision."""
+    supersedes: Annotated[Superseded | None, _OR_LEFT_OUT] = None
+    """This and ``revised_by`` are set in revisions."""
+    revised_by: Annotated[RevisedBy | None, _OR_LEFT_OUT] = None
     domain: str
     """The domain as it was submitted."""
     agent_id: str | None = None
@@ -206,6 +245,8 @@ class Decision(_Part):
     """The origin of the threshold: all domains, the trace's domain, or the submission itself."""
     review: Fraction | None = None
     """From this score on, a trace that is not accepted goes to review; None if none does."""
+    stated: Annotated[Stated | None, _OR_LEFT_OUT] = None
+    """None if an earlier version decided; then no late outcome can be judged."""
     dimensions: Dimensions
     profile: str
     weights: Dimensions

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import BaseModel, Field, ValidationError
 
 from kp_scorer.errors import InvalidTrace, Problem
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import LateOutcome, ReasoningTrace
 
 MOST: Final = 10**15  # The largest number in settings: scripts in Redis compute with doubles, RabbitMQ with 64 bits.
 Count = Annotated[int, Field(ge=1, le=MOST)]
@@ -174,6 +174,22 @@ def check_trace(payload: object, limits: Limits) -> ReasoningTrace:
     return trace
 
 
+def is_late_outcome(payload: object) -> bool:
+    """Return whether parsed JSON is meant as a late outcome."""
+    return isinstance(payload, dict) and payload.get("@type") == "LateOutcome"
+
+
+def check_late_outcome(payload: object, limits: Limits) -> LateOutcome:
+    """Check parsed JSON and freeze it as a late outcome; raise InvalidTrace, which names the fields."""
+    try:
+        late = LateOutcome.model_validate(payload)
+    except ValidationError as error:
+        raise InvalidTrace(_problems(error)) from None
+    if problems := list(_over_limits(late, limits)):
+        raise InvalidTrace(problems)
+    return late
+
+
 def _problems(error: ValidationError) -> list[Problem]:
     problems = [
         Problem(".".join(map(str, item["loc"])) or "$", _JSON_WORDS.get(item["type"], item["msg"]))
@@ -233,7 +249,7 @@ def _invalid(expected: str) -> InvalidTrace:
     return InvalidTrace([Problem("$", expected)])
 
 
-def _over_limits(trace: ReasoningTrace, limits: Limits) -> Iterator[Problem]:
+def _over_limits(trace: ReasoningTrace | LateOutcome, limits: Limits) -> Iterator[Problem]:
     """Yield the problems that pydantic cannot find: values over the limits of the settings, and in free-form objects."""
     parts: list[tuple[str, int, BaseModel | tuple[Any, ...]]] = [("", 1, trace)]
     most_chars = limits.field_chars

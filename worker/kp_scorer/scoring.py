@@ -20,15 +20,18 @@ from kp_scorer.decision import (
     NoveltySource,
     Outcome,
     Override,
+    RevisedBy,
+    Superseded,
     ThresholdSource,
 )
-from kp_scorer.trace import STEP_TYPES, Domain, Fraction, ReasoningTrace
+from kp_scorer.trace import STEP_TYPES, Domain, Fraction, LateOutcome, ReasoningTrace
 
 UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with: the cache is empty, or there is no embedder.
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
 MOST_OF_FAILURES: Final = 0.3  # The largest outcome dimension of a failure: beyond that the trace was a success.
 _STEPS_FOR_FULL_TERM: Final = 20
+_RECOVERIES: Final = 2  # A success after more than these scores higher.
 
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
     {
@@ -149,7 +152,7 @@ class Score(NamedTuple):
 def score(trace: ReasoningTrace, novelty: float, policy: Policy) -> Score:
     """Score a trace whose novelty (0..1) is known."""
     parts = dimensions(trace, novelty, cap_step_term=policy.cap_step_term, max_confidence=policy.max_confidence)
-    return _score(trace.metadata.task_domain, parts, _overrides(trace), policy)
+    return _score(*_weighing(trace.metadata.task_domain, policy), parts, _overrides(trace))
 
 
 def decide_again(decision: Decision, policy: Policy) -> Decision:
@@ -159,7 +162,8 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the threshold that its
     submission requested, if that applied, and the result of the gate.
     """
-    scored = _score(decision.domain, decision.dimensions, (fired.name for fired in decision.overrides), policy)
+    overrides = (fired.name for fired in decision.overrides)
+    scored = _score(*_weighing(decision.domain, policy), decision.dimensions, overrides)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
     novelty = decision.novelty
     # The decision may not name the other trace, but it has the guard that fired.
@@ -172,6 +176,40 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     taken_for = policy.aliases.get(decision.domain)
     changed = {"outcome": outcome, "taken_for": taken_for, "guards": guards}
     return decision.model_copy(update=changed | scored._asdict() | bounds._asdict())
+
+
+def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float], bool]) -> Decision:
+    """Decide a trace again by a late outcome: a pure function of both, as all else stays, also weights and bounds.
+
+    ``admits`` tells whether the requirement of the gate is met by a success and an outcome dimension. The decision must have
+    ``stated``.
+    """
+    assert decision.stated, "the caller has checked it"
+    confidence = decision.stated.confidence if late.confidence is None else late.confidence
+    caps = (guard.bound for guard in decision.guards if guard.name == "max_confidence")
+    bounded = min([confidence, *(cap for cap in caps if cap is not None)])
+    parts = decision.dimensions.model_copy(update={"outcome_confidence": bounded * (1.0 if late.success else MOST_OF_FAILURES)})
+    fired = {each.name for each in decision.overrides} - {"recovered_from_errors"}
+    if late.success and decision.stated.recoveries > _RECOVERIES:
+        fired.add("recovered_from_errors")
+    scored = _score(decision.profile, decision.weights, parts, (name for name in _AFTER if name in fired))
+    guards = tuple(
+        guard.model_copy(update={"fired": confidence > bounded}) if guard.name == "max_confidence" else guard
+        for guard in decision.guards
+    )
+    gate = decision.gate and decision.gate.model_copy(update={"eligible": admits(late.success, parts.outcome_confidence)})
+    bounds = Bounds(decision.threshold, decision.threshold_source, decision.review)
+    changed = {
+        "revision": decision.revision + 1,
+        "supersedes": Superseded(
+            revision=decision.revision, outcome=decision.outcome, score=decision.score, decided_at=decision.decided_at
+        ),
+        "revised_by": RevisedBy(**late.model_dump(include={"id", "success", "confidence", "reason"})),
+        "outcome": bounds.outcome(scored.score, guards, decision.demanded, gate),
+        "guards": guards,
+        "gate": gate,
+    }
+    return decision.model_copy(update=changed | scored._asdict())
 
 
 def novelty_of(similarity: float | None) -> float:
@@ -219,9 +257,12 @@ def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> C
     return ComplexityTerms(len(types) / len(STEP_TYPES) * 0.5, recovery, steps / _STEPS_FOR_FULL_TERM * 0.2)
 
 
-def _score(domain: str, parts: Dimensions, overrides: Iterable[Override], policy: Policy) -> Score:
+def _weighing(domain: str, policy: Policy) -> tuple[str, Dimensions]:
     profile = policy.profile(domain)
-    weights = policy.profiles[profile]
+    return profile, policy.profiles[profile]
+
+
+def _score(profile: str, weights: Dimensions, parts: Dimensions, overrides: Iterable[Override]) -> Score:
     total = (
         parts.complexity * weights.complexity
         + parts.novelty * weights.novelty
@@ -249,7 +290,7 @@ def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
     """Yield the rules that change the score of a trace, in the order in which they apply."""
     if len(trace.steps) == 1 and trace.steps[0].type == "thought":
         yield "single_thought"
-    if recoveries(trace) > 2 and trace.metadata.success:
+    if recoveries(trace) > _RECOVERIES and trace.metadata.success:
         yield "recovered_from_errors"
     if len(tool_names(trace)) == 1:
         yield "single_tool"

@@ -1,17 +1,20 @@
 """The ``ReasoningTrace`` that producers submit, as a frozen model."""
 
 import hashlib
+import hmac
 import json
 import re
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from kp_scorer.characters import check_name, normalized, without_unseen
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
+OUTCOME_ID_PREFIX: Final = "kp:outcome:"
+_OUTCOME_ID: Final = rf"^{OUTCOME_ID_PREFIX}[!-~]{{1,189}}$"
 DOMAIN_BYTES: Final = 200  # The longest domain in bytes of UTF-8. Producers choose domains, and log lines contain them.
 # A day that exists, 29 February only in leap years, so that the JSON Schema is as strict as the check.
 _DAY: Final = (
@@ -40,6 +43,11 @@ STEP_TYPES: Final[tuple[StepType, ...]] = get_args(StepType)
 def is_trace_id(value: object) -> TypeGuard[str]:
     """Return whether a value of any type is a valid trace id."""
     return isinstance(value, str) and re.fullmatch(_TRACE_ID, value) is not None
+
+
+def is_submission_id(value: object) -> TypeGuard[str]:
+    """Return whether a value of any type is the id of a trace or of a late outcome."""
+    return is_trace_id(value) or (isinstance(value, str) and re.fullmatch(_OUTCOME_ID, value) is not None)
 
 
 def namespaced(trace_id: str, namespace: str) -> str:
@@ -217,6 +225,42 @@ class ReasoningTrace(_Part):
         excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
         content = self.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+class LateOutcome(_Part):
+    """What becomes known of a trace's outcome after its submission; the trace is decided again by it."""
+
+    type: Annotated[Literal["LateOutcome"], Field(alias="@type")]
+    id: Annotated[str, Field(pattern=_OUTCOME_ID)]
+    trace_id: Annotated[str, Field(pattern=_TRACE_ID)]
+    success: bool
+    confidence: Fraction | None = None
+    reason: Annotated[str, Field(max_length=200)] | None = None
+    key: Annotated[str, Field(pattern=r"^[!-~]{16,200}$")]
+    """Shows that the sender may speak for the trace: the text whose SHA-256 ends the trace's id, or :func:`outcome_key`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_id(cls, given: Any) -> Any:
+        # Without an id of its own, what says the same is the same.
+        if not isinstance(given, dict) or given.get("id") is not None:
+            return given
+        said = json.dumps([given.get(name) for name in ("trace_id", "success", "confidence", "reason", "key")], default=str)
+        return {**given, "id": OUTCOME_ID_PREFIX + hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}
+
+    def digest(self) -> bytes:
+        """Return the 16-byte digest of everything but the id. Without the key, a forged one would be the same."""
+        return _hashed(json.dumps(self.model_dump(mode="json", exclude={"id"}), sort_keys=True))
+
+    def is_authentic(self, secret: str) -> bool:
+        """Return whether the key belongs to the trace; ``secret`` is that of the ledger."""
+        is_known_to_producer = self.trace_id.endswith(hashlib.sha256(self.key.encode()).hexdigest())
+        return is_known_to_producer or hmac.compare_digest(self.key, outcome_key(secret, self.trace_id))
+
+
+def outcome_key(secret: str, trace_id: str) -> str:
+    """Return the key of late outcomes of a trace for programs that may read the ledger's secret."""
+    return hmac.digest(secret.encode(), trace_id.encode(errors="replace"), "sha256").hex()
 
 
 class Digests(NamedTuple):

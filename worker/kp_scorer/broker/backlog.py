@@ -89,19 +89,19 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
     """Count the unread decisions on each existing queue and stream that decisions are published to."""
     counts = {}
-    for queue in results_queues(settings, settings.outcomes).values():
+    for queue in results_queues(settings, settings.kinds).values():
         with suppress(NoQueue):
             counts[queue.name] = waiting(app, queue)
-    return counts | {name: store.decision_stream(name).count_unread() for name in results_streams(settings, settings.outcomes)}
+    return counts | {name: store.decision_stream(name).count_unread() for name in results_streams(settings, settings.kinds)}
 
 
 def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, float]:
     """Return the used shares of the limit in bytes, if there is one; without queues on RabbitMQ, which reports no bytes."""
     if not (most := settings.results_bytes):
         return {}
-    used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.outcomes)}
+    used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.kinds)}
     if settings.broker.is_redis:
-        used |= {queue.name: _bytes_on(app, queue) for queue in results_queues(settings, settings.outcomes).values()}
+        used |= {queue.name: _bytes_on(app, queue) for queue in results_queues(settings, settings.kinds).values()}
     return {name: size_bytes / most for name, size_bytes in used.items()}
 
 

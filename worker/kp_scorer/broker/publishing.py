@@ -21,7 +21,7 @@ from kp_scorer.broker.calls import waiting, with_producer
 from kp_scorer.broker.queues import SubmissionQueues, destination_of, results_queues, results_streams
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import PACKED_BY, SENT_MS, TASK_NAME, as_bytes, parse_submission, raw_body, submission_in, task_body
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, QueueFull, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
@@ -145,8 +145,9 @@ class Publisher:
         self._count_dropped = count_dropped
         # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. The queue of review is
         # here even if the settings send nothing to it any more, as an earlier decision may not have been published yet.
-        outcomes = sorted(settings.results.publish, key=lambda outcome: outcome != "review")
-        queues, streams = results_queues(settings, outcomes), results_streams(settings, outcomes)
+        published = (each for each in settings.results.publish if each != "revised" or settings.results.via != "task")
+        kinds = sorted(published, key=lambda kind: kind != "review")
+        queues, streams = results_queues(settings, kinds), results_streams(settings, kinds)
         # By name, because several outcomes may share a queue.
         self._outboxes: dict[str, _Outbox] = {
             **{name: _QueueOutbox(app, queue, settings) for name, queue in queues.items()},
@@ -212,9 +213,11 @@ class Publisher:
         return errors
 
     def _names(self, decision: Decision) -> list[str]:
-        """Return the queues or streams that a decision goes to; that of its outcome is the last."""
-        outcomes: list[Outcome] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
-        return [self._settings.queues.name(each) for each in outcomes if each in self._settings.results.publish]
+        """Return the queues or streams that a decision goes to; the last is that of its outcome, or of revisions."""
+        kinds: list[DecisionKind] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
+        if decision.revised_by:
+            kinds = [decision.outcome] if self._settings.results.via == "task" else ["revised"]
+        return [self._settings.queues.name(each) for each in kinds if each in self._settings.results.publish]
 
 
 def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:

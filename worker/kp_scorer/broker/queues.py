@@ -5,7 +5,7 @@ from typing import Any, Final, NamedTuple
 
 from kombu import Exchange, Queue
 
-from kp_scorer.decision import Outcome
+from kp_scorer.decision import DecisionKind
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import BrokerSettings
 from kp_scorer.spans.context import Destination
@@ -47,13 +47,13 @@ def submission_queues(settings: Settings) -> SubmissionQueues:
     return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
 
 
-def results_queue(settings: Settings, outcome: Outcome) -> Queue:
-    """Return the queue of decisions with this outcome.
+def results_queue(settings: Settings, kind: DecisionKind) -> Queue:
+    """Return the queue of decisions of this kind.
 
     On RabbitMQ, a queue of our own with ``queues.results_limit`` refuses further messages, or drops the oldest if it is a ring.
     A queue for calls of another app's task is declared by that app, which alone knows its arguments.
     """
-    name = settings.queues.name(outcome)
+    name = settings.queues.name(kind)
     if settings.broker.is_redis or settings.results.via == "task":
         return _queue(name, declare=settings.broker.is_redis)
     arguments: dict[str, Any] = {"x-max-length": settings.queues.results_limit}
@@ -64,16 +64,16 @@ def results_queue(settings: Settings, outcome: Outcome) -> Queue:
     return _quorum_queue(name, arguments)
 
 
-def results_queues(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Queue]:
-    """Return the queues, by name, that decisions with these outcomes go to, as messages or as calls of a task."""
+def results_queues(settings: Settings, kinds: Sequence[DecisionKind]) -> dict[str, Queue]:
+    """Return the queues, by name, that decisions of these kinds go to, as messages or as calls of a task."""
     if settings.results.via == "stream":
         return {}
-    return {settings.queues.name(outcome): results_queue(settings, outcome) for outcome in outcomes}
+    return {settings.queues.name(kind): results_queue(settings, kind) for kind in kinds}
 
 
-def results_streams(settings: Settings, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the names of the streams that decisions with these outcomes go to."""
-    return sorted(set(map(settings.queues.name, outcomes))) if settings.results.via == "stream" else []
+def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[str]:
+    """Return the names of the streams that decisions of these kinds go to."""
+    return sorted(set(map(settings.queues.name, kinds))) if settings.results.via == "stream" else []
 
 
 def destination_of(broker: BrokerSettings, queue: str) -> Destination:

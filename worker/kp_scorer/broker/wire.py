@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
-from kp_scorer.trace import is_trace_id
+from kp_scorer.trace import is_submission_id
 
 TASK_NAME: Final = "score_trace"
 
@@ -261,8 +261,8 @@ def trace_id_of(payload: Any) -> str:
 
 
 def checked_id(value: object) -> str:
-    """Return the value if it is a trace id, and otherwise an empty string."""
-    return value if is_trace_id(value) else ""
+    """Return the value if it is the id of a trace or a late outcome, and otherwise an empty string."""
+    return value if is_submission_id(value) else ""
 
 
 def result_id(message: Any) -> str:

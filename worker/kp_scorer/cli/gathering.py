@@ -43,9 +43,10 @@ Result = Decision | InvalidTrace | TraceConflict | TraceDead
 class GatheredTrace(NamedTuple):
     """A decision with the label of its trace; and the trace, which takes more memory, if a file of traces was read."""
 
-    decision: Decision
+    decision: Decision  # The first one: a label judges what was known when it was made.
     label: bool | None = None  # From --labels if that is given, otherwise from the ledger or from the output of `status`.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
+    revision: Decision | None = None  # The newest decision, if late outcomes have led to another.
 
 
 @dataclass(slots=True)
@@ -235,7 +236,8 @@ def _stored(settings: Settings, chosen: Collection[str] | None, gathered: Gather
         total = store.ledger.counts().decided if chosen is None else len(chosen)
         for count, stored in enumerate(store.ledger.all_decided(chosen), 1):
             advance(count, max(total, count))
-            yield GatheredTrace(stored.decision, stored.good)
+            revision = stored.decision if stored.first else None
+            yield GatheredTrace(stored.first or stored.decision, stored.good, revision=revision)
         gathered.refused = note_damaged(store.ledger.damaged)
 
 

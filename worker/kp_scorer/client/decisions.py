@@ -16,7 +16,7 @@ from kp_scorer.broker.calls import unavailable_if_broker_fails, with_producer
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.wire import raw_body
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
@@ -35,10 +35,10 @@ _REMEMBERED: Final = 100_000
 log = structlog.get_logger("kp_scorer.client.decisions")
 
 
-def _why_unreadable(queues: QueueSettings, results: ResultsSettings, outcomes: Sequence[Outcome], group: str) -> str:
-    """Return why decisions of these outcomes cannot be read here, and how they are read; empty if they can."""
-    names = " and ".join(dict.fromkeys(map(queues.name, outcomes)))
-    if not outcomes:
+def _why_unreadable(queues: QueueSettings, results: ResultsSettings, kinds: Sequence[DecisionKind], group: str) -> str:
+    """Return why decisions of these kinds cannot be read here, and how they are read; empty if they can."""
+    names = " and ".join(dict.fromkeys(map(queues.name, kinds)))
+    if not kinds:
         return "results.publish names no outcome: `kp-scorer status` shows decisions"
     if results.via == "stream" and not group:
         where = f"{names} in the Redis of redis.url"
@@ -95,16 +95,17 @@ def _next(queue: Any) -> Any:
 
 
 @contextmanager
-def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to the queues of one outcome's decisions, or of all; or, as a consumer ``group``, to their streams.
+def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None = None, group: str = "") -> Iterator[Results]:
+    """Connect to the queues of decisions with one outcome, of all or of revisions; or, as a ``group``, to their streams.
 
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """
-    outcomes = [outcome] if outcome else settings.outcomes
-    if why := _why_unreadable(settings.queues, settings.results, outcomes, group):
+    # Whoever does not ask for revisions reads what there is without them.
+    kinds = [outcome] if outcome else [each for each in settings.kinds if each != "revised"]
+    if why := _why_unreadable(settings.queues, settings.results, kinds, group):
         raise SettingsError(why)
-    queues = list(results_queues(settings, outcomes).values())
-    streams = results_streams(settings, outcomes)
+    queues = list(results_queues(settings, kinds).values())
+    streams = results_streams(settings, kinds)
     if not settings.broker.is_redis:
         # Workers have declared them, and readers may have no permission to do so.
         with_producer(
@@ -121,7 +122,7 @@ def open_results(app: Celery, settings: Settings, outcome: Outcome | None = None
 
 
 def read_decisions(
-    outcome: Outcome | None = None,
+    outcome: DecisionKind | None = None,
     *,
     group: str = "",
     follow: bool = True,
@@ -136,7 +137,7 @@ def read_decisions(
     become dead letters.
 
     Args:
-        outcome: yield only decisions with this outcome.
+        outcome: yield only decisions with this outcome, or ``revised``: those that revise others. By default all but these.
         group: the consumer group to read streams as, if decisions go to streams. A missing group is created. The stream keeps
             decisions until the group has acknowledged them.
         follow: wait for more decisions; otherwise end when all that are there have been read.

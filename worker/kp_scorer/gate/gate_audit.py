@@ -38,7 +38,8 @@ def audit_gate(
     report, replay = GateReport(), _Replay(facts, kept_facts, bounds)
     decided = decisions([fact.trace_id for _, fact in replay.facts])
     for stored, trace in zip(replay.facts, decided, strict=True):
-        decision, basis = trace.decision if trace else None, replay.basis(*stored)
+        # Facts are of first decisions.
+        decision, basis = (trace.first or trace.decision) if trace else None, replay.basis(*stored)
         if decision is None or decision.gate is None or decision.gate.as_of != str(stored[1].as_of):
             report.undecided += 1
         elif not (rows := list(_differences(stored[1], decision, decision.gate, basis))):

@@ -21,11 +21,12 @@ _BEFORE_ALL: Final = Place(0, 0)
 
 
 class DecidedTrace(NamedTuple):
-    """A decision with the 16-byte digest of the trace's content and its label."""
+    """The newest decision on a trace, with the 16-byte digest of the trace's content and its label."""
 
     decision: Decision
     digest: bytes
     good: bool | None = None  # None without a label.
+    first: Decision | None = None  # The first decision, which the facts of the gate rest on; None unless it was revised.
 
     @property
     def succeeded(self) -> bool:

@@ -8,18 +8,18 @@ from typing import Final, Protocol
 
 import structlog
 
-from kp_scorer.decider import Resolved
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, ServiceUnavailable, SettingsError, WindowDiffers
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.watchdog import StallTimer, VitalThread
+from kp_scorer.reviser import Revised
 
 RETRY_AFTER_S: Final = 1.0  # The backoff before every retry. It does not grow: a single retry covers all deliveries that wait.
 
 log = structlog.get_logger("kp_scorer.process.acknowledge")
 
-_Incoming = tuple[Delivery, Resolved | BaseException | None]
+_Incoming = tuple[Delivery, Revised | BaseException | None]
 
 
 class Acknowledger(Protocol):
@@ -130,7 +130,7 @@ class AcknowledgeStage:
         self._acknowledge([delivery for delivery in due if delivery not in errors])
         stall.stop()
 
-    def _is_due(self, delivery: Delivery, resolved: Resolved | BaseException | None) -> bool:
+    def _is_due(self, delivery: Delivery, resolved: Revised | BaseException | None) -> bool:
         """Return whether a delivery is to be published or dead-lettered now; if not, take its next step instead."""
         if resolved is not None:
             delivery.stall.start()

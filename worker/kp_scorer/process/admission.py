@@ -4,9 +4,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from kp_scorer.decider import Resolved
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.process.delivery import Delivery
+from kp_scorer.reviser import Revised
 
 Sink = Callable[[Sequence[Delivery]], None]  # Passes deliveries on to the next stage; does not raise.
 
@@ -21,7 +21,7 @@ class Admission:
     is decided alone from then on.
     """
 
-    def __init__(self, group_size: int, on_resolved: Callable[[Sequence[tuple[Delivery, Resolved | Exception]]], None]) -> None:
+    def __init__(self, group_size: int, on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None]) -> None:
         """Call ``on_resolved`` with deliveries whose traces are resolved; it must neither raise nor wait."""
         self._group_size = group_size
         self._on_resolved = on_resolved
@@ -56,7 +56,7 @@ class Admission:
             self._deciding += len(group)
             return group
 
-    def resolve(self, resolved: Sequence[tuple[Delivery, Resolved | Exception]]) -> None:
+    def resolve(self, resolved: Sequence[tuple[Delivery, Revised | Exception]]) -> None:
         """Pass deliveries on to ``on_resolved``, each with the decision or the error that resolves its trace."""
         if resolved:
             self._leave(len(resolved))

@@ -7,7 +7,7 @@ from kp_scorer.decider import PendingDecision
 from kp_scorer.decision import Decision, Received
 from kp_scorer.process.watchdog import StallTimer
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import LateOutcome, ReasoningTrace
 
 if TYPE_CHECKING:
     from kp_scorer.spans.recording import SpanRecording
@@ -25,7 +25,7 @@ class Delivery:
         self.message = message
         self.connection = connection
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
-        self.trace: ReasoningTrace | None = None
+        self.trace: ReasoningTrace | LateOutcome | None = None  # What was submitted.
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
         # True if it is decided with nothing else in flight, because it failed, or its worker died, before.
         self.is_alone = False
@@ -43,7 +43,7 @@ class Delivery:
 
     @property
     def is_undecided(self) -> bool:
-        """True if it is a submission whose trace is still to be decided."""
+        """True if it is a submission whose trace is still to be decided, for the first time or again."""
         return self.trace is not None and self.dead_lettering is None and self.decision is None
 
     def in_flight_s(self) -> float:

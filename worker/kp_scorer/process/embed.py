@@ -14,6 +14,7 @@ from kp_scorer.process.admission import Admission, Sink
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.watchdog import StallTimer, VitalThread
+from kp_scorer.trace import ReasoningTrace
 
 _GROUP: Final = 16
 """With 16 or more texts waiting, forward vectors 16 at a time: one by one they would cost the later stages 2 ms each."""
@@ -80,7 +81,7 @@ class EmbedStage:
         new: dict[_Key, list[Delivery]] = {}
         with self._changed:
             for delivery in deliveries:
-                assert delivery.trace, "only a submission is decided"
+                assert isinstance(delivery.trace, ReasoningTrace), "no other submission is embedded"
                 key = self._embedder.recipe.text(delivery.trace), self._novelty.objective_of(delivery.trace)
                 same = self._by_text.get(key)
                 (same.deliveries if same else new.setdefault(key, [])).append(delivery)

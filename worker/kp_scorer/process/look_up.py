@@ -1,4 +1,7 @@
-"""The stage that looks traces up: it leases those that this worker is to decide, and has them checked."""
+"""The stage that looks traces up: it leases those that this worker is to decide, and has them checked.
+
+It decides traces again, too, by late outcomes.
+"""
 
 import time
 from collections.abc import Sequence
@@ -8,15 +11,18 @@ from kp_scorer.process.admission import Admission, Sink
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.watchdog import StallTimer, VitalThread
+from kp_scorer.reviser import Reviser
+from kp_scorer.trace import LateOutcome, ReasoningTrace
 
 
 class LookUpStage:
     """Looks up and leases each group in one round trip; passes on the traces that are still to be decided."""
 
-    def __init__(self, admission: Admission, decider: Decider, metrics: Metrics, pass_on: Sink) -> None:
+    def __init__(self, admission: Admission, decider: Decider, reviser: Reviser, metrics: Metrics, pass_on: Sink) -> None:
         """Start the thread; ``pass_on`` gets deliveries whose traces are leased and checked."""
         self._admission = admission
         self._decider = decider
+        self._reviser = reviser
         self._metrics = metrics
         self._pass_on = pass_on
         self.thread = VitalThread(self._run, "look-up")
@@ -25,17 +31,37 @@ class LookUpStage:
     def _run(self, stall: StallTimer) -> None:
         while group := self._admission.next_group():
             stall.start()
-            try:
-                self._acquire(group)
-            except Exception as error:
-                self._admission.fail(group, error)
-            else:
-                self._dispatch(group)
+            if late := [(delivery, delivery.trace) for delivery in group if isinstance(delivery.trace, LateOutcome)]:
+                self._revise(late)
+            if runs := [(delivery, delivery.trace) for delivery in group if isinstance(delivery.trace, ReasoningTrace)]:
+                self._look_up(runs)
             stall.stop()
 
-    def _acquire(self, group: Sequence[Delivery]) -> None:
+    def _revise(self, group: Sequence[tuple[Delivery, LateOutcome]]) -> None:
+        """Have traces decided again, which needs no later stage."""
+        deliveries = [delivery for delivery, _ in group]
+        received, is_alone = [delivery.received for delivery in deliveries], deliveries[0].is_alone
+        try:
+            self._admission.raise_if_aborted()
+            ends = self._reviser.revise([late for _, late in group], received, alone=is_alone)
+        except Exception as error:
+            self._admission.fail(deliveries, error)
+        else:
+            self._admission.resolve([(delivery, end) for delivery, end in zip(deliveries, ends, strict=True) if end])
+            self._admission.decide_alone([delivery for delivery, end in zip(deliveries, ends, strict=True) if not end])
+
+    def _look_up(self, group: Sequence[tuple[Delivery, ReasoningTrace]]) -> None:
+        deliveries = [delivery for delivery, _ in group]
+        try:
+            self._acquire(deliveries, [trace for _, trace in group])
+        except Exception as error:
+            self._admission.fail(deliveries, error)
+        else:
+            self._dispatch(deliveries)
+
+    def _acquire(self, group: Sequence[Delivery], traces: Sequence[ReasoningTrace]) -> None:
         self._admission.raise_if_aborted()
-        decisions = self._decider.acquire([delivery.trace for delivery in group if delivery.trace], alone=group[0].is_alone)
+        decisions = self._decider.acquire(traces, alone=group[0].is_alone)
         self._metrics.look_up_s.observe(decisions[0].times_ms["look_up_ms"] / 1_000)
         for delivery, pending in zip(group, decisions, strict=True):
             delivery.pending, pending.received = pending, delivery.received

@@ -59,12 +59,15 @@ class Metrics:
         self._redeliveries = counter("redeliveries", "Messages redelivered")
         self._findings = counter("check_findings", "What checks find in traces, of all kinds, by check", ("check",))
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
+        self.revisions = counter("revisions", "Decisions published that revise earlier ones by late outcomes", ("outcome",))
         self.resends = counter("resends", "Lost submissions that were sent again")
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
         # Each series starts at 0: queries miss the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)
         self._values = {(domain, *each): values.labels(domain, *each) for domain, each in product(self._labels, BINS)}
+        for outcome in get_args(Outcome):
+            self.revisions.labels(outcome)
         for override in get_args(Override):
             self._overrides.labels(override)
         for check, failure in product(self._checks, get_args(CheckFailure)):

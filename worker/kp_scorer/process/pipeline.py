@@ -14,6 +14,7 @@ from kp_scorer.process.embed import EmbedStage
 from kp_scorer.process.look_up import LookUpStage
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.publish import PublishStage
+from kp_scorer.reviser import Reviser
 
 
 class Pipeline:
@@ -26,6 +27,7 @@ class Pipeline:
     def __init__(
         self,
         decider: Decider,
+        reviser: Reviser,
         publish_stage: PublishStage,
         acknowledger: Acknowledger,
         metrics: Metrics,
@@ -52,7 +54,7 @@ class Pipeline:
         self.commit_stage = CommitStage(self._admission, decider, metrics)
         novelty, commit = decider.novelty, self.commit_stage.put
         self._embed_stage = EmbedStage(self._admission, decider, novelty, metrics, commit) if novelty else None
-        look_up_stage = LookUpStage(self._admission, decider, metrics, (self._embed_stage or self.commit_stage).put)
+        look_up_stage = LookUpStage(self._admission, decider, reviser, metrics, (self._embed_stage or self.commit_stage).put)
         streams = self._embed_stage.threads if self._embed_stage else []
         self._deciding = [look_up_stage.thread, *streams, self.commit_stage.thread]
         # If any of these dies, messages stay in flight forever.

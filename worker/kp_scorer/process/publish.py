@@ -11,16 +11,17 @@ from celery.states import SUCCESS
 from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import deliveries_by, raw_body, result_id
-from kp_scorer.decider import Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
+from kp_scorer.reviser import Revised
 from kp_scorer.spans.context import TRACE_ID, context_in
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.store.decision_stream import Publication
+from kp_scorer.trace import ReasoningTrace
 
 if TYPE_CHECKING:
     from kp_scorer.spans.recording import Recorder, SpanRecording
@@ -56,7 +57,7 @@ class PublishStage:
             delivery.dead_lettering = poison(delivery.message, readers)
         delivery.is_suspect = False
 
-    def resolve(self, delivery: Delivery, resolved: Resolved | BaseException) -> None:
+    def resolve(self, delivery: Delivery, resolved: Revised | BaseException) -> None:
         """Set a delivery's decision or dead-lettering by what resolved its trace.
 
         Raises ``resolved`` if it is ServiceUnavailable or SettingsError, after which the trace is to be decided again, or an
@@ -65,6 +66,8 @@ class PublishStage:
         match resolved:
             case Decision():
                 delivery.decision = resolved
+            case "waits":
+                log.info("outcome_waits", outcome_id=delivery.trace and delivery.trace.id)
             case TraceConflict():
                 delivery.dead_lettering = _dead_lettering(delivery, "conflict", str(resolved))
             case TraceDead():
@@ -74,7 +77,7 @@ class PublishStage:
                 # A trace that cannot be scored must neither stop the worker nor return forever. The error's message may quote
                 # the trace, so it is not logged.
                 trace, error = delivery.trace, type(resolved).__name__
-                domain = trace.metadata.task_domain
+                domain = trace.metadata.task_domain if isinstance(trace, ReasoningTrace) else None
                 log.error("scoring_failed", trace_id=trace.id, domain=domain, error=error, where=raised_at(resolved))
                 delivery.dead_lettering = _dead_lettering(delivery, "scoring_failed", error)
             case BaseException():
@@ -130,9 +133,13 @@ class PublishStage:
         in_flight_s = delivery.in_flight_s()
         received = delivery.received.model_dump() if delivery.received else {}
         waited_s = received["queued_ms"] / 1_000 if "queued_ms" in received else None
-        self.metrics.count_published(decision, waited_s, in_flight_s)
+        if decision.revised_by:
+            self.metrics.revisions.labels(decision.outcome).inc()
+            received |= {"revision": decision.revision, "outcome_id": decision.revised_by.id}
+        else:
+            self.metrics.count_published(decision, waited_s, in_flight_s)
         log.info(
-            "trace_decided",
+            "trace_revised" if decision.revised_by else "trace_decided",
             trace_id=decision.trace_id,
             domain=decision.domain,
             outcome=decision.outcome,
@@ -167,7 +174,9 @@ class PublishStage:
         context = context_in(delivery.message.headers)
         if recording := self._recording(delivery):
             context = recording.publishing(self.publisher.destination(decision))
-        return self.publisher.publication(decision, context, delivery.message, delivery.published_to)
+        # The message of a revision has no trace.
+        message = None if decision.revised_by else delivery.message
+        return self.publisher.publication(decision, context, message, delivery.published_to)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:
         """Store the results of messages whose producers ask for them.
@@ -182,6 +191,9 @@ class PublishStage:
                 result = {"trace_id": why.trace_id, "state": "dead", "reason": why.reason, "detail": why.detail}
             elif delivery.decision:
                 result = delivery.decision.model_dump(mode="json")
+            else:
+                # A late outcome waits for its trace, and is sent again.
+                continue
             try:
                 self.app.backend.store_result(task_id, result, SUCCESS)
             except Exception as error:

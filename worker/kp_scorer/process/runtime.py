@@ -36,6 +36,7 @@ from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, open_facts, open_novelty, wait_for_services
 from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
+from kp_scorer.reviser import Reviser
 from kp_scorer.settings import Settings
 from kp_scorer.spans import is_export_configured, open_recorder
 from kp_scorer.store import Store
@@ -183,6 +184,7 @@ class Runtime:
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._decider,
+            Reviser(self.store.ledger, settings.routing.policy, settings.worker.max_attempts),
             PublishStage(
                 self._app,
                 self._publisher,

@@ -67,7 +67,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
     """
     startup.wait_for("redis", store.ping)
     startup.wait_for("redis", store.ledger.load_scripts)
-    declared = [*queues.in_order, *results_queues(settings, settings.outcomes).values()]
+    declared = [*queues.in_order, *results_queues(settings, settings.kinds).values()]
     startup.wait_for("broker", lambda: declare_queues(app, declared))
     if intake := queues.intake:
         try:
@@ -75,7 +75,7 @@ def wait_for_services(settings: Settings, app: Celery, store: Store, queues: Sub
         except SettingsError as error:
             # A producer that may declare the intake can make it a queue of another kind. That must not stop the workers.
             log.error("intake_unusable", queue=intake.name, detail=str(error))
-    for name in results_streams(settings, settings.outcomes):
+    for name in results_streams(settings, settings.kinds):
         startup.wait_for("redis", store.decision_stream(name).count_unread)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
-from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
+from kp_scorer.decision import KINDS, CheckName, DecisionKind, Demand, Dimensions, Outcome
 from kp_scorer.decoding import MOST, Count, Limits
 from kp_scorer.files import read_text
 from kp_scorer.gate import GateBounds, GatePolicy
@@ -127,21 +127,22 @@ class QueueSettings(Section):
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
+    revised: QueueName = "decisions.revised"
     message_bytes: Count = 1_048_576
     results_limit: Count = 100_000
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
         # Workers consume every message on the queue of traces as a submission.
-        if {self.traces, self.intake_name, self.dead_name} & set(map(self.name, get_args(Outcome))):
+        if {self.traces, self.intake_name, self.dead_name} & set(map(self.name, KINDS)):
             raise ValueError(
                 f"the queues of decisions need other names than {self.traces}, {self.intake_name} and {self.dead_name}"
             )
         return self
 
-    def name(self, outcome: Outcome) -> str:
-        """Return the name of the queue, or the stream, of decisions with this outcome."""
-        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected}[outcome]
+    def name(self, kind: DecisionKind) -> str:
+        """Return the name of the queue, or the stream, of decisions of this kind."""
+        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected, "revised": self.revised}[kind]
 
     @property
     def intake_name(self) -> str:
@@ -158,7 +159,7 @@ class ResultsSettings(Section):
     """The way in which decisions are published, and which of them are."""
 
     via: Via = "queue"
-    publish: tuple[Outcome, ...] = get_args(Outcome)
+    publish: tuple[DecisionKind, ...] = KINDS
     task: Annotated[str, Field(pattern=r"^[!-~]{0,255}$")] = ""
     nearest: bool = True
     with_trace: bool = False
@@ -436,7 +437,7 @@ class Settings(Section):
 
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
-        names = {queues.traces, queues.intake_name, *map(queues.name, get_args(Outcome))}
+        names = {queues.traces, queues.intake_name, *map(queues.name, KINDS)}
         parts = ("moving", "unacknowledged", "renewed", "deliveries", "oversized")
         beside = {f"{name}.{part}" for name in names for part in parts}
         for name in sorted(names):
@@ -461,17 +462,21 @@ class Settings(Section):
     def is_ring(self, name: str) -> bool:
         """Return whether the queue or stream of this name drops its oldest decisions when it is full; otherwise workers wait.
 
-        It does if only rejected decisions go there. A queue of another app's tasks never does: the app may have other tasks on
-        it.
+        It does if only rejected decisions or revisions go there. A queue of another app's tasks never does: the app may have
+        other tasks on it.
         """
         return self.results.via != "task" and name not in (self.queues.accepted, self.queues.review)
 
     @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """The outcomes that are published and that decisions made under these settings may have."""
+    def kinds(self) -> tuple[DecisionKind, ...]:
+        """The kinds that are published and that decisions made under these settings may be of.
+
+        As calls of a task, revisions go where others of their outcome go: another app declares its queues.
+        """
         # A check that may reject demands review if it fails.
         demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())
         pinned = (each.beyond for each in self.novelty.pinned.values())
         is_demanded = self.review.sample or any(demands) or "review" in pinned
         is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
-        return tuple(each for each in self.results.publish if each != "review" or is_reviewed)
+        is_possible = {"accepted": True, "review": is_reviewed, "rejected": True, "revised": self.results.via != "task"}
+        return tuple(each for each in self.results.publish if is_possible[each])

@@ -18,6 +18,7 @@
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
                                          ``ledger.ttl_s`` after it was decided or died, and not before
+    {prefix}:outcome_secret     string   what the keys of late outcomes are made of, for programs that may read it; one key
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
     {prefix}:counts             hash     how many were submitted, decided and dead, and how often one was dead-lettered for
                                          each reason; one key
@@ -107,6 +108,7 @@ class Keys(Prefixed):
 
     workers = Key(":workers", "zset")
     pending = Key(":pending", "zset")
+    outcome_secret = Key(":outcome_secret")
     counts = Key(":counts", "hash")
     tallies = Key(":tallies", "hash")
     drained = Key(":drained")

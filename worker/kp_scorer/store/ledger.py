@@ -1,6 +1,7 @@
 """The ledger in Redis: one hash for each trace, which only scripts change, so that no process sees it half changed."""
 
 import re
+import secrets
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 import redis
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import REASONS, QueueFull, TraceConflict, TraceDead
+from kp_scorer.errors import REASONS, QueueFull, ServiceUnavailable, TraceConflict, TraceDead
 from kp_scorer.gate import GateBounds
 from kp_scorer.novelty.verification import DecidedTrace
 from kp_scorer.store.connection import names_of, reports_outages
@@ -24,6 +25,8 @@ from kp_scorer.store.records import (
     LostSubmission,
     MemoryLedger,
     Record,
+    Revised,
+    Revision,
     Submission,
     SubmissionCounts,
     Tallies,
@@ -35,7 +38,7 @@ from kp_scorer.store.records import (
     text_in,
 )
 from kp_scorer.store.scripts import nothing, row, rows, script
-from kp_scorer.trace import begins
+from kp_scorer.trace import OUTCOME_ID_PREFIX, begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
@@ -43,7 +46,7 @@ _WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long,
 LEASE_MS: Final = 5_000
 """A lease ends if its worker has not renewed it for this long, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
-_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label")
+_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label", "revised")
 
 
 _NO_GATE: Final = GateBounds(0, 0)
@@ -99,12 +102,16 @@ def _looked_up(reply: Any) -> Record | None:
         return _damaged(b"", "the ledger's record of it: expected a hash")
     if isinstance(reply, Exception):
         raise reply
-    state, digest, *fields, since_ms, resends, label = reply
+    state, digest, *fields, since_ms, resends, label, revised = reply
     if state is None and not any((*fields, since_ms, resends)):
         # The trace has no record, or one with only a place.
         return None
-    good = {b"good": True, b"bad": False}.get(label)
-    return _record(state, digest, *fields)._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
+    record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
+    if record.decision and revised is not None:
+        record = _record(state, digest, revised, *fields[1:])._replace(first=record.decision)
+        late = record.decision and record.decision.revised_by
+        good = late.success if good is None and late else good
+    return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
 @script(tuple[int, list[bytes]])
@@ -135,8 +142,14 @@ def _commit(
 ) -> None: ...
 
 
+@script(list[list[bytes]])
+def _revise(*, keys: Keys, record_ttl_ms: int, revisions: Sequence[Revision]) -> None: ...
+
+
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
-def _claim_lost(*, keys: Keys, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int) -> None: ...
+def _claim_lost(
+    *, keys: Keys, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int, wait_ms: int
+) -> None: ...
 
 
 @script(nothing)
@@ -172,9 +185,20 @@ class RedisLedger:
         """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
 
     def load_scripts(self) -> None:
-        """Load the script that clients call, as they may load none, unless Redis has it. A restarted Redis has no scripts."""
+        """Load the script that clients call, as they may load none, unless Redis has it. A restarted Redis has no scripts.
+
+        With it the secret of late outcomes is made, which an emptied Redis has not.
+        """
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
+        self._client.set(self._keys.outcome_secret, secrets.token_hex(16), nx=True)
+
+    def outcome_secret(self) -> str:
+        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; ServiceUnavailable until a worker has made it."""
+        secret: Any = self._client.get(self._keys.outcome_secret)
+        if not secret:
+            raise ServiceUnavailable("ledger: it has no secret of late outcomes yet: start a worker")
+        return text_in(secret)
 
     def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
         """Note submissions as pending before they are sent. Idempotent.
@@ -206,7 +230,10 @@ class RedisLedger:
         for trace_id, record in zip(trace_ids, self.look_up(trace_ids), strict=True):
             if record and record.reason == "damaged":
                 self.damaged[trace_id] = record.detail
-            decided.append(DecidedTrace(record.decision, record.digest, record.good) if record and record.decision else None)
+            if record and record.decision:
+                decided.append(DecidedTrace(record.decision, record.digest, record.good, record.first))
+            else:
+                decided.append(None)
         return decided
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
@@ -224,9 +251,11 @@ class RedisLedger:
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             pipeline = self._client.pipeline(transaction=False)
             for trace_id in chunk:
-                pipeline.hget(self._keys.record(trace_id), "label")
+                pipeline.hmget(self._keys.record(trace_id), "label", "revised")
             replies = pipeline.execute(raise_on_error=False)
-            yield from (trace_id for trace_id, label in zip(chunk, replies, strict=True) if isinstance(label, bytes))
+            yield from (
+                trace_id for trace_id, fields in zip(chunk, replies, strict=True) if isinstance(fields, list) and any(fields)
+            )
 
     def sample(self, most: int) -> tuple[list[str], int]:
         """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
@@ -294,6 +323,13 @@ class RedisLedger:
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
+    def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
+        """Store revisions, each once, or have late outcomes wait. The first end stands, so repeating this is safe."""
+        replies = _revise(self._client, keys=self._keys, record_ttl_ms=self._ttl_ms, revisions=revisions)
+        self._deciding.difference_update(revision.outcome_id for revision in revisions)
+        replied = zip(revisions, replies, strict=True)
+        return [cast("Revised", _committed(revision.outcome_id, *reply)) for revision, reply in replied]
+
     def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
         """Claim pending submissions whose messages are lost, to send them again; only one caller claims each.
 
@@ -306,6 +342,7 @@ class RedisLedger:
             queue_is_empty=queue_is_empty,
             most=_CLAIMED_AT_ONCE,
             forget_after_ms=KEPT_S * 1_000,
+            wait_ms=self._ttl_ms,
         )
 
     def count_resend(self, trace_id: str) -> None:
@@ -323,7 +360,7 @@ class RedisLedger:
         for field, count in sorted(fields.items()):
             kind, _, name = text_in(field).partition(" ")
             counts[kind][name] = number_in(count)
-        return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard")))
+        return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard", "revised")))
 
     def oldest_pending_s(self) -> float:
         """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
@@ -343,14 +380,24 @@ class RedisLedger:
             states.update(zip(trace_ids, replies, strict=True))
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
+    def late_outcomes(self, *trace_ids: str) -> list[str]:
+        """Return the ids of late outcomes of traces, also of those that wait for one."""
+        pipeline = self._client.pipeline(transaction=False)
+        for trace_id in trace_ids:
+            pipeline.hget(self._keys.record(trace_id), "outcomes")
+        replies = pipeline.execute(raise_on_error=False)
+        return [outcome_id for listed in replies if isinstance(listed, bytes) for outcome_id in text_in(listed).split()]
+
     def erase(self, *trace_ids: str) -> list[int]:
-        """Remove the records of traces, their decisions with them; return how many each had (0 or 1)."""
-        return _erase_records(self._client, keys=self._keys, trace_ids=trace_ids)
+        """Remove the records of traces, their decisions and late outcomes with them; return how many each had (0 or 1)."""
+        all_ids = [*trace_ids, *self.late_outcomes(*trace_ids)]
+        return _erase_records(self._client, keys=self._keys, trace_ids=all_ids)[: len(trace_ids)]
 
     def _scan(self, part: str = "") -> Iterator[str]:
         start = self._keys.record_prefix
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        return (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
+        trace_ids = (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
+        return (trace_id for trace_id in trace_ids if not trace_id.startswith(OUTCOME_ID_PREFIX))
 
 
 Ledger = RedisLedger | MemoryLedger  # MemoryLedger implements only what deciding needs.

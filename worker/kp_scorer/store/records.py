@@ -33,14 +33,15 @@ class Record(NamedTuple):
 
     state: TraceState
     digest: bytes  # Empty if the submission could not be decoded.
-    decision: Decision | None = None  # None unless decided.
+    decision: Decision | None = None  # None unless decided. The first one, from a look-up the newest.
     reason: Reason | None = None  # None unless dead. An unreadable record is dead, with the reason ``damaged``.
     detail: str = ""
     attempts: int = 0  # The number of workers that ended while they decided it.
     is_held: bool = False  # True if another worker that is alive decides it; False from a look-up.
     since_ms: int = 0  # By Redis' clock, when it became pending; only from a look-up, like the next two.
     resends: int = 0  # The number of times that it was lost and sent again since then.
-    good: bool | None = None  # Its label; None if it has none.
+    good: bool | None = None  # Its label, or else its late outcome; None if it has none.
+    first: Decision | None = None  # The first decision; only from a look-up, and None unless it was revised.
 
 
 class Tallies(NamedTuple):
@@ -48,6 +49,7 @@ class Tallies(NamedTuple):
 
     domains: dict[str, int]  # By domain. Beyond a number of domains, further ones share the empty name.
     guards: dict[str, int]  # By the guard that fired.
+    revised: dict[str, int]  # Of revisions, by their outcome.
 
 
 class Verdict(NamedTuple):
@@ -73,6 +75,9 @@ class Verdict(NamedTuple):
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
 """The result of a commit: ``stored``; the earlier decision that stands, or why there is none; or ``again`` if the trace has got
 another place in the novelty log, and with it another novelty, so that it must be decided again."""
+Revised = Committed | Literal["waits", "too_many"]
+"""The same of a revision, ``again`` if there is another decision to revise by now. Or the late outcome ``waits`` for its trace,
+or that has ``too_many``."""
 
 
 class Submission(NamedTuple):
@@ -81,6 +86,18 @@ class Submission(NamedTuple):
     trace_id: str
     digest: bytes
     payload: bytes
+
+
+class Revision(NamedTuple):
+    """A late outcome with the revision that it leads to, as JSON; without one it is to wait for its trace."""
+
+    outcome_id: str
+    digest: bytes
+    trace_id: str
+    submission: bytes  # The late outcome as UTF-8 JSON.
+    supersedes: str = ""  # When the decision was made that was judged again.
+    decision: bytes = b""
+    outcome: str = ""
 
 
 class LostSubmission(NamedTuple):

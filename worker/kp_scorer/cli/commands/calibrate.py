@@ -118,7 +118,7 @@ def _labelled(
 ) -> Iterator[tuple[Decision, bool | None]]:
     """Yield each decision with its label, or None; count traces by namespace and agent, and collect those of a file."""
     embedder = WordsEmbedder()
-    for decision, label, trace in gathered.traces:
+    for decision, label, trace, _ in gathered.traces:
         if trace and gathered.labels:
             success, task = trace.metadata.success, hash(trace.task.objective)
             run = Run(trace.id, decision.domain, success and not decision.is_guarded, success, task, decision.score)

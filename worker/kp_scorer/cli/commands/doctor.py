@@ -108,7 +108,7 @@ def _exposure(server: ServerUrl) -> Findings:
 
 def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
     queues = submission_queues(settings)
-    results = results_queues(settings, settings.outcomes).values()
+    results = results_queues(settings, settings.kinds).values()
     all_exist = True
     for queue in {queue.name: queue for queue in (*queues.in_order, queues.intake, *results) if queue}.values():
         try:

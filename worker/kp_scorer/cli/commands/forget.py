@@ -47,6 +47,8 @@ def forget(trace_id: str, settings: Settings) -> None:
             # Erase each kind of data in one pass.
             vectors = sum((erase(*trace_ids) for erase in erase_in_spaces), Counter[str]())
             dropped = {each: sum(map(store.dead_letters.drop, letters[each])) for each in trace_ids}
+            for outcome_id in store.ledger.late_outcomes(*trace_ids):
+                sum(map(store.dead_letters.drop, letters[outcome_id]))
             runs = {each for each in trace_ids if store.runs.forget(each)}
             for each, records in zip(trace_ids, store.ledger.erase(*trace_ids), strict=True):
                 kept = {"vectors": vectors[each], "records": records, "dead_letters": dropped[each], "runs": int(each in runs)}

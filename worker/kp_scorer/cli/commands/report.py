@@ -91,7 +91,7 @@ def report(
     if kept_file and not points:
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
-    analysis = analyse([each.decision for each in rows], gathered.dead_letters, labels)
+    analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
     analysis = analysis._replace(tasks=[(number, solved[task]) for task, number in runs.items()])
     shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, shown, settings.limits)

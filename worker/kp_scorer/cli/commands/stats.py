@@ -26,7 +26,8 @@ def stats(settings: Settings) -> None:
 
     `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
     profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.
-    `guards` counts the decisions in which a guard of the section scoring fired.
+    `guards` counts the decisions in which a guard of the section scoring fired, `revised` the revisions by late outcomes, by
+    their outcome. Late outcomes are submissions, too.
 
     `workers` are those that are alive, each with what it has done since its start, and with means: of the seconds that messages
     were queued and in flight, and of those that a pass through the engine took. `doctor` explains what is wrong.
@@ -35,7 +36,7 @@ def stats(settings: Settings) -> None:
     with Store.open(settings) as store, make_celery(settings) as app:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.dead_letters.dropped()
-        domains, row["guards"] = store.ledger.tallies()
+        domains, row["guards"], row["revised"] = store.ledger.tallies()
         backlog = look_at_backlog(app, settings, store)
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:

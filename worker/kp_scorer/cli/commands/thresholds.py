@@ -49,7 +49,7 @@ def quality(gathered: Gathered, settings: Settings) -> None:
     """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
 
     Workers take the sample by their setting review.sample. Labels come from --labels, JSON Lines such as {"trace_id":
-    "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`.
+    "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`, or from late outcomes.
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
     trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if all sampled traces are
@@ -57,7 +57,7 @@ def quality(gathered: Gathered, settings: Settings) -> None:
     domains together and of each domain with 50 labels or more; smaller domains are together (domain null). To a terminal it
     prints a table.
     """
-    labelled = [(decision, label) for decision, label, _ in gathered.traces]
+    labelled = [(each.decision, each.label) for each in gathered.traces]
     estimates = qualities(labelled, settings.scoring.aliases)
     if not estimates:
         raise ScorerError(f"none of {len(labelled)} decisions with a label is sampled (review.sample)")

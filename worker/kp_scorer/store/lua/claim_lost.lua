@@ -1,11 +1,12 @@
 -- Claim pending traces whose messages must be lost: each was last sent or held long ago, and the queue has been empty since.
 --
 -- KEYS   pending, counts, drained, record_prefix
--- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms
+-- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms, wait_ms
 -- Reply  (trace_id, payload, resends, digest) for each claimed trace; the payload is empty if the record or the index is damaged and
 --        the trace leaves the index
 --
--- A trace whose submission nobody stored is forgotten after forget_after_ms.
+-- A trace whose submission nobody stored is forgotten after forget_after_ms. A late outcome waits for its trace's decision, up to
+-- wait_ms, and is then claimed until it is lost; `commit` sets its time to 0.
 
 use_reserve('zset', pending)
 if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end
@@ -14,13 +15,13 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.for
     redis.call('ZADD', pending, now, trace_id)
 end
 -- A trace that waits in a long queue is not lost, and sending it again would make the queue longer.
-local before = math.min(number(redis.call('GET', drained)), now - resend_after_ms)
+local before = math.max(1, math.min(number(redis.call('GET', drained)), now - resend_after_ms))
 
 local reply = {}
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, most)) do
     local record = record_prefix .. trace_id
-    local state, submission, resends, digest, since_ms, held_until_ms =
-        read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'lease_ms')
+    local state, submission, resends, digest, since_ms, held_until_ms, revises =
+        read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'lease_ms', 'revises')
     held_until_ms = number(held_until_ms)
     if state ~= 'pending' then
         -- The record or the index is damaged. A submission that the client stored is to be dead-lettered, which ends the trace.
@@ -38,6 +39,8 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
     elseif held_until_ms > now - resend_after_ms then
         -- A worker is deciding the trace, waits to, or did so recently.
         redis.call('ZADD', pending, math.min(now, held_until_ms), trace_id)
+    elseif revises and now - number(since_ms) < wait_ms and read(record_prefix .. revises, 'state') ~= 'decided' then
+        redis.call('ZADD', pending, now, trace_id)
     elseif submission then
         redis.call('ZADD', pending, now, trace_id)
         reply[#reply + 1] = {trace_id, submission, number(resends), digest or ''}

@@ -57,8 +57,8 @@ local reply, lacks_fact = {}, false
 for i, verdict in ipairs(verdicts) do
     local record = record_prefix .. verdict.trace_id
     local trace_id, digest, entry = verdict.trace_id, verdict.digest, verdict.entry
-    local state, known_digest, known_decision, reason, detail, known_entry =
-        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'entry')
+    local state, known_digest, known_decision, reason, detail, known_entry, outcomes =
+        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'entry', 'outcomes')
     if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then
         reply[i] = {'conflict'}
     elseif state == 'decided' then
@@ -74,6 +74,8 @@ for i, verdict in ipairs(verdicts) do
         tally('decided ' .. name_of(verdict.domain, verdict.is_known))
         for guard in string.gmatch(verdict.guards, '%S+') do tally('guard ' .. guard) end
         if verdict.fact ~= '' then remember(verdict) end
+        -- Late outcomes that wait for this decision are due at once.
+        for outcome_id in string.gmatch(outcomes or '', '%S+') do redis.call('ZADD', pending, 'XX', 0, outcome_id) end
         reply[i] = {'stored'}
     end
     lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')

@@ -1,10 +1,13 @@
 -- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define what it refers
 -- to: `pending`, `counts`, the keys of dead letters and their bounds.
 --
--- A record is a hash: state (pending, decided, dead; none if only its place is known), digest, decision, label, reason, detail, letter;
--- while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a worker holds it,
--- attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter; epoch and
--- entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
+-- A record is a hash: state (pending, decided, dead; none if only its place or late outcomes are known), digest, decision, label,
+-- reason, detail, letter; while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a
+-- worker holds it, attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter;
+-- epoch and entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
+--
+-- A late outcome has such a record too; while it waits for its trace, `revises` is the id of that. The record of the trace has
+-- `outcomes`, the ids of those, each with a space behind it, and `revised`, the newest revision; `decision` stays the first one.
 
 -- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
 -- script, with one command for all traces.
@@ -15,9 +18,8 @@ local made_pending, ended, decided_count = {}, {}, 0
 local function to_pending(record, trace_id, digest, known_digest, ...)
     local place = known_digest == digest and {} or {'epoch', 'entry'}
     redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
-        'owner', 'lease_ms', 'attempts', 'label', unpack(place))
-    -- A record without a digest has expired, so there is no expiry to remove.
-    if known_digest then redis.call('PERSIST', record) end
+        'owner', 'lease_ms', 'attempts', 'label', 'revised', 'revises', unpack(place))
+    redis.call('PERSIST', record)
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now, ...)
     made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id
 end
@@ -26,7 +28,7 @@ end
 local function to_end(record, trace_id, ttl_ms, state, ...)
     ended[#ended + 1] = trace_id
     if state == 'decided' then decided_count = decided_count + 1 end
-    redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts')
+    redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts', 'revises')
     redis.call('HSET', record, 'state', state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end

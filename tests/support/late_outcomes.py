@@ -1,0 +1,39 @@
+"""Late outcomes as a producer writes them that has nothing but the queue: it knows the secret that the trace's id ends with."""
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+
+def id_known_by(secret: str) -> str:
+    """The id of a trace of whoever knows this secret."""
+    return f"kp:trace:{hashlib.sha256(secret.encode()).hexdigest()}"
+
+
+def late_outcome(secret: str, outcome_id: str = "kp:outcome:1", **fields: Any) -> bytes:
+    known = {"@type": "LateOutcome", "id": outcome_id, "trace_id": id_known_by(secret), "success": False, "key": secret}
+    return json.dumps(known | fields).encode()
+
+
+class LateOutcomes:
+    """Late outcomes for some of a load, which gets ids for them: some come before their traces, and each comes twice."""
+
+    def __init__(self, load: Sequence[dict[str, Any]], count: int, chance: random.Random) -> None:
+        self.trace_ids: dict[str, str] = {}
+        """The trace of each outcome."""
+        self._messages: list[tuple[int, bytes]] = []
+        for number, place in enumerate(chance.sample(range(len(load)), count)):
+            secret, outcome_id = f"secret-of-trace-{number}", f"kp:outcome:{number}"
+            load[place]["id"] = self.trace_ids[outcome_id] = id_known_by(secret)
+            message = late_outcome(secret, outcome_id, success=number % 2 == 0)
+            self._messages += [(place + chance.randint(-len(load) // 8, len(load) // 4), message) for _ in range(2)]
+        self._messages.sort(reverse=True)
+
+    def due(self, place: int) -> list[bytes]:
+        """Take the messages that come before the trace at this place of the load."""
+        due: list[bytes] = []
+        while self._messages and self._messages[-1][0] < place:
+            due.append(self._messages.pop()[1])
+        return due

@@ -1,0 +1,94 @@
+"""Decides traces again by late outcomes, each once."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
+
+from kp_scorer.decider import Resolved, resolved_by
+from kp_scorer.decision import Decision, Received
+from kp_scorer.errors import ServiceUnavailable, TraceDead
+from kp_scorer.gate import GatePolicy
+from kp_scorer.scoring import revise
+from kp_scorer.store.ledger import RedisLedger
+from kp_scorer.store.records import Identity, Record, Revision
+from kp_scorer.store.records import Revised as Committed
+from kp_scorer.trace import LateOutcome
+
+Revised = Resolved | Literal["waits"]
+"""``waits``: the late outcome waits in the ledger for its trace."""
+
+_FORGED: Final = "key: expected the text whose SHA-256 ends the id of the trace, or the key of a client"
+_TOO_OLD: Final = "trace_id: expected a trace that this version, or a later one, has decided"
+_TOO_MANY: Final = "trace_id: expected a trace with fewer late outcomes"
+
+
+@dataclass
+class Reviser:
+    """Turns late outcomes into revisions, in three round trips to Redis for all of them. One thread owns it."""
+
+    ledger: RedisLedger
+    gate: GatePolicy
+    max_attempts: int
+
+    def revise(
+        self, outcomes: Sequence[LateOutcome], received: Sequence[Received | None], *, alone: bool = False
+    ) -> list[Revised | None]:
+        """Return for each late outcome its revision, or what else became of it; None if it is to be tried again, alone.
+
+        Repeating this is safe. ServiceUnavailable if Redis cannot be reached.
+        """
+        identities = [Identity(each.id, each.digest()) for each in outcomes]
+        records = self.ledger.acquire(identities, alone=alone)
+        results: list[Revised | None] = [
+            resolved_by(*each, self.max_attempts) for each in zip(identities, records, strict=True)
+        ]
+        claimed = [at for at, record in enumerate(records) if results[at] is None and (alone or not record.attempts)]
+        try:
+            revised = self._revise([outcomes[at] for at in claimed], [received[at] for at in claimed])
+        except Exception:
+            # In an outage the leases expire.
+            with suppress(ServiceUnavailable):
+                self.ledger.release([outcomes[at].id for at in claimed])
+            raise
+        for at, result in zip(claimed, revised, strict=True):
+            results[at] = result
+        return results
+
+    def _revise(self, outcomes: Sequence[LateOutcome], received: Sequence[Received | None]) -> list[Revised | None]:
+        if not outcomes:
+            return []
+        secret = self.ledger.outcome_secret()
+        records = self.ledger.look_up([each.trace_id for each in outcomes])
+        judged = [self._judge(*each, secret) for each in zip(outcomes, records, received, strict=True)]
+        committed = iter(self.ledger.revise([each for each in judged if isinstance(each, Revision)]))
+        return [_result(each, next(committed)) if isinstance(each, Revision) else each for each in judged]
+
+    def _judge(self, late: LateOutcome, record: Record | None, received: Received | None, secret: str) -> Revision | TraceDead:
+        revision = Revision(late.id, late.digest(), late.trace_id, late.model_dump_json(exclude_none=True).encode())
+        if not late.is_authentic(secret):
+            return TraceDead(late.id, "invalid", _FORGED)
+        if record is None or record.decision is None:
+            return revision
+        if record.decision.stated is None:
+            return TraceDead(late.id, "invalid", _TOO_OLD)
+        # Copies of a decision are recognised by its time, and of two the later one counts, whatever the clocks say.
+        at = max(datetime.now(UTC), datetime.fromisoformat(record.decision.decided_at) + timedelta(milliseconds=1))
+        changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
+        decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)
+        return revision._replace(
+            supersedes=record.decision.decided_at, decision=decision.model_dump_json().encode(), outcome=decision.outcome
+        )
+
+
+def _result(revision: Revision, committed: Committed) -> Revised | None:
+    match committed:
+        case "stored":
+            return Decision.model_validate_json(revision.decision)
+        case "again":
+            return None
+        case "too_many":
+            return TraceDead(revision.outcome_id, "invalid", _TOO_MANY)
+        case _:
+            return committed

@@ -1,0 +1,65 @@
+-- Store revisions, each once and in the order of their trace's decisions, or have late outcomes wait for their traces. The first end
+-- of a late outcome stands, so this is idempotent.
+--
+-- Uses   ledger
+-- KEYS   pending, counts, tallies, record_prefix
+-- ARGV   record_ttl_ms, revisions... (outcome_id, digest, trace_id, submission, supersedes, decision, outcome)
+-- Reply  (outcome, decision, reason, detail) for each, as `commit` replies; or `waits`, or `too_many`
+--
+-- A late outcome has a record as a trace has, with the revision as its decision. supersedes is the time of the decision that was
+-- judged again; it is empty, as is the revision, if there was none. If the trace has another by now, the reply is `again`.
+
+local MOST_BYTES = 4000
+
+use_reserve('zset', pending)
+
+-- Return when a decision was made. A revision also has the time of the one before.
+local function time_of(decision)
+    local is_json, fields = pcall(cjson.decode, decision)
+    return is_json and type(fields) == 'table' and fields.decided_at
+end
+
+-- List a late outcome in its trace's record, for `commit` and for whoever erases the trace. Return false if there are too many.
+local function list(of_trace, listed, outcome_id)
+    if string.find(listed, outcome_id .. ' ', 1, true) then return true end
+    if #listed > MOST_BYTES then return false end
+    redis.call('HSET', of_trace, 'outcomes', listed .. outcome_id .. ' ')
+    return true
+end
+
+local reply = {}
+for i, revision in ipairs(revisions) do
+    local outcome_id, digest = revision.outcome_id, revision.digest
+    local record, of_trace = record_prefix .. outcome_id, record_prefix .. revision.trace_id
+    local state, known_digest, known, reason, detail = read(record, 'state', 'digest', 'decision', 'reason', 'detail')
+    local trace_state, first, revised, listed = read(of_trace, 'state', 'decision', 'revised', 'outcomes')
+    local is_decided = trace_state == 'decided'
+    local is_newest = is_decided and time_of(revised or first) == revision.supersedes
+    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then
+        reply[i] = {'conflict'}
+    elseif state == 'decided' then
+        reply[i] = {'stands', known}
+    elseif state == 'dead' then
+        reply[i] = {'dead', '', reason, detail}
+    elseif is_decided ~= (revision.decision ~= '') or is_decided ~= is_newest or trace_state == FOREIGN then
+        reply[i] = {'again'}
+    elseif not list(of_trace, listed or '', outcome_id) then
+        reply[i] = {'too_many'}
+    else
+        if state ~= 'pending' then to_pending(record, outcome_id, digest, known_digest) end
+        if is_decided then
+            redis.call('HSET', of_trace, 'revised', revision.decision)
+            redis.call('PEXPIRE', of_trace, record_ttl_ms)
+            to_end(record, outcome_id, record_ttl_ms, 'decided', 'decision', revision.decision)
+            add(tallies, 'revised ' .. revision.outcome, 1)
+            reply[i] = {'stored'}
+        else
+            redis.call('HDEL', record, 'owner', 'lease_ms')
+            redis.call('HSET', record, 'submission', revision.submission, 'revises', revision.trace_id)
+            if not trace_state then redis.call('PEXPIRE', of_trace, record_ttl_ms) end
+            reply[i] = {'waits'}
+        end
+    end
+end
+apply_changes()
+return reply
