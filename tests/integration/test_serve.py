@@ -386,7 +386,9 @@ def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
 
 def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
     one, two, three, four = fresh_samples(4)
-    assert server.ask("POST", "/traces", one).json == {"traces": [{"number": 1, "state": "pending", "trace_id": one["id"]}]}
+    (row,) = server.ask("POST", "/traces", one).json["traces"]
+    del row["outcome_key"]
+    assert row == {"number": 1, "state": "pending", "trace_id": one["id"]}
     assert server.ask("POST", "/traces", [two, three]).status == 202
     lines = b"\n".join([json.dumps(four).encode(), b"", b"{", json.dumps(one | {"steps": []}).encode()])
     mixed = server.ask("POST", "/traces", lines, content_type="application/x-ndjson")
@@ -415,6 +417,31 @@ def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path
         for method in ("GET", "HEAD"):
             assert server.ask(method, "/livez").status == server.ask(method, "/readyz").status == 200
     assert TOKEN not in (tmp_path / "server.log").read_text("utf-8")
+
+
+def test_a_token_speaks_later_for_the_traces_alone_that_came_with_it(settings: Settings, tmp_path: Path) -> None:
+    file, (trace,) = tmp_path / "tokens", fresh_samples(1)
+    file.write_text(f"{TOKEN}\n{TOKEN}-of-others\n")
+    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
+    path, late = f"/traces/{trace['id']}/outcome", {"success": False, "reason": "late"}
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
+        (row,) = server.ask("POST", "/traces", trace, **own).json["traces"]
+        wait_until(lambda: server.ask("GET", f"/traces/{trace['id']}", **own).json.get("decision"))
+        for body, status in (
+            (late, 403),
+            (late | {"key": "guessed"}, 403),
+            ([], 400),
+            ({"key": row["outcome_key"]}, 400),
+        ):
+            assert server.ask("POST", path, body, **others).status == status
+        answer = server.ask("POST", path, late | {"key": row["outcome_key"]}, **own)
+        assert (answer.status, answer.json["trace_id"]) == (202, trace["id"])
+        outcome = f"/traces/{answer.json['outcome_id']}"
+        decision = wait_until(lambda: server.ask("GET", outcome, **own).json.get("decision"))
+        assert server.ask("GET", f"/traces/{trace['id']}", **others).json["decision"] == decision
+        conflicting = late | {"key": row["outcome_key"], "id": answer.json["outcome_id"], "success": True}
+        assert server.ask("POST", path, conflicting, **own).status == 409
+    assert (decision["revision"], decision["revised_by"]["reason"]) == (2, "late")
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ def id_known_by(secret: str) -> str:
 
 
 def late_outcome(secret: str, outcome_id: str = "kp:outcome:1", **fields: Any) -> bytes:
-    known = {"@type": "LateOutcome", "id": outcome_id, "trace_id": id_known_by(secret), "success": False, "key": secret}
-    return json.dumps(known | fields).encode()
+    payload = {"@type": "LateOutcome", "id": outcome_id, "trace_id": id_known_by(secret), "success": False, "key": secret}
+    return json.dumps(payload | fields).encode()
 
 
 class LateOutcomes:

@@ -19,8 +19,8 @@ ADMITS = GatePolicy(0.1).admits
 
 
 def late_outcome(**fields: object) -> LateOutcome:
-    known = {"@type": "LateOutcome", "id": "kp:outcome:1", "trace_id": "kp:trace:1", "success": True, "key": "k" * 16}
-    return check_late_outcome(known | fields, Limits())
+    payload = {"@type": "LateOutcome", "id": "kp:outcome:1", "trace_id": "kp:trace:1", "success": True, "key": "k" * 16}
+    return check_late_outcome(payload | fields, Limits())
 
 
 @given(traces(), policies(max_confidence=st.sampled_from([1.0, 0.5])), st.booleans(), CONFIDENCES, st.booleans())
@@ -32,9 +32,9 @@ def test_a_revision_scores_as_if_the_outcome_had_been_known(
     # Settings that change meanwhile change nothing, as the record holds all.
     stored = Decision.model_validate_json(earlier.model_dump_json())
     revision = revise(stored, late_outcome(success=success, confidence=confidence), ADMITS)
-    known = changed(trace.model_dump(mode="json"), "metadata.success", success)
-    known["outcome"]["confidence"] = trace.outcome.confidence if confidence is None else confidence
-    expected = decided(ReasoningTrace.model_validate(known), policy)
+    payload = changed(trace.model_dump(mode="json"), "metadata.success", success)
+    payload["outcome"]["confidence"] = trace.outcome.confidence if confidence is None else confidence
+    expected = decided(ReasoningTrace.model_validate(payload), policy)
     own = {"revision", "supersedes", "revised_by", "stated", "timings", "decided_at", "received"}
     assert revision.model_dump(exclude=own) == expected.model_dump(exclude=own)
     assert (revision.revision, revision.stated) == (earlier.revision + 1, first.stated)

@@ -241,12 +241,14 @@ class LateOutcome(_Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_id(cls, given: Any) -> Any:
+    def _with_id(cls, payload: Any) -> Any:
         # Without an id of its own, what says the same is the same.
-        if not isinstance(given, dict) or given.get("id") is not None:
-            return given
-        said = json.dumps([given.get(name) for name in ("trace_id", "success", "confidence", "reason", "key")], default=str)
-        return {**given, "id": OUTCOME_ID_PREFIX + hashlib.blake2b(said.encode(), digest_size=16).hexdigest()}
+        if not isinstance(payload, dict) or payload.get("id") is not None:
+            return payload
+        content = json.dumps(
+            [payload.get(name) for name in ("trace_id", "success", "confidence", "reason", "key")], default=str
+        )
+        return {**payload, "id": OUTCOME_ID_PREFIX + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}
 
     def digest(self) -> bytes:
         """Return the 16-byte digest of everything but the id. Without the key, a forged one would be the same."""

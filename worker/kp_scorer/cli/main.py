@@ -27,6 +27,7 @@ _COMMANDS: Final = {
         "keep": ("keep", "Write the traces worth keeping to a file."),
         "similar": ("similar", "Print the kept runs most like a task."),
         "mcp": ("similar", "Offer the kept runs to agents (MCP)."),
+        "outcome": ("submit", "Submit how a trace turned out later."),
         "label": ("submit", "Label traces as good or bad."),
     },
     "Thresholds": {

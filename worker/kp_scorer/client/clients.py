@@ -16,15 +16,16 @@ from celery import Celery
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import portions, send_traces
 from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.wire import as_bytes
 from kp_scorer.client.io_thread import IoThread, Result
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import decode_for_sending
+from kp_scorer.decoding import check_late_outcome, decode_for_sending, is_late_outcome
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import DecisionTimeout, InvalidTrace, Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import Record, Submission, TraceState
-from kp_scorer.trace import ReasoningTrace, namespaced
+from kp_scorer.trace import ReasoningTrace, namespaced, outcome_key
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
@@ -156,6 +157,9 @@ class _Client:
 
     def _checked(self, trace: Trace) -> Submission:
         """Check a trace; return it in the form that is recorded and sent, with the namespace in its id."""
+        if is_late_outcome(trace):
+            late = check_late_outcome(trace, self._limits)
+            return Submission(late.id, late.digest(), as_bytes(trace))
         if isinstance(trace, ReasoningTrace):
             payload: Any = trace.model_dump(mode="json", exclude_none=True)
         else:
@@ -190,6 +194,11 @@ class _Client:
                 ahead.cancel()
 
     # The following methods run on the client's I/O thread only.
+
+    def _late_outcome(self, trace_id: str, **fields: Any) -> dict[str, Any]:
+        key = outcome_key(self._store.ledger.outcome_secret(), trace_id)
+        message = {"@type": "LateOutcome", "trace_id": trace_id, "key": key}
+        return message | {name: value for name, value in fields.items() if value is not None}
 
     def _send(self, checked: Sequence[Submission | InvalidTrace]) -> list[Submitted]:
         """Record traces in the ledger and publish them to the queue; return the result for each, in order."""
@@ -281,6 +290,37 @@ class Client(_Client, AbstractContextManager["Client"]):
         """
         return self._do(lambda: self._look_up(trace_ids), timeout_s, _LOOK_UP_TOO_LATE)
 
+    def submit_outcome(
+        self,
+        trace_id: str,
+        *,
+        success: bool,
+        confidence: float | None = None,
+        reason: str | None = None,
+        outcome_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Submit what has become known of a trace's outcome, by which it is decided again, once. Return the outcome's id.
+
+        The outcome waits for a trace that is not decided yet. ``look_up`` and ``wait`` take its id, too.
+
+        Args:
+            trace_id: the id as ``submit`` returns it.
+            success: whether the task was solved.
+            confidence: how sure that is, 0..1; by default as the trace says.
+            reason: up to 200 characters, which the decision repeats.
+            outcome_id: ``kp:outcome:`` and a text that nobody can guess. By default it follows from the arguments above, so
+                that the same outcome counts once.
+            timeout_s: how long to wait for Redis, and then for Redis and the broker; by default ``broker.timeout_s``.
+
+        Raises:
+            InvalidTrace: an argument is wrong; nothing was sent.
+            TraceConflict: the outcome's id was submitted before with other content; nothing was sent.
+            ServiceUnavailable: as for ``submit``, or no worker has run yet. Submit the outcome again, which is always safe.
+        """
+        make = partial(self._late_outcome, trace_id, success=success, confidence=confidence, reason=reason, id=outcome_id)
+        return self.submit(self._do(make, timeout_s, _SUBMIT_TOO_LATE), timeout_s)
+
     def wait(self, trace_id: str, timeout_s: float) -> Decision:
         """Wait for a trace's decision.
 
@@ -346,6 +386,20 @@ class AsyncClient(_Client, AbstractAsyncContextManager["AsyncClient"]):
     async def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:
         """Return the status of each trace, in order, in one round trip; None if it is unknown or its record has expired."""
         return await self._do(lambda: self._look_up(trace_ids), timeout_s, _LOOK_UP_TOO_LATE)
+
+    async def submit_outcome(
+        self,
+        trace_id: str,
+        *,
+        success: bool,
+        confidence: float | None = None,
+        reason: str | None = None,
+        outcome_id: str | None = None,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Submit what has become known of a trace's outcome, and return the outcome's id, as ``Client.submit_outcome`` does."""
+        make = partial(self._late_outcome, trace_id, success=success, confidence=confidence, reason=reason, id=outcome_id)
+        return await self.submit(await self._do(make, timeout_s, _SUBMIT_TOO_LATE), timeout_s)
 
     async def wait(self, trace_id: str, timeout_s: float) -> Decision:
         """Wait for a trace's decision."""

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
@@ -29,7 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
-from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError
+from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError, TraceConflict
 from kp_scorer.files import check_writer, read_text
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.logs import Seldom, raised_at
@@ -38,7 +39,7 @@ from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submi
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import TraceState
-from kp_scorer.trace import is_trace_id
+from kp_scorer.trace import is_submission_id, outcome_key
 
 _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
@@ -70,6 +71,8 @@ class SubmittedTrace(BaseModel):
     number: int  # Its place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]
     trace_id: str | None = None
+    outcome_key: str | None = None
+    """For ``POST /traces/ID/outcome``."""
     problems: list[dict[str, str]] = []
 
 
@@ -171,17 +174,40 @@ class _Handlers:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} traces")
         answers = iter(self._client.submit_many(trace for trace in traces if not isinstance(trace, InvalidTrace)))
         results = (trace if isinstance(trace, InvalidTrace) else next(answers) for trace in traces)
-        rows = [_row(number, result) for number, result in enumerate(results, 1)]
+        secret = ""
+        with suppress(ServiceUnavailable):
+            secret = self._store.ledger.outcome_secret()
+        rows = [_row(number, result, secret) for number, result in enumerate(results, 1)]
         for state, count in Counter(row.state for row in rows).items():
             self._metrics.traces.labels(state).inc(count)
         return rows
+
+    async def submit_outcome(self, trace_id: str, request: Request) -> JSONResponse:
+        """Submit what has become known of a trace's outcome, by which it is decided again, once.
+
+        The trace's key is needed where there are several tokens: whoever has one of them must not speak for the others. The
+        answer has the id of the outcome, under which its state can be read.
+        """
+        _media_type(request, JSON)
+        outcome_id = await self._work_on(request, self._of_traces, partial(self._submit_outcome, trace_id))
+        return JSONResponse({"trace_id": trace_id, "outcome_id": outcome_id}, 202)
+
+    def _submit_outcome(self, trace_id: str, body: bytes) -> str:
+        payload = parse_json(body, self._limits)
+        if not isinstance(payload, dict):
+            raise HTTPException(400, "expected a JSON object")
+        key = outcome_key(self._store.ledger.outcome_secret(), trace_id)
+        if len(self._tokens) > 1 and not admits([key], str(payload.get("key"))):
+            raise HTTPException(403, "key: expected the outcome_key of the answer to the trace's submission")
+        return self._client.submit({**payload, "@type": "LateOutcome", "trace_id": trace_id, "key": key})
 
     async def look_up(self, trace_id: str) -> TraceStatus:
         """Return the state of a trace, and its decision.
 
         A trace from spans has the id kp:trace:otel: with the spans' trace id.
         """
-        (status,) = await anyio.to_thread.run_sync(self._client.look_up, [trace_id]) if is_trace_id(trace_id) else [None]
+        is_id = is_submission_id(trace_id)
+        (status,) = await anyio.to_thread.run_sync(self._client.look_up, [trace_id]) if is_id else [None]
         if status is None:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
@@ -250,6 +276,9 @@ def make_app(
     for signal, handler in exports.items():
         app.post(f"/v1/{signal}", openapi_extra=spans, **guarded)(handler)
     app.post("/traces", status_code=202, response_model=rows, openapi_extra=traces, **guarded)(handlers.submit)
+    app.post("/traces/{trace_id:path}/outcome", status_code=202, openapi_extra=_takes({JSON: "object"}), **guarded)(
+        handlers.submit_outcome
+    )
     app.get("/traces/{trace_id:path}", response_model_exclude_unset=True, **guarded)(handlers.look_up)
     app.get("/similar", **guarded)(handlers.similar)
 
@@ -262,8 +291,9 @@ def make_app(
         # Some monitors probe by HEAD.
         app.head(path, include_in_schema=False)(probe)
     app.add_middleware(_OneLength)
-    for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, ServiceUnavailable, Exception):
+    for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, TraceConflict, ServiceUnavailable):
         app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(Exception, _refused)
     return app
 
 
@@ -295,9 +325,11 @@ def _media_type(request: Request, *accepted: str) -> str:
     return media_type
 
 
-def _row(number: int, result: Submitted) -> SubmittedTrace:
+def _row(number: int, result: Submitted, secret: str) -> SubmittedTrace:
     if isinstance(result, str):
-        return SubmittedTrace(number=number, state="pending", trace_id=result)
+        # Before the first worker there is no secret.
+        key = outcome_key(secret, result) if secret else None
+        return SubmittedTrace(number=number, state="pending", trace_id=result, outcome_key=key)
     if isinstance(result, InvalidTrace):
         return SubmittedTrace(number=number, state="invalid", problems=[problem._asdict() for problem in result.problems])
     return SubmittedTrace(number=number, state="conflict", trace_id=result.trace_id)
@@ -316,6 +348,8 @@ async def _refused(request: Request, error: Exception) -> Response:
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
     elif isinstance(error, RequestValidationError):
         status, message = 422, "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    elif isinstance(error, TraceConflict):
+        status = 409
     elif not isinstance(error, InvalidTrace | NotConverted):
         # The message may quote a trace.
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))

@@ -13,7 +13,7 @@ from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_note
 from kp_scorer.client import read_decisions
 from kp_scorer.client.forwarding import Forwarder, Receiver
-from kp_scorer.decision import Decision, Outcome
+from kp_scorer.decision import KINDS, Decision, DecisionKind
 from kp_scorer.files import open_regular
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -24,7 +24,7 @@ from kp_scorer.store import Store
 @click.option(
     "--url", default="", help="Its address; for langfuse and otlp by default in LANGFUSE_HOST, OTEL_EXPORTER_OTLP_ENDPOINT."
 )
-@click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only decisions with this outcome.")
+@click.option("--outcome", type=click.Choice(KINDS), help="Only decisions with this outcome, or revisions.")
 @click.option("--group", default="", help="The consumer group to read streams as.")
 @click.option("--follow", is_flag=True, help="Wait for more decisions.")
 @click.option(
@@ -36,7 +36,7 @@ from kp_scorer.store import Store
 )
 @service_options
 def forward(
-    receiver: Receiver, url: str, outcome: Outcome | None, group: str, follow: bool, dead_letters: Path, settings: Settings
+    receiver: Receiver, url: str, outcome: DecisionKind | None, group: str, follow: bool, dead_letters: Path, settings: Settings
 ) -> None:
     """Consume decisions and hand each on, at least once: it is removed from its queue once the receiver has it.
 

@@ -1,23 +1,23 @@
-"""``kp-scorer submit``, ``status``, ``decisions`` and ``label``: submit traces, read their decisions and label them."""
+"""``kp-scorer submit``, ``outcome``, ``status``, ``decisions`` and ``label``: submit traces, read decisions, label them."""
 
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from threading import Event
-from typing import Final, get_args
+from typing import Final
 
 import click
 
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.gathering import read_labels
-from kp_scorer.cli.ids import resolve_trace_id
+from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.decision import Outcome
+from kp_scorer.decision import KINDS, DecisionKind
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -124,6 +124,29 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
     table.print_row(row, status.decision if status else None)
 
 
+@click.command(epilog='Example: kp-scorer outcome 4f1c20a9 --success false --reason "two tests failed"')
+@click.argument("trace_id", metavar="ID")
+@click.option("--success", type=bool, required=True, help="Whether the task was solved: true or false.")
+@click.option("--confidence", type=click.FloatRange(0, 1), help="How sure that is, 0 to 1 [as the trace says].")
+@click.option("--reason", help="Up to 200 characters, which the decision repeats.")
+@click.option("--id", "outcome_id", help="kp:outcome: and a text that nobody can guess [from the above].")
+@service_options
+def outcome(
+    trace_id: str, success: bool, confidence: float | None, reason: str | None, outcome_id: str | None, settings: Settings
+) -> None:
+    """Submit what has become known of a trace's outcome: the trace is decided again by it, and the revision published.
+
+    Each outcome counts once; without --id, one that says the same is the same. It waits for a trace that is not decided yet.
+
+    kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it.
+    """
+    with Store.open(settings) as store:
+        exact = exact_trace_id(resolve_trace_id(trace_id, store.ledger))
+    with Client(settings) as client:
+        submitted = client.submit_outcome(exact, success=success, confidence=confidence, reason=reason, outcome_id=outcome_id)
+    print_row({"trace_id": exact, "outcome_id": submitted, "state": "pending"}, f"{exact} {submitted} pending")
+
+
 @click.command(epilog="Example: kp-scorer status 4f1c20a9")
 @click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
 @service_options
@@ -144,12 +167,12 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 
 
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
-@click.option("--outcome", type=click.Choice(get_args(Outcome)), help="Only the queue of this outcome.")
+@click.option("--outcome", type=click.Choice(KINDS), help="Only the queue of this outcome, or of revisions.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
 @click.option("--group", default="", help="Read streams, as this consumer group; it is made if it is missing.")
 @service_options
-def decisions(outcome: Outcome | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
+def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are empty, unless
