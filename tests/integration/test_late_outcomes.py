@@ -125,6 +125,9 @@ def test_the_command_submits_an_outcome(on_broker: SettingsWith, store: Store, t
     assert (status_row["decision"]["revision"], status_row["good"]) == (2, False)
     read = command(settings, "decisions", "--outcome", "revised")
     assert json.loads(read.stdout) == revision.model_dump(mode="json")
+    assert "revision 2, as it is known now that the trace failed" in " ".join(
+        command(settings, "explain", trace_id).stdout.split()
+    )
     assert stored_labels(settings) == {trace_id: False}
     assert list(stored_decisions(settings)) == [revision]
     assert json.loads(command(settings, "stats").stdout)["revised"] == {revision.outcome: 1}

@@ -115,6 +115,10 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
     trace, nearest = traces.get(decision.trace_id), decision.novelty.nearest
     terms, margin = terms_of(decision), decision.score - decision.threshold
     yield f"{decision.trace_id}: {decision.outcome} with {decision.score:.4f}"
+    if decision.revised_by and decision.supersedes:
+        before, success = decision.supersedes, decision.revised_by.success
+        reason = f"revision {decision.revision}, as it is known now that the trace {'succeeded' if success else 'failed'}"
+        yield from flowing(f"This is {reason}. Before, it was {before.outcome} with {before.score:.4f}.")
     yield from _barred_words(decision)
     # A margin that rounds to zero would seem to pass.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
