@@ -39,7 +39,8 @@
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
     {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. These three expire 30
                                          days after the last span; of a submitted run an hour later, without the spans
-    {prefix}:recording:{digest} string   the run by which a conversation came first, its instrumentation and its times, as JSON;
+    {prefix}:run_recording:{digest}
+                                string   the run by which a conversation came first, its instrumentation and its times, as JSON;
                                          expires after an hour
 
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
@@ -131,7 +132,7 @@ class Keys(Prefixed):
     dead_letter = _KeyOf("dead")
     reading = _KeyOf("reading")
     run = _KeyOf("run")
-    recording = _KeyOf("recording")
+    recording = _KeyOf("run_recording")
     pinning = _KeyOf("pinning")
 
     def of_log(self, space: str) -> LogKeys:
