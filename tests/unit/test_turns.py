@@ -332,8 +332,9 @@ def test_roles_of_a_chat_between_agents_do_not_depend_on_whose_copy_it_is() -> N
     (trace,) = converted("openai", {"chat_history": toolless, "summary": ANSWER, "human_input": []})
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])
     greeting = [assistant("Hello, I am the keeper.") | {"name": "keeper"}, user(ASKED) | {"name": "Ann"}, assistant(ANSWER)]
-    (trace,) = converted("openai", {"messages": greeting})
-    assert trace["task"]["objective"] == ASKED
+    for holder in ({"messages": greeting}, {"dialogue": greeting, "cost": 0.1}):
+        (trace,) = converted("openai", holder)
+        assert trace["task"]["objective"] == ASKED
 
 
 def test_conversations_in_a_list_are_runs_and_what_is_none_is_refused() -> None:

@@ -100,7 +100,7 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
         return Run(conversation, run_id, _pieces_of_turns(turns), first_timestamp(turns[:1]))
     listed = list_of_turns(conversation) if not _KEYS & set(conversation.object()) else None
     turns = listed.items() if listed else []
-    if listed and _ASKERS & set(conversation.value):
+    if listed and "chat_history" in conversation.value and _ASKERS & set(conversation.value):
         turns = listed._replace(value=in_one_view(listed.value, is_of_asker=True)).items()
     pieces = _pieces_of_turns(turns)
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
