@@ -49,9 +49,6 @@ _WORKERS_REMEMBERED_MS: Final = 3_600_000
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label", "revised")
 
 
-_NO_GATE: Final = GateBounds(0, 0)
-
-
 class _Lease(NamedTuple):
     worker: str
     worker_lease_ms: int
@@ -180,7 +177,7 @@ class RedisLedger:
         self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
-        self.facts: RedisFacts | None = None  # Where commits store the facts of decisions; None without a gate.
+        self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Where commits store facts; without a gate there are none.
         self.damaged: dict[str, str] = {}
         """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
 
@@ -310,14 +307,13 @@ class RedisLedger:
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store each decision, in order, unless its trace has ended. The first end stands, so repeating a commit is safe."""
-        facts = self.facts
         replies = _commit(
             self._client,
             keys=self._keys,
-            facts=facts.keys.log if facts else self._keys.of_facts(""),
-            kept_facts=facts.kept_keys.log if facts else self._keys.of_facts(""),
+            facts=self.facts.keys.log,
+            kept_facts=self.facts.kept_keys.log,
             record_ttl_ms=self._ttl_ms,
-            bounds=facts.bounds if facts else _NO_GATE,
+            bounds=self.facts.bounds,
             verdicts=verdicts,
         )
         self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
