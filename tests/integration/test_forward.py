@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from google.protobuf.json_format import ParseDict
 from kp_scorer.cli.main import commands
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, RevisedBy
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
@@ -83,6 +83,15 @@ def test_each_decision_arrives_signed_whoever_is_killed(on_broker: SettingsWith,
         signature = base64.b64encode(hmac.digest(SECRET, head + row["body"].encode(), "sha256")).decode()
         assert (row["path"], row["webhook-signature"]) == ("/kp", f"v1,{signature}")
         assert Decision.model_validate_json(row["body"]) in made
+
+
+def test_revisions_are_handed_on_apart(settings: Settings, receiving: Receiving) -> None:
+    first = decided(make_trace(trace_id="kp:trace:late"))
+    publish(settings, [first, first.model_copy(update={"revision": 2, "revised_by": RevisedBy(id="tests", success=False)})])
+    with receiving.process():
+        assert "forwarded 1 decisions" in forward(settings, "langfuse", receiving.url).stderr
+        assert "forwarded 1 decisions" in forward(settings, "langfuse", receiving.url, "--outcome", "revised").stderr
+    assert len({json.loads(row["body"])["id"] for row in receiving.rows()}) == 1
 
 
 def forward(settings: Settings, receiver: str, url: str, *arguments: str | Path) -> Any:
