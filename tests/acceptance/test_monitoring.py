@@ -299,7 +299,8 @@ def test_an_alarm_of_rabbitmq_is_told_by_clients_workers_and_doctor(settings: Se
 
 @contextmanager
 def filling(client: redis.Redis, queue: str) -> Iterator[None]:
-    """Put a hundred messages a second on a queue."""
+    """Put a hundred messages a second on a queue that is not empty before."""
+    client.lpush(queue, "{}")
     stopping = threading.Event()
 
     def fill() -> None:
