@@ -248,12 +248,12 @@ class RedisLedger:
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             pipeline = self._client.pipeline(transaction=False)
             for trace_id in chunk:
-                pipeline.hexists(self._keys.record(trace_id), "label")
-                pipeline.hexists(self._keys.record(trace_id), "revised")
+                pipeline.hstrlen(self._keys.record(trace_id), "label")
+                pipeline.hstrlen(self._keys.record(trace_id), "revised")
             replies = pipeline.execute(raise_on_error=False)
             # A key of another type is an error in both replies.
             either = zip(chunk, replies[::2], replies[1::2], strict=True)
-            yield from (trace_id for trace_id, *are_there in either if True in are_there)
+            yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
 
     def sample(self, most: int) -> tuple[list[str], int]:
         """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
