@@ -237,12 +237,14 @@ def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
     System texts are left out, long messages cut, and so are runs, the least similar first. Each message is JSON on a line of
     its own, so that none can look like another part of the block.
     """
-    text, most_bytes = "", most_tokens * _BYTES_PER_TOKEN
+    most_bytes = most_tokens * _BYTES_PER_TOKEN
+    # Written once, as what has room is found by trying.
+    spoken = [[message for message in run.messages if message.get("role") != "system"] for run in runs]
+    written = [[escaped(json.dumps(message, ensure_ascii=False)) for message in messages] for messages in spoken]
+    text = ""
     for number, longest in product(range(len(runs), 0, -1), _LONGEST_MESSAGES):
         text = _INTRODUCTION
-        for run in runs[:number]:
-            spoken = (message for message in run.messages if message.get("role") != "system")
-            lines = (escaped(json.dumps(message, ensure_ascii=False)) for message in spoken)
+        for run, lines in zip(runs[:number], written, strict=False):
             cut = (line if len(line) <= longest else f"{line[:longest]}…" for line in lines)
             text += "\n".join([f"\n## A run of similarity {run.similarity:.2f}", *cut]) + "\n"
         if len(text.encode()) <= most_bytes:

@@ -222,10 +222,16 @@ class _Handlers:
         """Return the kept runs that are most like a task, or a block of them for an agent's context."""
         if self._kept is None:
             raise HTTPException(404, "no kept runs here: set serve.kept")
-        runs = await anyio.to_thread.run_sync(self._kept.similar, task, k, limiter=self._of_kept)
-        if format == "prompt":
-            return Response(as_prompt(runs, tokens), media_type="text/plain")
-        return JSONResponse({"runs": [run._asdict() for run in runs]})
+        kept = self._kept
+
+        def answer() -> Response:
+            runs = kept.similar(task, k)
+            if format == "prompt":
+                return Response(as_prompt(runs, tokens), media_type="text/plain")
+            return JSONResponse({"runs": [run._asdict() for run in runs]})
+
+        # Runs may be large, and writing them would hold up all other requests.
+        return await anyio.to_thread.run_sync(answer, limiter=self._of_kept)
 
     async def _work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
         """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
