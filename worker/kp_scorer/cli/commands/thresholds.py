@@ -108,7 +108,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
             sides, fields = {"before": before, "after": after}, ("outcome", "score", "threshold")
             both = {f"{field}_{name}": getattr(decision, field) for field in fields for name, decision in sides.items()}
             print_row({"trace_id": before.trace_id, "domain": before.domain, **both})
-        counts[before.domain] += Counter(
+        counts[before.domain].update(
             decisions=1,
             flips=before.outcome != after.outcome,
             before=before.outcome == "accepted",
