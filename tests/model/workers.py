@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision
+from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.gate import Gate
@@ -178,34 +178,28 @@ class Worker:
         return note
 
     def _end_late(self, message: Message, end: Revised | None) -> None:
+        if end == "waits":
+            # Its message is acknowledged, as the ledger has it.
+            self.in_flight.remove(message)
+        else:
+            self._end(message, end, self.late_alone, self.late)
+
+    def _sort_out(self, ended: Sequence[Leased]) -> None:
+        for message, case in ended:
+            self._end(message, case.resolved, self.alone, self.waiting)
+
+    def _end(self, message: Message, end: Resolved | None, alone: list[Message], held: list[Message]) -> None:
         match end:
             case None:
-                self.late_alone.append(message)
-            case "waits":
-                # Its message is acknowledged, as the ledger has it.
-                self.in_flight.remove(message)
+                alone.append(message)
             case TraceHeld():
-                self.late.append(message)
+                held.append(message)
             case TraceConflict():
                 self._dead_letter(message, "conflict", "the id is taken")
             case TraceDead() as dead:
                 self._dead_letter(message, dead.reason, dead.detail)
             case decision:
                 self.ended.append(Ended(message, decision))
-
-    def _sort_out(self, ended: Sequence[Leased]) -> None:
-        for message, case in ended:
-            match case.resolved:
-                case None:
-                    self.alone.append(message)
-                case TraceHeld():
-                    self.waiting.append(message)
-                case TraceConflict():
-                    self._dead_letter(message, "conflict", "the id is taken")
-                case TraceDead() as dead:
-                    self._dead_letter(message, dead.reason, dead.detail)
-                case decision:
-                    self.ended.append(Ended(message, decision))
 
     def _dead_letter(self, message: Message, reason: Reason, detail: str) -> None:
         payload = message.payload
