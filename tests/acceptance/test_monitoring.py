@@ -46,6 +46,7 @@ from tests.support.documents import anchors_of, code_with, lines_of
 from tests.support.processes import (
     CRASHING_WORKER,
     FAST_WORKER,
+    LISTENING,
     PATIENCE_S,
     at_work,
     ending_within,
@@ -364,8 +365,8 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
 
 
 def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matter(settings: Settings, tmp_path: Path) -> None:
-    # The servers of a cluster talk to each other on another port, 10,000 higher.
-    server = next(server for server in iter(lambda: RedisServer(tmp_path), None) if server.port < 55_536)
+    # The servers of a cluster talk to each other on another port, 10,000 higher, which no connection of another test may have.
+    server = next(server for server in iter(lambda: RedisServer(tmp_path), None) if server.port + 10_000 in LISTENING)
     with server:
         elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
         server.kill()

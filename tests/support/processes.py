@@ -41,7 +41,7 @@ PATIENCE_S: Final = 120.0
 """How long a test waits for what will come. It bounds a failure: no machine, whatever else it does, takes as long."""
 
 _BURST_S: Final = 0.1
-_LISTENING: Final = range(20_000, 32_768)  # Ports below those that the kernel gives connections.
+LISTENING: Final = range(20_000, 32_768)  # Ports below those that the kernel gives connections.
 
 
 def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) -> Value:
@@ -93,7 +93,7 @@ def free_port() -> int:
     """Find a port that nobody listens on, and that no connection of another test takes before it is used."""
     while True:
         # Hypothesis seeds the other generator alike in all processes.
-        port = secrets.choice(_LISTENING)
+        port = secrets.choice(LISTENING)
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
             return port
