@@ -146,9 +146,9 @@ class Forwarder:
             record |= {"traceId": run_id, "spanId": self._store.runs.agent_span(decision.trace_id)}
         resource = {"attributes": [{"key": "service.name", "value": {"stringValue": NAME}}]}
         logs = {"resourceLogs": [{"resource": resource, "scopeLogs": [{"scope": {"name": NAME}, "logRecords": [record]}]}]}
-        given = self._variables.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+        pairs = self._variables.get("OTEL_EXPORTER_OTLP_HEADERS", "")
         headers = {
-            name.strip(): unquote(value.strip()) for name, _, value in (pair.partition("=") for pair in given.split(","))
+            name.strip(): unquote(value.strip()) for name, _, value in (pair.partition("=") for pair in pairs.split(","))
         }
         return "/v1/logs", json.dumps(logs).encode(), {name: value for name, value in headers.items() if name}
 

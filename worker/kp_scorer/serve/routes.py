@@ -222,10 +222,10 @@ class _Handlers:
         """Return the kept runs that are most like a task, or a block of them for an agent's context."""
         if self._kept is None:
             raise HTTPException(404, "no kept runs here: set serve.kept")
-        kept = self._kept
+        kept_runs = self._kept
 
         def answer() -> Response:
-            runs = kept.similar(task, k)
+            runs = kept_runs.similar(task, k)
             if format == "prompt":
                 return Response(as_prompt(runs, tokens), media_type="text/plain")
             return JSONResponse({"runs": [run._asdict() for run in runs]})
