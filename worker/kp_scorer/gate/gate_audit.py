@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kp_scorer.decision import Decision, GateResult
+from kp_scorer.gate.batch import bar_of
+from kp_scorer.gate.domain import HALF_LIVES, GateBounds
 from kp_scorer.gate.facts import BEGINNING, Fact, StoredFact
-from kp_scorer.gate.gate import HALF_LIVES, GateBounds, bar_of
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.verification import Decisions
 

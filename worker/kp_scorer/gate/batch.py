@@ -1,0 +1,133 @@
+"""Weighs the traces of a batch, one after the other: what each adds, and the bar that it must reach."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.gate.domain import Domain, number_of
+from kp_scorer.gate.facts import VECTOR, Fact, Vectors
+from kp_scorer.novelty.log import Place
+
+LEAST_BAR: Final = 0.05  # A copy of a kept trace adds less, also where most runs may be kept.
+
+Requirement = Literal["success"] | float
+
+
+class GatePolicy(NamedTuple):
+    """What the gate lets through."""
+
+    share: float  # Of a domain's traces, which its bar follows.
+    bar: float | None = None  # A fixed bar, which follows nothing.
+    requires: Requirement = "success"  # Or the least outcome dimension.
+
+    def admits(self, success: bool, outcome_confidence: float) -> bool:
+        """Return whether a trace meets the requirement."""
+        return success if self.requires == "success" else outcome_confidence >= self.requires
+
+
+class Weighed(NamedTuple):
+    """What a trace adds, and what that is held against."""
+
+    adds: float
+    bar: float
+    share: float | None  # The share that the bar follows; None if it is fixed.
+    nearest: tuple[str, float] | None  # The kept trace that covers it best, and their similarity.
+    as_of: Place
+
+
+class Batch:
+    """Traces that are weighed one after the other, each also against those before it; others know none before it is stored."""
+
+    def __init__(
+        self,
+        domains: Mapping[str, Domain],
+        traces: Sequence[tuple[str, str, Vectors]],
+        as_of: Place,
+        policy: GatePolicy,
+    ) -> None:
+        # As the vectors will be stored, so that others calculate with the same.
+        vectors = np.array([vector for _, _, vector in traces], VECTOR).astype(np.float32)
+        by_domain = defaultdict[str, list[int]](list)
+        for index, (_, domain, _) in enumerate(traces):
+            by_domain[domain].append(index)
+        self._turns: dict[int, tuple[_Turns, int]] = {}
+        for domain, indices in by_domain.items():
+            trace_ids = [traces[index][0] for index in indices]
+            of_domain = _Turns(domain, domains[domain], trace_ids, vectors[indices], as_of, policy)
+            self._turns.update((index, (of_domain, turn)) for turn, index in enumerate(indices))
+
+    def weigh(self, index: int) -> Weighed:
+        """Weigh a trace, once all before it are settled."""
+        turns, turn = self._turns[index]
+        return turns.weigh(turn)
+
+    def settle(self, index: int, *, is_eligible: bool, is_kept: bool) -> Fact:
+        """Note whether a trace could be kept, and is, and return the fact to store."""
+        turns, turn = self._turns[index]
+        return turns.settle(turn, is_eligible=is_eligible, is_kept=is_kept)
+
+
+class _Turns:
+    """The traces of a batch that are of one domain, each with its turn."""
+
+    def __init__(
+        self, name: str, domain: Domain, trace_ids: Sequence[str], vectors: Vectors, as_of: Place, policy: GatePolicy
+    ) -> None:
+        self._domain, self._trace_ids, self._vectors, self._as_of, self._policy = name, trace_ids, vectors, as_of, policy
+        at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
+        # Each of these is of the runs, and behind them of the traces here.
+        self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
+        self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
+        self._adds = np.concatenate([domain.runs.adds, np.zeros(len(trace_ids))])
+        own, column = self._runs + np.arange(len(trace_ids))[:, None], np.arange(len(self._adds))
+        # A trace counts itself, those before it here, and as many runs as are left of the most.
+        self._weights = np.where((column <= own) & (column >= own - self._most_runs), 1.0, 0.0)
+        self._weights[:, : self._runs] *= domain.demand(at)
+        self._nearest: list[tuple[str, float] | None] = [None] * len(trace_ids)
+        if domain.kept_rows:
+            to_kept = vectors @ domain.kept_rows.vectors.T
+            covering = to_kept * domain.kept_standing(at)
+            for turn, best in enumerate(covering.argmax(axis=1)):
+                if covering[turn, best] > 0:
+                    self._covers[self._runs + turn] = covering[turn, best]
+                    self._nearest[turn] = domain.kept_rows.trace_ids[best], float(to_kept[turn, best])
+        self._weigh_all()
+
+    def _weigh_all(self) -> None:
+        # To itself a trace has a similarity of 1, whatever the rounding of its vector says.
+        turns = np.arange(len(self._trace_ids))
+        self._similarities[turns, self._runs + turns] = 1.0
+        added = (np.maximum(self._similarities - self._covers, 0.0) * self._weights).sum(axis=1)
+        # Equal traces must add equally, although the last bits depend on how many are weighed together.
+        self._added = added.round(4).tolist()
+
+    def weigh(self, turn: int) -> Weighed:
+        own, bar, share = self._runs + turn, self._policy.bar, None
+        if bar is None:
+            share = self._policy.share
+            bar = bar_of(self._adds[max(0, own - self._most_runs) : own], share)
+        return Weighed(self._added[turn], bar, share, self._nearest[turn], self._as_of)
+
+    def settle(self, turn: int, *, is_eligible: bool, is_kept: bool) -> Fact:
+        own, similarities = self._runs + turn, self._similarities[turn]
+        trace_id, adds, cover = self._trace_ids[turn], self._added[turn] if is_eligible else 0.0, min(1.0, self._covers[own])
+        self._adds[own] = adds
+        if is_kept:
+            for later in range(turn + 1, len(self._trace_ids)):
+                if (similarity := float(similarities[self._runs + later])) > self._covers[self._runs + later]:
+                    self._nearest[later] = trace_id, similarity
+            self._covers = np.maximum(self._covers, similarities)
+            self._weigh_all()
+        return Fact(trace_id, self._domain, self._as_of, turn, float(cover), adds, is_kept, self._vectors[turn])
+
+
+def bar_of(adds: NDArray[np.float64], share: float) -> float:
+    """Return what a trace must add to be among the ``share`` of a domain's last runs, itself among them, that add most."""
+    if not len(adds):
+        return 1.0
+    place = max(len(adds) - math.ceil(share * (len(adds) + 1)), 0)
+    return max(float(np.partition(adds, place)[place]), LEAST_BAR)

@@ -1,0 +1,118 @@
+"""Holds what the gate knows of one domain: its last runs with their covers, and its kept traces."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kp_scorer.gate.facts import Fact, Vectors
+from kp_scorer.novelty.log import Place
+
+HALF_LIVES: Final = 4  # In which a kept trace loses its standing, before it expires.
+
+PlacedFact = tuple[Place, Fact]
+_TICKS: Final = 2**20  # Of a millisecond, where a place is a number.
+
+
+class GateBounds(NamedTuple):
+    """How many kept traces a space holds, and for how long; how many facts; and the runs of a domain whose covers count."""
+
+    kept_elements: int
+    kept_ttl_ms: int
+    most_facts: int = 10_000  # A domain without one among these has no runs.
+    most_runs: int = 200
+
+
+class Domain:
+    """The last runs of one domain with their covers, and its kept traces."""
+
+    def __init__(self, dimensions: int, bounds: GateBounds) -> None:
+        self._ttl = bounds.kept_ttl_ms * _TICKS
+        self.most_runs = bounds.most_runs
+        self.runs = _Rows(dimensions)
+        self.kept_rows = _Rows(dimensions)
+        self._covers = np.empty(0)
+        self._covers_at = 0
+
+    def covers(self, at: int) -> NDArray[np.float64]:
+        """Return the covers of the runs at a place."""
+        return self._covers * self._standing(self._covers_at, at)
+
+    def extend(self, added: Sequence[PlacedFact]) -> None:
+        """Add facts, oldest first."""
+        runs, now = added[-self.most_runs :], number_of(added[-1][0])
+        self.runs.extend(runs)
+        recorded = np.array([fact.cover for _, fact in runs])
+        since = self.runs.as_of[-len(runs) :]
+        self._covers = np.concatenate([self.covers(now), recorded * np.where(since, self._standing(since, now), 1.0)])
+        self._covers_at = now
+        self.drop_runs(len(self.runs) - self.most_runs)
+        self.kept_rows.extend([each for each in added if each[1].is_kept])
+        # A run is covered by what was kept since the facts that its decision rests on, too.
+        first = int(np.searchsorted(self.kept_rows.at, since.min(), "right"))
+        if first < len(self.kept_rows):
+            at = self.kept_rows.at[first:]
+            raised = self.runs.vectors @ self.kept_rows.vectors[first:].T * self._standing(at, now)
+            self._covers = np.maximum(self._covers, np.where(at > self.runs.as_of[:, None], raised, 0.0).max(axis=1))
+
+    def drop_runs(self, count: int) -> None:
+        """Drop the oldest runs with their covers; what others are covered by stays."""
+        if count > 0:
+            self.runs.drop(count)
+            self._covers = self._covers[count:]
+
+    def kept_standing(self, at: int) -> NDArray[np.float64]:
+        """Return the share of its similarity that each kept trace covers with at a place; 0 once it has expired."""
+        return np.where(at - self.kept_rows.at < self._ttl, self._standing(self.kept_rows.at, at), 0.0)
+
+    def demand(self, at: int) -> NDArray[np.float64]:
+        """Return the weight of each run at a place."""
+        return self._standing(self.runs.at, at)
+
+    def _standing(self, since: NDArray[np.int64] | int, at: int) -> NDArray[np.float64]:
+        standing: NDArray[np.float64] = np.exp2(np.minimum((since - at) / (self._ttl / HALF_LIVES), 0.0))
+        return standing
+
+
+class _Rows:
+    """Facts as arrays, oldest first: places and those that they rest on as numbers, what they added, and vectors."""
+
+    def __init__(self, dimensions: int) -> None:
+        self._vectors = np.empty((0, dimensions), np.float32)
+        self._first = 0
+        self.trace_ids: list[str] = []
+        self.at = self.as_of = np.empty(0, np.int64)
+        self.adds = np.empty(0)
+
+    def __len__(self) -> int:
+        return len(self.trace_ids)
+
+    @property
+    def vectors(self) -> Vectors:
+        return self._vectors[self._first : self._first + len(self)]
+
+    def extend(self, added: Sequence[PlacedFact]) -> None:
+        """Add facts, of which the vectors are copied: each keeps all that was read together with it in memory."""
+        if not added:
+            return
+        if self._first + len(self) + len(added) > len(self._vectors):
+            moved = np.empty((2 * (len(self) + len(added)), self._vectors.shape[1]), np.float32)
+            moved[: len(self)] = self.vectors
+            self._vectors, self._first = moved, 0
+        self.trace_ids += [fact.trace_id for _, fact in added]
+        self.vectors[-len(added) :] = [fact.vector for _, fact in added]
+        self.at = np.concatenate([self.at, [number_of(place) for place, _ in added]])
+        self.as_of = np.concatenate([self.as_of, [number_of(fact.as_of) for _, fact in added]])
+        self.adds = np.concatenate([self.adds, [fact.adds for _, fact in added]])
+
+    def drop(self, count: int) -> None:
+        """Drop the oldest facts."""
+        self._first += count
+        del self.trace_ids[:count]
+        self.at, self.as_of, self.adds = self.at[count:], self.as_of[count:], self.adds[count:]
+
+
+def number_of(place: Place) -> int:
+    """Return a place as a number, in the same order and in proportion to time: Redis gives a millisecond no million places."""
+    return place.time_ms * _TICKS + place.number
