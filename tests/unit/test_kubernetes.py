@@ -16,7 +16,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.rendering import container_variables, kubernetes, overlay_settings, unknown_settings
 
 FLEETS: Final = ("divided/code", "divided/rest")
-OVERLAYS: Final = ("redis", "rabbitmq", *FLEETS)
+OVERLAYS: Final = ("redis", "rabbitmq", "gpu", *FLEETS)
 VERSIONS: Final = ("1.28", "1.37")
 """The oldest and the newest that the objects are held against."""
 
@@ -84,7 +84,7 @@ def test_custom_resources_use_only_fields_of_their_definitions(overlay: str) -> 
 
 def test_the_image_is_this_version_and_its_settings_exist_and_load(any_overlay: str) -> None:
     version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
-    assert container(any_overlay)["image"] == f"kp-scorer:{version}"
+    assert container(any_overlay)["image"] == f"kp-scorer:{version}" + "-gpu" * (any_overlay == "gpu")
     assert list(unknown_settings(container_variables(any_overlay))) == []
     assert overlay_settings(any_overlay)
 
@@ -120,6 +120,12 @@ def test_a_pod_has_probes_its_time_to_stop_and_the_cores_that_it_requests(overla
     assert container(overlay)["resources"]["limits"]["cpu"] == container(overlay)["resources"]["requests"]["cpu"]
 
 
+def test_workers_with_a_gpu_ask_for_one_and_are_replaced_without_a_second() -> None:
+    resources = container("gpu")["resources"]
+    assert resources["requests"]["nvidia.com/gpu"] == resources["limits"]["nvidia.com/gpu"] == "1"
+    assert objects("gpu")["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
+
+
 def test_everything_is_about_these_pods(overlay: str) -> None:
     each, labels = objects(overlay), labels_of(overlay)
     assert labels == each["Service"]["metadata"]["labels"]
@@ -144,7 +150,8 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
         asked = {"protocol": "amqp", "mode": "QueueLength", "value": "120"}
         assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.traces, queues.intake_name)]
     else:
-        assert counted == [("redis", {"listName": queues.traces, "listLength": "120"})]
+        length = "2200" if overlay == "gpu" else "120"
+        assert counted == [("redis", {"listName": queues.traces, "listLength": length})]
     # Workers' passwords are not for whoever only counts.
     secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
     assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}
