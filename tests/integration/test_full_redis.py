@@ -18,7 +18,6 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.cli.commands.cache import warm_up
-from kp_scorer.cli.converting import Line
 from kp_scorer.client import Client
 from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
@@ -154,14 +153,14 @@ def test_messages_that_have_come_back_are_read_while_redis_is_full(server: Redis
 
 
 def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
-    lines = [Line(1, decode_trace(trace, endpoints.limits)) for trace in short_traces(1, seed=6)]
+    numbered = [(1, decode_trace(trace, endpoints.limits)) for trace in short_traces(1, seed=6)]
     embedder = WordEmbedder()
     with Store.open(endpoints) as store:
         log = store.novelty_log(embedder.space)
         meter = NoveltyMeter(embedder, log, endpoints.novelty.window())
         server.limit_memory(1_000)
         with pytest.raises(ServiceUnavailable, match="Redis is nearly full"):
-            warm_up(store, meter, lines, 32)
+            warm_up(store, meter, numbered)
         assert log.info().entries == 0
 
 

@@ -70,6 +70,8 @@ def _call(name: str, function: Callable[[], T]) -> T:
 class WatchedLedger:
     """A ledger of a worker or a client of its own."""
 
+    copies_traces = False
+
     def __init__(self, books: Books, log: "WatchedLog | None" = None) -> None:
         """``log`` is that of the same worker, which knows what the decisions must say."""
         self._books = books

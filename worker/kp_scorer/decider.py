@@ -312,6 +312,7 @@ class Decider:
                 decision.domain,
                 decision.domain in self.policy.domains,
                 " ".join(guard.name for guard in decision.guards if guard.fired),
+                trace=pending.trace.model_dump_json(exclude_none=True).encode() if self.ledger.copies_traces else b"",
             )
             for pending, decision in judged
         ]

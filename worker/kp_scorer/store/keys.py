@@ -14,6 +14,8 @@
     {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
                                          ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
     {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute
+    {prefix}:copies             stream   copies of the traces that workers decide while another log is warmed: i trace id,
+                                         t trace; at most 64 MiB; expires a minute after its reader last looked
     {prefix}:workers            zset     ids of workers by the time until which each counts as alive, in ms; an hour
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
@@ -108,6 +110,7 @@ class Keys(Prefixed):
     """Names of the keys under one prefix."""
 
     workers = Key(":workers", "zset")
+    copies = Key(":copies")
     pending = Key(":pending", "zset")
     outcome_secret = Key(":outcome_secret")
     counts = Key(":counts", "hash")

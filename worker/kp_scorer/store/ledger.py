@@ -177,6 +177,8 @@ class RedisLedger:
         self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
+        # Commits carry traces to be copied. Before the first renewal they may do so in vain, so that no copy is left out.
+        self.copies_traces = True
         self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Where commits store facts; without a gate there are none.
         self.damaged: dict[str, str] = {}
         """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
@@ -294,7 +296,11 @@ class RedisLedger:
         return records
 
     def renew(self, report: str) -> None:
-        """Note that this worker is alive, store its report, and renew its leases. Any thread may call this."""
+        """Note that this worker is alive, store its report, and renew its leases; look whether decided traces are to be copied.
+
+        Any thread may call this.
+        """
+        self.copies_traces = self._client.memory_usage(self._keys.copies) is not None
         # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
         key = self._keys.worker(self.worker)

@@ -65,6 +65,7 @@ class Verdict(NamedTuple):
     fact: bytes = b""  # Its fact and the vector of that, as ``Fact.packed`` gives them; empty without a gate.
     vector: bytes = b""
     is_kept: bool = False
+    trace: bytes = b""  # A copy of the trace as JSON; empty while no other log is warmed.
 
     def with_fact(self, fact: Fact) -> "Verdict":
         """Return the verdict with the fact of its decision."""
@@ -151,6 +152,8 @@ class MemoryLedger:
 
     It keeps the records of the ``most`` newest traces.
     """
+
+    copies_traces: Final = False
 
     def __init__(self, most: float = math.inf, facts: MemoryFacts | None = None) -> None:
         self._most = most

@@ -12,6 +12,7 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.condition import Condition, condition_of
 from kp_scorer.store.connection import connect, names_of, reports_outages
+from kp_scorer.store.copies import Copies
 from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.fact_streams import RedisFacts
@@ -59,6 +60,7 @@ class Store(AbstractContextManager["Store"]):
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
         self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
         self.runs = Runs(client, self._keys, settings.serve)
+        self.copies = Copies(client, self._keys)
 
     @classmethod
     def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:

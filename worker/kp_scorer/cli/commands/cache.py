@@ -2,16 +2,17 @@
 
 import io
 import re
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from threading import Event
 from typing import Final
 
 import click
 import numpy as np
 
-from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import read_files, read_traces
 from kp_scorer.cli.options import file_argument, service_options
@@ -26,10 +27,12 @@ from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME, EmbeddingSettings, RecipeName
 from kp_scorer.store import Store
+from kp_scorer.store.novelty_log import LogInfo, RedisLog
 from kp_scorer.store.pinned_sets import MOST_ENTRIES
 from kp_scorer.trace import ReasoningTrace
 
 _BEGINS_AS_JSON: Final = re.compile(rb"(\xef\xbb\xbf)?\s*(\{|\[\s*[\[{])")
+_LOOK_EVERY_S: Final = 0.2
 _NO_VECTOR: Final = Problem("$", "expected a text that the embedder has a vector for")
 
 
@@ -56,6 +59,7 @@ def info(settings: Settings) -> None:
                     "oldest_age_s": round(time.time() - state.oldest.time_ms / 1_000, 1) if state.oldest else None,
                     "bytes": state.bytes,
                     "window": state.window.as_settings() if state.window else None,
+                    "window_filled": _filled(state),
                 }
             )
         for facts in store.all_facts():
@@ -64,18 +68,27 @@ def info(settings: Settings) -> None:
             print_row(pinned)
 
 
-@cache.command(epilog="Example: kp-scorer cache warm traces.jsonl --set novelty.recipe=asked_and_did")
-@file_argument
+def _filled(state: LogInfo) -> float:
+    """Return the share of its window that a log fills, 0..1: by number or by age, whichever bounds the window first."""
+    if not (state.window and state.oldest):
+        return 0.0
+    by_age = (time.time() * 1_000 - state.oldest.time_ms) / state.window.ttl_ms
+    return round(max(0.0, min(1.0, max(state.entries / state.window.max_elements, by_age))), 3)
+
+
+@cache.command(epilog="Example: kp-scorer cache warm --set novelty.recipe=asked_and_did")
+@click.argument("file", metavar="[FILE|-]", required=False, type=click.Path(allow_dash=True))
 @click.option("--yes", is_flag=True, help="Add to a space that has entries already.")
 @service_options
-def warm(file: str, yes: bool, settings: Settings) -> None:
+def warm(file: str | None, yes: bool, settings: Settings) -> None:
     """Fill the cache of a new space, before workers compare in it.
 
     A space is new if the model, the recipe or the type of vectors is another one.
 
-    Embeds the last novelty.max_elements traces in FILE (- for standard input), which is as for `submit`, with the settings that
-    those workers will have, and decides nothing. Entries count as new from now on. A trace that is submitted later is never
-    compared with its own entry.
+    Embeds traces with the settings that those workers will have, and decides nothing: without FILE each trace that the present
+    workers decide, until Ctrl-C or SIGTERM, and then those that they have decided by then; of FILE (- for standard input),
+    which is as for `submit`, the last novelty.max_elements. Entries count as new from now on. A trace that is submitted later
+    is never compared with its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
     line for each trace that is invalid, that has no vector, or whose id has another content, and one with the space, the number
@@ -86,21 +99,54 @@ def warm(file: str, yes: bool, settings: Settings) -> None:
         log = store.novelty_log(embedder.space)
         if (entries := log.info().entries) and not yes:
             raise click.UsageError(f"{log.space} has {entries} entries already; with --yes these traces are added to them")
-        newest: deque[Line] = deque(maxlen=settings.novelty.max_elements)
-        invalid = 0
-        for line in read_files([file], settings.limits):
-            if isinstance(line.trace, InvalidTrace):
-                invalid += 1
-                print_row(refusal(line.number, line.trace), "")
-            else:
-                newest.append(line)
         meter = NoveltyMeter(embedder, log, settings.novelty.window())
-        refused = warm_up(store, meter, lines := list(newest), settings.worker.batch_size)
-        print_row({"space": log.space, "warmed": len(lines) - refused, "entries": log.info().entries})
-    if not lines:
-        print_note(f"no traces in {file}")
-    if invalid or refused:
+        warmed, refused = _warm_from(file, store, meter, settings) if file else _follow(store, meter, log, settings)
+        print_row({"space": log.space, "warmed": warmed, "entries": log.info().entries})
+    if refused:
         sys.exit(1)
+
+
+def _warm_from(file: str, store: Store, meter: NoveltyMeter, settings: Settings) -> tuple[int, int]:
+    """Append the newest traces in a file; return how many were added and refused."""
+    newest: deque[tuple[int, ReasoningTrace]] = deque(maxlen=settings.novelty.max_elements)
+    refused = warmed = 0
+    for line in read_files([file], settings.limits):
+        if isinstance(line.trace, InvalidTrace):
+            refused += 1
+            print_row(refusal(line.number, line.trace), "")
+        else:
+            newest.append((line.number, line.trace))
+    numbered, at_once = list(newest), settings.worker.batch_size
+    with progress("warmed") as advance:
+        for start in range(0, len(numbered), at_once):
+            warmed += warm_up(store, meter, numbered[start : start + at_once])
+            advance(min(start + at_once, len(numbered)), len(numbered))
+    if not numbered:
+        print_note(f"no traces in {file}")
+    return warmed, refused + len(numbered) - warmed
+
+
+def _follow(store: Store, meter: NoveltyMeter, log: RedisLog, settings: Settings) -> tuple[int, int]:
+    """Append each trace that workers decide, until this process is told to stop; return how many were added and refused."""
+    stopping = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    warmed = read = 0
+    store.copies.begin(stopping)
+    try:
+        print_note(f"warming {log.space} with what workers decide; Ctrl-C ends it")
+        with progress("warmed") as advance:
+            while (copies := store.copies.read(settings.worker.batch_size)) or not stopping.wait(_LOOK_EVERY_S):
+                if not copies:
+                    continue
+                traces = [(read + at, each.trace) for at, each in enumerate(copies, 1) if each.trace]
+                warmed, read = warmed + warm_up(store, meter, traces), read + len(copies)
+                if erased := store.copies.remove(copies):
+                    log.erase(*erased)
+                advance(warmed, None)
+    finally:
+        store.copies.end()
+    return warmed, read - warmed
 
 
 def _embedder(embedding: EmbeddingSettings, recipe: RecipeName) -> Embedder:
@@ -109,34 +155,24 @@ def _embedder(embedding: EmbeddingSettings, recipe: RecipeName) -> Embedder:
     raise SettingsError("embedding.embedder: nothing to embed with; install kp-scorer[embedding], or set it to words")
 
 
-def warm_up(store: Store, meter: NoveltyMeter, lines: Sequence[Line], batch_size: int) -> int:
-    """Embed the traces on lines and append them in order; print those that are refused, and return their number.
+def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, ReasoningTrace]]) -> int:
+    """Embed numbered traces together and append them in order; print those that are refused, and return how many are not.
 
-    Raises ServiceUnavailable if Redis is nearly full; what is appended stays.
+    Raises ServiceUnavailable if Redis is nearly full.
     """
-    refused = 0
-    with progress("warmed") as advance:
-        for start in range(0, len(lines), batch_size):
-            batch = lines[start : start + batch_size]
-            traces = [(line.number, line.trace) for line in batch if isinstance(line.trace, ReasoningTrace)]
-            # Appending may use the memory that Redis reserves for workers, and frees none. So go on only while Redis accepts
-            # submissions.
-            store.ledger.submit(())
-            texts = [(number, meter.embedder.recipe.text(trace)) for number, trace in traces]
-            embedded = zip(traces, _embedded(meter.checked, texts, plain=False), strict=True)
-            candidates = [
-                (number, meter.candidate(trace, trace.digests(), vector))
-                for (number, trace), vector in embedded
-                if vector is not None
-            ]
-            refused += len(batch) - len(candidates)
-            places = meter.place([candidate for _, candidate in candidates])
-            for (number, candidate), place in zip(candidates, places, strict=True):
-                if place is None:
-                    refused += 1
-                    print_row(refusal(number, TraceConflict(candidate.trace_id)), "")
-            advance(start + len(batch), len(lines))
-    return refused
+    # Appending may use the memory that Redis reserves for workers, and frees none. So go on only while Redis accepts
+    # submissions.
+    store.ledger.submit(())
+    texts = [(number, meter.embedder.recipe.text(trace)) for number, trace in traces]
+    embedded = zip(traces, _embedded(meter.checked, texts, plain=False), strict=True)
+    candidates = [
+        (number, meter.candidate(trace, trace.digests(), vector)) for (number, trace), vector in embedded if vector is not None
+    ]
+    places = meter.place([candidate for _, candidate in candidates])
+    for (number, candidate), place in zip(candidates, places, strict=True):
+        if place is None:
+            print_row(refusal(number, TraceConflict(candidate.trace_id)), "")
+    return sum(place is not None for place in places)
 
 
 def _embedded(

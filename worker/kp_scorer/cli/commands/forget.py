@@ -44,7 +44,8 @@ def forget(trace_id: str, settings: Settings) -> None:
         for letter in store.dead_letters.read():
             letters[letter.trace_id].append(letter)
         while trace_ids := list(dict.fromkeys(map(exact_trace_id, islice(typed_ids, _ERASED_AT_ONCE)))):
-            # Erase each kind of data in one pass.
+            # Erase each kind of data in one pass; the copies first, as their reader makes vectors of them.
+            store.copies.erase(trace_ids)
             vectors = sum((erase(*trace_ids) for erase in erase_in_spaces), Counter[str]())
             dropped = {each: sum(map(store.dead_letters.drop, letters[each])) for each in trace_ids}
             for outcome_id in store.ledger.late_outcomes(*trace_ids):

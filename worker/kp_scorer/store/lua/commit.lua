@@ -1,9 +1,9 @@
 -- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
 -- Uses   ledger
--- KEYS   pending, counts, tallies, record_prefix, facts, kept_facts
+-- KEYS   pending, counts, tallies, copies, record_prefix, facts, kept_facts
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
---        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept)
+--        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept, trace)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
 --
 -- The decision rests on this entry of the novelty log, empty without an embedder. is_known is 1 if settings name the domain. guards
@@ -15,10 +15,13 @@
 -- fact is what later decisions under a gate need to know of this one, with its vector; empty without a gate. Decisions that are
 -- stored together rest on each other's facts, in order.
 --
+-- trace is a copy for a process that warms the log of other settings, or empty. The stream `copies` exists while that reads.
+--
 -- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` those for which this guard fired, and `names`
 -- the domains with a field that no settings name. After MOST_NAMES of those, further domains share the field without a name.
 
 local MOST_NAMES = 1000
+local MOST_COPIED_BYTES = 64 * 2 ^ 20
 local names = number(read(tallies, 'names'))
 
 use_reserve('zset', pending)
@@ -48,6 +51,13 @@ local function remember(stored)
     if stored.is_kept then redis.call('XADD', kept_facts, 'MAXLEN', kept_elements, place, unpack(fields)) end
 end
 
+-- Copy a trace while somebody reads the copies. A failure must not leave the decision half stored.
+local has_copied = false
+local function copy(stored)
+    local added = redis.pcall('XADD', copies, 'NOMKSTREAM', '*', 'i', stored.trace_id, 't', stored.trace)
+    has_copied = has_copied or (added and not added.err)
+end
+
 if #verdicts > 0 and verdicts[1].fact ~= '' then
     expect('stream', facts)
     expect('stream', kept_facts)
@@ -74,6 +84,7 @@ for i, verdict in ipairs(verdicts) do
         tally('decided ' .. name_of(verdict.domain, verdict.is_known))
         for guard in string.gmatch(verdict.guards, '%S+') do tally('guard ' .. guard) end
         if verdict.fact ~= '' then remember(verdict) end
+        if verdict.trace ~= '' then copy(verdict) end
         -- Late outcomes that wait for this decision are due at once.
         for outcome_id in string.gmatch(outcomes or '', '%S+') do redis.call('ZADD', pending, 'XX', 0, outcome_id) end
         reply[i] = {'stored'}
@@ -85,6 +96,8 @@ if has_stored_facts then
     redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
     redis.call('PEXPIRE', facts, kept_ttl_ms)
 end
+-- A copy that is left out is a gap in the other log. So copying ends, which its reader notices, before it takes too much memory.
+if has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory())) then redis.call('DEL', copies) end
 for field, by in pairs(growth) do add(tallies, field, by) end
 apply_changes()
 return reply

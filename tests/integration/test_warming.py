@@ -1,0 +1,130 @@
+"""A fleet gets another recipe: its next log is warmed with what is decided meanwhile, and then the workers are replaced."""
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+import pytest
+import redis
+from kp_scorer.client import Client
+from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
+from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Verdict
+from kp_scorer.store.store import stored_decisions
+
+from tests.support.arena import wait_until_ended
+from tests.support.builders import decision_on
+from tests.support.changed_settings import with_changed
+from tests.support.commands import COMMAND, command
+from tests.support.fleet import start_fleet
+from tests.support.outcomes import place_in_log, published
+from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, opened, wait_until
+from tests.support.traces import fresh_samples, new_id, rows_in, short_traces
+
+WINDOW: Final = 60
+DIGEST: Final = bytes(16)
+
+
+@contextmanager
+def under_load(settings: Settings, submitted: list[str]) -> Iterator[Callable[[], None]]:
+    """Submit some 20 traces a second, whose ids are added to ``submitted``, until the function is called that this yields."""
+    ended = Event()
+
+    def load() -> None:
+        with Client(settings) as client:
+            for trace in short_traces(5_000, seed=3):
+                if ended.wait(0.05):
+                    return
+                submitted.append(client.submit(trace))
+
+    thread = threading.Thread(target=load)
+    thread.start()
+
+    def stop() -> None:
+        ended.set()
+        thread.join()
+
+    try:
+        yield stop
+    finally:
+        stop()
+
+
+def filled(settings: Settings) -> dict[str, float]:
+    """The share of its window that each log fills, by space."""
+    return {row["space"]: row["window_filled"] for row in rows_in(command(settings, "cache", "info").stdout)}
+
+
+@pytest.mark.slow
+def test_a_fleet_under_load_changes_its_recipe_and_no_window_is_shorter(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    small = {"worker__concurrency": 12, "embedding__threads": 1}
+    old = with_changed(settings, novelty__recipe="trace", novelty__max_elements=WINDOW, **small)
+    new, submitted = with_changed(old, novelty__recipe="asked_and_did"), list[str]()
+    with under_load(old, submitted) as stop_load:
+        with start_fleet(old, tmp_path / "old", 3, KP_SCORER_WORKER) as fleet:
+            wait_until(lambda: [*filled(old).values()] == [1])
+            with opened(sys.executable, *COMMAND[1:], "cache", "warm", env=as_environment(new)) as warming:
+                wait_until(lambda: [*filled(old).values()] == [1, 1])
+                assert set(fleet.stop()) == {0}
+                warming.terminate()
+                assert warming.wait(PATIENCE_S) == 0
+        with start_fleet(new, tmp_path / "new", 3, KP_SCORER_WORKER) as fleet:
+            wait_until(lambda: fleet.logged("trace_decided") > 2 * WINDOW)
+            stop_load()
+            wait_until_ended(new, submitted)
+
+    decisions = {each.trace_id: each for each in stored_decisions(new)}
+    assert decisions.keys() == set(submitted)
+    assert store.ledger.counts() == (len(submitted), 0, len(submitted), 0)
+    assert set(Counter(each["trace_id"] for each in published(new)).values()) == {1}
+    old_log, next_log = ([each.trace_id for each in log.entries()] for log in store.novelty_logs())
+    by_new = [each for each in decisions.values() if "asked_and_did" in str(each.novelty.space)]
+    first = min(map(place_in_log, by_new))
+    before, after = next_log[: first - 1], next_log[first - 1 :]
+    assert len(before) >= WINDOW
+    assert set(after) == {each.trace_id for each in by_new}
+    by_old = [each for each in old_log if each not in after]
+    assert set(before) == set(by_old[-len(before) :]), "a gap in the next log"
+    assert len(next_log) == len(set(next_log))
+    audited = command(new, "audit")
+    assert audited.exit_code == 0, audited.stderr
+    assert f"{len(by_new)} agree, 0 differ, {len(before)} undecided" in audited.stderr
+    assert not redis_client.exists(keys.copies)
+
+
+def test_copies_are_erased_and_so_is_what_their_reader_makes_of_them(settings: Settings, store: Store, tmp_path: Path) -> None:
+    store.copies.begin(Event())
+    with pytest.raises(ServiceUnavailable, match="another process"):
+        store.copies.begin(Event())
+    first, second = fresh_samples(2)
+    with at_work(settings, tmp_path) as (_, client):
+        for trace in (first, second):
+            client.wait(client.submit(trace), timeout_s=PATIENCE_S)
+    copies = store.copies.read(10)
+    objectives = [each.trace.task.objective for each in copies if each.trace]
+    assert objectives == [each["task"]["objective"] for each in (first, second)]
+    assert command(settings, "forget", first["id"]).exit_code == 0
+    assert [each.trace_id for each in store.copies.read(10)] == [second["id"]]
+    assert store.copies.remove(copies) == [first["id"]]
+    assert store.copies.read(10) == []
+
+
+def test_what_outgrows_its_bound_is_copied_no_more(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    store.copies.begin(Event())
+    for _ in range(65):
+        trace_id = new_id()
+        verdict = Verdict(trace_id, DIGEST, decision_on(trace_id), "", "code", is_known=True, trace=bytes(2**20))
+        assert store.ledger.commit([verdict]) == ["stored"]
+    assert not redis_client.exists(keys.copies)
+    with pytest.raises(ServiceUnavailable, match="has a gap"):
+        store.copies.read(10)
