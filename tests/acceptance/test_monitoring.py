@@ -267,6 +267,18 @@ def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Se
             assert scraped(apart)[age("garbage_collector")] < scraped(apart)[age("submission_resender")]
             details = [line["detail"] for line in worker.events("work_put_off") if line["work"] == "submission_resender"]
             assert {detail.partition(" a command")[0] for detail in details} == {"ledger: Redis refuses: NOPERM"}
+            (row,) = wait_until(lambda: [row for row in diagnosed(apart)[1]["workers"] if row["state"] == "wrong"])
+            assert "its submission_resender fails: ledger: Redis refuses: NOPERM" in row["detail"]
+
+
+def test_doctor_names_workers_whose_settings_differ(settings: Settings, tmp_path: Path) -> None:
+    lenient = with_changed(settings, scoring__threshold=0.2, metrics__port=free_port())
+    with at_work(settings, tmp_path), at_work(lenient, tmp_path):
+        code, findings = diagnosed(settings)
+        assert code == 1
+        (row,) = findings["workers"]
+        assert row["detail"].startswith("workers have different settings, ")
+        assert {each.alike() for each in (settings, lenient)} <= set(re.findall(r"\w+", row["detail"]))
 
 
 @pytest.mark.slow

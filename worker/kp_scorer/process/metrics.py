@@ -1,7 +1,7 @@
 """The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer stats``."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -129,8 +129,8 @@ class Metrics:
 
     def set_info(self, settings: str = "", **embedder: str) -> None:
         """Show the digest of the settings, and the embedder's name, engine and space; empty without one, and before a start."""
-        shown = {"settings": settings, "embedder": "", "engine": "", "space": "", **embedder}
-        self._info.info({"version": version("kp-scorer"), **shown})
+        self._shown = {"settings": settings, "embedder": "", "engine": "", "space": "", **embedder}
+        self._info.info({"version": version("kp-scorer"), **self._shown})
 
     def set_backlog(self, backlog: Backlog) -> None:
         """Show the backlog that was just read."""
@@ -194,8 +194,11 @@ class Metrics:
         if queued_s is not None:
             self._queue_wait_s.observe(queued_s)
 
-    def report(self, node: str, embedder: str, not_ready: Sequence[str], full: Collection[str] = ()) -> WorkerReport:
-        """Return the report that the worker ``node`` stores in Redis for ``kp-scorer stats``; ``full`` queues have no room."""
+    def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
+        """Return what the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
+
+        ``full`` queues have no room; ``failing`` is the work that failed last, with the errors.
+        """
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):
@@ -204,7 +207,10 @@ class Metrics:
             node=node,
             not_ready=tuple(not_ready),
             full=tuple(full),
-            embedder=embedder,
+            failing=dict(failing),
+            settings=self._shown["settings"],
+            space=self._shown["space"],
+            embedder=f"{self._shown['embedder']} {self._shown['engine']}".strip(),
             in_flight=int(_sum(self.in_flight)),
             window_entries=int(_sum(self.window_entries)),
             decisions=decisions,

@@ -141,7 +141,7 @@ class Runtime:
             gate=open_facts(settings, self.store, self._novelty, self._startup),
         )
         self._connect_metrics()
-        tasks = opened.enter_context(PeriodicTasks())
+        tasks = self._tasks = opened.enter_context(PeriodicTasks())
         self._lease_renewer = tasks.start("lease_renewer", self._renew, _RENEW_EVERY_S)
         self._start_maintenance(tasks)
         self._watchdog.watch_threads(tasks.threads)
@@ -243,9 +243,8 @@ class Runtime:
         self._watchdog.end_if_stalled()
 
     def _renew(self) -> None:
-        embedder = self._novelty.embedder if self._novelty else None
-        description = f"{embedder.name} {embedder.engine}".strip() if embedder else ""
-        report = self.metrics.report(self.node, description, self._not_ready(), self._publisher.full())
+        failing = {task.name: task.failure for task in self._tasks.threads if task.failure}
+        report = self.metrics.report(self.node, self._not_ready(), self._publisher.full(), failing)
         self.store.ledger.renew(report.model_dump_json())
         self.store.ledger.load_scripts()
 

@@ -5,6 +5,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Final, Literal
 
 import click
@@ -164,9 +165,16 @@ def _workers(store: Store) -> Findings:
     for report in reports:
         for reason in report.not_ready:
             yield "wrong", f"{report.node} is not ready, {reason}: see what it logs"
+        for work, error in report.failing.items():
+            yield "wrong", f"{report.node} decides traces, but its {work} fails: {error}"
     without = [report.node for report in reports if not report.embedder]
     if 0 < len(without) < len(reports):
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
+    for what, of in (("settings", attrgetter("settings")), ("spaces of vectors", attrgetter("space"))):
+        # A worker that has only just started names neither.
+        if len({of(report) for report in reports} - {""}) > 1:
+            named = ", ".join(f"{report.node} {of(report)}" for report in reports)
+            yield "wrong", f"workers have different {what}, {named}: unless you are replacing them, give all the same"
 
 
 def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) -> Findings:
