@@ -24,7 +24,7 @@ UNNOTICED: Final = {
     "acquire": 0,
     "append": 6,
     "claim_lost": 9,
-    "commit": 4,
+    "commit": 11,
     "count_resend": 1,
     "dead_letter": 11,
     "drop": 1,
