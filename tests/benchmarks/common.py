@@ -20,13 +20,13 @@ from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import Tokens
-from kp_scorer.local.embedded_redis import embedded_redis
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import RedisSettings, WorkerSettings
 from kp_scorer.store.connection import connect
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.paths import REFERENCE_TRACES
+from tests.support.servers import embedded_default
 from tests.support.traces import new_id, sample_traces
 
 Item = TypeVar("Item")
@@ -136,7 +136,8 @@ def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embed
 
 @contextmanager
 def own_redis() -> Iterator[str]:
-    with tempfile.TemporaryDirectory(prefix="kp-benchmark-") as directory, embedded_redis(Path(directory)) as url:
+    """Run a Redis with its append-only file on, by the server that the tests run on (``TEST_REDIS_SERVER``)."""
+    with tempfile.TemporaryDirectory(prefix="kp-benchmark-") as directory, embedded_default(Path(directory)) as url:
         yield url
 
 

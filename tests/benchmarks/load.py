@@ -6,6 +6,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
@@ -25,9 +26,21 @@ from tests.support.processes import start_worker
 _READ_AT_ONCE: Final = 100
 
 
+class RedisUse(NamedTuple):
+    """What some traces took of Redis, for each of them."""
+
+    cpu_ms: float
+    commands: dict[str, float]
+    """The number of each command, those within scripts included."""
+
+
 class Speed(NamedTuple):
+    """How fast traces were decided: processor time of all workers for each, and what submitting and deciding took of Redis."""
+
     per_s: float
     cpu_ms: float
+    submitting: RedisUse
+    deciding: RedisUse
 
 
 @contextmanager
@@ -78,17 +91,37 @@ class Bench(NamedTuple):
     process: psutil.Process
     client: Client
     published: Published
+    redis_client: redis.Redis
     others: Sequence[psutil.Process] = ()
 
     def decide(self, items: Sequence[ReasoningTrace]) -> Speed:
         """Submit traces while the workers are paused, then let them decide at full speed, until the last decision arrives."""
         before = len(self.published.at)
-        with paused(self.process, *self.others):
+        with paused(self.process, *self.others), self._measuring_redis(len(items)) as submitting:
             self.client.submit_many(items, timeout_s=600)
-        started, cpu_s = time.time(), self._cpu_s()
-        self.published.wait_for(before + len(items))
-        elapsed_s = max(self.published.at[trace.id] for trace in items) - started
-        return Speed(len(items) / elapsed_s, (self._cpu_s() - cpu_s) / len(items) * 1_000)
+        with self._measuring_redis(len(items)) as deciding:
+            started, cpu_s = time.time(), self._cpu_s()
+            self.published.wait_for(before + len(items))
+            elapsed_s = max(self.published.at[trace.id] for trace in items) - started
+        cpu_ms = (self._cpu_s() - cpu_s) / len(items) * 1_000
+        return Speed(len(items) / elapsed_s, cpu_ms, submitting[0], deciding[0])
+
+    @contextmanager
+    def _measuring_redis(self, count: int) -> Iterator[list[RedisUse]]:
+        """Append to a list what the block takes of Redis for each of so many traces."""
+        uses: list[RedisUse] = []
+        cpu_s, calls = self._redis_use()
+        yield uses
+        cpu_after_s, calls_after = self._redis_use()
+        commands = {name: calls / count for name, calls in (calls_after - calls).most_common()}
+        uses.append(RedisUse((cpu_after_s - cpu_s) / count * 1_000, commands))
+
+    def _redis_use(self) -> tuple[float, Counter[str]]:
+        """Return the seconds of the processor that Redis has had, and how often each command was called."""
+        cpu: Any = self.redis_client.info("cpu")
+        calls: Any = self.redis_client.info("commandstats")
+        by_name = Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in calls.items() if "_info" not in name})
+        return cpu["used_cpu_user"] + cpu["used_cpu_sys"], by_name
 
     def _cpu_s(self) -> float:
         return sum(map(cpu_seconds, (self.process, *self.others)))
@@ -117,7 +150,8 @@ def open_bench(changed: Mapping[str, object] = MappingProxyType({}), workers: in
         assert not any(worker.events("no_embedder") for worker in started), "there is no embedder to measure"
         process, *others = (psutil.Process(worker.process.pid) for worker in started)
         published = Published(stack.enter_context(redis_of(url)), settings)
-        bench = Bench(process, stack.enter_context(Client(settings)), published, others)
+        redis_client = stack.enter_context(redis_of(url))
+        bench = Bench(process, stack.enter_context(Client(settings)), published, redis_client, others)
         bench.decide(traces(96 * workers))
         # The measurements wait for this process, which must not stop to collect garbage among the traces it keeps.
         gc.collect()

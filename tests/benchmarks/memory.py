@@ -1,5 +1,7 @@
 """Resident memory of one worker: when it is ready, and after it has decided 5,000 traces; and how long it takes to be ready.
 
+``--embedder words`` measures a worker with that embedder.
+
 - ``start_s``: from starting the process to the worker being ready.
 - ``starting_mb``: the most that it uses before.
 - ``ready_mb``: resident memory of a worker that is ready.
@@ -32,17 +34,19 @@ class Start(NamedTuple):
 
 
 def main() -> None:
-    options = arguments(__doc__, traces=5_000).parse_args()
+    parser = arguments(__doc__, traces=5_000)
+    parser.add_argument("--embedder", default="openvino", help="(default: openvino)")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         with own_redis() as url:
-            settings = load_settings({"broker.url": url, "redis.url": url, "embedding.embedder": "openvino"})
+            settings = load_settings({"broker.url": url, "redis.url": url, "embedding.embedder": options.embedder})
             start = measured_start(settings, Path(directory))
         row = {
             "start_s": start.seconds,
             "starting_mb": start.most_mb,
             "ready_mb": start.ready_mb,
             "traces": options.traces,
-            "after_mb": mb_after(options.traces),
+            "after_mb": mb_after(options.traces, options.embedder),
         }
     report("memory", [row])
 
@@ -65,9 +69,9 @@ def measured_start(settings: Settings, directory: Path) -> Start:
     return start
 
 
-def mb_after(count: int) -> float:
+def mb_after(count: int, embedder: str) -> float:
     """Resident memory of a worker that has decided so many traces."""
-    with open_bench() as bench:
+    with open_bench({"embedding.embedder": embedder}) as bench:
         process, before = bench.process, len(bench.published.at)
         for number, portion in enumerate(batches(traces(count), _PORTION)):
             bench.client.submit_many(portion)
