@@ -9,7 +9,7 @@ the client and the reader of decisions share the machine. All figures are median
   decision was read from its queue; ``by_command`` has the most frequent.
 - ``submit_redis_cpu_ms``, ``submit_commands``: the same of submitting it by a client.
 
-``--embedders none`` leaves out the others. To see where a worker's time goes, run ``py-spy record --format raw`` on it meanwhile.
+``--embedders none`` leaves out the others.
 """
 
 import os
