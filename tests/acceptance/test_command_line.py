@@ -109,7 +109,7 @@ def test_stats_counts_submissions_and_messages(settings: Settings, redis_client:
     }
     assert stats == {**books, **empty, "oversized": 2}
     results = (settings.queues.accepted, settings.queues.rejected, settings.queues.revised)
-    assert waiting == {settings.queues.traces: 3, **dict.fromkeys(results, 0)}
+    assert waiting == {settings.queues.first: 3, **dict.fromkeys(results, 0)}
 
 
 @pytest.mark.parametrize("asked", ["show", "list", "drop --yes"])

@@ -23,7 +23,7 @@ from celery import Celery
 from kp_scorer.broker.backlog import Backlog
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import results_queue, submission_queues
+from kp_scorer.broker.queues import results_queue
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.errors import REASONS, BrokerBlocked
@@ -39,7 +39,7 @@ from kp_scorer.store.keys import Keys
 from kp_scorer.store.store import WorkerReport
 from prometheus_client import generate_latest
 
-from tests.support.builders import decision
+from tests.support.builders import decision, first_queues
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command, invoked
 from tests.support.documents import anchors_of, code_with, lines_of
@@ -162,7 +162,8 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert 0 < worker_shown["in_flight_s"] < 60
 
         samples = wait_until(lambda: samples_with("kp_scorer_decisions_total", 20))
-        assert samples["kp_scorer_queue_wait_seconds_count"] == samples["kp_scorer_processing_seconds_count"] == 20
+        waited = samples[f'kp_scorer_queue_wait_seconds_count{{queue="{settings.queues.first}"}}']
+        assert waited == samples["kp_scorer_processing_seconds_count"] == 20
         assert 0 < samples["kp_scorer_processing_seconds_sum"] < 60
         assert samples["kp_scorer_batch_traces_sum"] == samples["kp_scorer_window_entries"] == 20
         assert (samples["kp_scorer_deliveries_total"], samples["kp_scorer_redeliveries_total"]) == (21, 0)
@@ -465,7 +466,7 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
         assert {row["state"] for row in findings["queues"]} == {"advice"}
         assert len(findings["queues"]) == 6
     with make_celery(settings) as app:
-        declare_queues(app, submission_queues(settings).in_order)
+        declare_queues(app, first_queues(settings).in_order)
         declare_queues(app, [results_queue(rabbitmq.settings(queues__results_limit=7), "accepted")])
     code, findings = diagnosed(settings)
     assert code == 1

@@ -60,7 +60,7 @@ def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliver
         (asked,) = short_traces(1, seed=9)
         with make_celery(arena.settings()) as caller:
             result = caller.send_task(
-                "score_trace", args=[asked], queue=settings.queues.traces, ignore_result=False, headers={"kept": "as it is"}
+                "score_trace", args=[asked], queue=settings.queues.first, ignore_result=False, headers={"kept": "as it is"}
             )
             wait_until_all_wait(fleet)
             endure(OUTAGE_S[arena.broker])
@@ -95,7 +95,7 @@ def test_sigterm_while_messages_wait_for_the_store(arena: Arena) -> None:
 @pytest.mark.parametrize("broker", ["rabbitmq"], indirect=True)
 def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena) -> None:
     settings = arena.settings(redis__url=arena.store_proxy.url)
-    queue, variables = settings.queues.traces, {"CONSTANTS": "BrokerSettings.hold_s=0.5"}
+    queue, variables = settings.queues.first, {"CONSTANTS": "BrokerSettings.hold_s=0.5"}
     with (
         supervised(settings, arena.directory, 1, lambda *_: variables) as fleet,
         Connection(settings.broker.url) as connection,

@@ -63,7 +63,7 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], cha
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)
 def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: Arena) -> None:
     waiting, submitted, kills, lost_replies = traces(), list[str](), 0, 0
-    queue = arena.settings().queues.traces
+    queue = arena.settings().queues.first
     with (
         supervised(arena.settings_behind_proxies(), arena.directory, 2) as fleet,
         Client(arena.settings()) as client,

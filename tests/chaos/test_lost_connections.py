@@ -56,7 +56,7 @@ def test_traces_that_came_back_many_times_and_were_never_tried_are_decided(arena
     for _ in range(MANY):
         with Connection(settings.broker.url) as connection:
             for _ in range(FEW):
-                wait_until(partial(connection.default_channel.basic_get, settings.queues.traces))
+                wait_until(partial(connection.default_channel.basic_get, settings.queues.first))
     with supervised(settings, arena.directory, 1) as fleet:
         wait_until_ended(settings, [*submitted, str(unsubmitted["id"])])
         assert fleet.stop() == [0]

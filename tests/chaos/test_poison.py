@@ -38,14 +38,14 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
         put(settings, *unreadable)
         # A good message that names a task of someone else.
         with make_celery(settings) as foreign:
-            foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.traces)
+            foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.first)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])
         assert set(fleet.ends) == {-9}
         assert len(fleet.ends) >= settings.worker.max_attempts
     with Store.open(settings) as store, arena.redis.connect() as redis_client:
         dead_letters = list(store.dead_letters.read())
         malformed = Counter(store.dead_letters.payload(dead.letter_id) for dead in dead_letters if dead.reason == "malformed")
-        aside = set(redis_client.lrange(f"{settings.queues.traces}.oversized", 0, -1))
+        aside = set(redis_client.lrange(f"{settings.queues.first}.oversized", 0, -1))
     reasons = {dead.trace_id: dead.reason for dead in dead_letters if dead.trace_id}
     assert {reasons[str(trace["id"])] for trace in breaking} == {"scoring_failed"}
     assert {reasons[str(trace["id"])] for trace in killing} == {"poison"}

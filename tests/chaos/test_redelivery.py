@@ -87,8 +87,8 @@ def test_copies_of_the_same_bytes(arena: Arena) -> None:
     (trace,) = traces(1)
     _send(settings, [trace])
     with arena.redis.connect() as redis_client:
-        (item,) = redis_client.lrange(settings.queues.traces, 0, -1)
-        redis_client.lpush(settings.queues.traces, *[item] * 59)
+        (item,) = redis_client.lrange(settings.queues.first, 0, -1)
+        redis_client.lpush(settings.queues.first, *[item] * 59)
     with supervised(settings, arena.directory, 1, lambda place, life: {"EMBED_S": "0.3"}) as fleet:
         arena.finish(fleet, [str(trace["id"])])
 
@@ -96,4 +96,4 @@ def test_copies_of_the_same_bytes(arena: Arena) -> None:
 def _send(settings: Settings, load: Iterable[Mapping[str, Any]]) -> None:
     with make_celery(settings) as foreign:
         for trace in load:
-            foreign.send_task(TASK_NAME, args=[trace], queue=settings.queues.traces, ignore_result=True)
+            foreign.send_task(TASK_NAME, args=[trace], queue=settings.queues.first, ignore_result=True)

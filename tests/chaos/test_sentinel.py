@@ -115,7 +115,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
             result = app.send_task(TASK_NAME, args=[asked], ignore_result=False)
             assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
         with watched.replica.connect() as on_new_primary:
-            wait_until(lambda: is_drained(on_new_primary, settings.queues.traces))
+            wait_until(lambda: is_drained(on_new_primary, settings.queues.first))
         assert set(fleet.stop()) == {0}
         assert fleet.ends == [], "workers must outlive a failover"
     check(settings, [*submitted, asked["id"]], decided_twice=undecided, store_lost_writes=True)

@@ -149,8 +149,8 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
     sent = dict(items(COUNT, SEED))
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER) as worker:
         for item in sent:
-            redis_client.lpush(settings.queues.traces, item)
-        wait_until(lambda: _has_ended(worker) or is_drained(redis_client, settings.queues.traces))
+            redis_client.lpush(settings.queues.first, item)
+        wait_until(lambda: _has_ended(worker) or is_drained(redis_client, settings.queues.first))
         assert not _has_ended(worker), f"FUZZ_SEED={SEED}: {worker.process.poll()}\n{worker.text()[-3_000:]}"
     records = zip(sent.values(), store.ledger.look_up(list(sent.values())), strict=True)
     decided = {trace_id for trace_id, record in records if record and record.state == "decided"}

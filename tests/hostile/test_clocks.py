@@ -25,7 +25,7 @@ pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indir
 
 
 def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:
-    queue = QueueKeys(settings.queues.traces)
+    queue = QueueKeys(settings.queues.first)
     redis_client.lpush(queue.queue, "{}")
     with make_celery(with_changed(settings, broker__visibility_timeout_s=3)) as app, app.connection_for_read() as dead:
         assert dead.default_channel.basic_get(queue.queue)
@@ -45,7 +45,7 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
     redis_client.zincrby(keys.pending, AN_HOUR_MS, "kp:trace:lost")
 
     def claimed() -> list[str]:
-        return [claim.trace_id for claim in store.ledger.claim_lost(1, queue_is_empty=True)]
+        return [claim.trace_id for claim in store.ledger.claim_lost(1, empty_ms_ago=0)]
 
     assert wait_until(claimed) == ["kp:trace:lost"]
 

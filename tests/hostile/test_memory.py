@@ -67,9 +67,9 @@ WIDE: Final = "\U0001f600" + "x" * 16_000_000
 def test_a_message_holds_no_more_than_the_bytes_that_it_counts_by(
     settings: Settings, redis_client: redis.Redis, item: dict[str, object]
 ) -> None:
-    redis_client.lpush(settings.queues.traces, json.dumps(item, ensure_ascii=False).encode())
+    redis_client.lpush(settings.queues.first, json.dumps(item, ensure_ascii=False).encode())
     with make_celery(settings) as app, app.connection_for_read() as connection, traced_memory() as memory:
-        message = connection.default_channel.basic_get(settings.queues.traces)
+        message = connection.default_channel.basic_get(settings.queues.first)
         with pytest.raises((InvalidTrace, ValueError)):
             arguments_in(message, settings.limits)
     assert memory.held_bytes < 1.1 * len(message.body) + MIB

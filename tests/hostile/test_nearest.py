@@ -37,7 +37,7 @@ def test_only_operators_learn_which_trace_is_nearest(
         client.wait(client.submit(victim), timeout_s=PATIENCE_S)
         decision = client.wait(client.submit(probe), timeout_s=PATIENCE_S)
         task = asking.send_task(
-            "score_trace", args=[asked], queue=Queue(settings.queues.traces, no_declare=True), ignore_result=False
+            "score_trace", args=[asked], queue=Queue(settings.queues.first, no_declare=True), ignore_result=False
         )
         learnt = [decision.model_dump_json(), str(task.get(timeout=30)), str(redis_client.hgetall(keys.record(probe["id"])))]
         learnt += wait_until(lambda: _published(redis_client, settings, via))

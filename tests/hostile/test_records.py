@@ -12,7 +12,6 @@ import redis
 from click.testing import CliRunner
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.main import commands
 from kp_scorer.client import Client
 from kp_scorer.decision import Novelty
@@ -28,7 +27,7 @@ from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import Identity, Submission, SubmissionCounts
 
-from tests.support.builders import decision, decision_on, store_decisions
+from tests.support.builders import decision, decision_on, first_queues, store_decisions
 from tests.support.processes import PATIENCE_S, SMALL_WORKER, start_worker, wait_until
 from tests.support.traces import short_traces
 
@@ -67,10 +66,10 @@ def decide(store: Store, *trace_ids: str) -> None:
 
 def resent(settings: Settings, store: Store) -> None:
     """Have the resender look once at what is pending."""
-    queues = submission_queues(settings)
+    queues = first_queues(settings)
     with make_celery(settings) as app:
         declare_queues(app, queues.in_order)
-        resend_lost(app, queues, store, LedgerSettings(resend_after_s=0.001), Metrics(()))
+        resend_lost(app, [queues], store, LedgerSettings(resend_after_s=0.001), Metrics(()), {})
 
 
 def test_a_worker_decides_what_comes_with_damaged_records(
@@ -88,7 +87,7 @@ def test_a_worker_decides_what_comes_with_damaged_records(
         for trace in (*honest, *damaged[-MENDED:]):
             assert client.wait(trace["id"], timeout_s=PATIENCE_S)
         wait_until(lambda: len(list(store.dead_letters.read())) == len(damaged) - MENDED + 1)
-        wait_until(lambda: redis_client.llen(settings.queues.traces) == 0)
+        wait_until(lambda: redis_client.llen(settings.queues.first) == 0)
     assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
     assert "patient" not in worker.text()
     # What is dead-lettered is dead like any other, so that it can be replayed.
@@ -107,7 +106,7 @@ def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
     for task_id, trace in zip((spoilt, *others), short_traces(4, seed=61), strict=True):
         headers = {"task": "score_trace", "id": task_id, "ignore_result": False}
         envelope = {"body": json.dumps([[trace], {}, None]), "content-type": "application/json", "properties": {}}
-        redis_client.lpush(settings.queues.traces, json.dumps(envelope | {"headers": headers}))
+        redis_client.lpush(settings.queues.first, json.dumps(envelope | {"headers": headers}))
     # All of them are one batch, received by the worker as it starts.
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         wait_until(lambda: len(worker.events("trace_decided")) == 4 and worker.events("result_not_stored"))
@@ -131,7 +130,7 @@ def test_damaged_records_end_no_round_of_the_reconciler(
     for trace_id in trace_ids:
         redis_client.zadd(keys.pending, {trace_id: 1})
     resent(settings, store)
-    assert redis_client.llen(settings.queues.traces) == 4
+    assert redis_client.llen(settings.queues.first) == 4
     (letter,) = store.dead_letters.read()
     assert (letter.reason, letter.trace_id) == ("damaged", trace_ids[5])
     assert store.dead_letters.payload(letter.letter_id) == trace_ids[5].encode()
@@ -227,7 +226,7 @@ def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     store.ledger.acquire([Identity(trace_id, DIGEST)])
     damage(redis_client, keys.record(trace_id), fields)
     redis_client.zadd(keys.pending, {trace_id: 1})
-    assert [claim.payload for claim in store.ledger.claim_lost(1, queue_is_empty=True)] == [b""]
+    assert [claim.payload for claim in store.ledger.claim_lost(1, empty_ms_ago=0)] == [b""]
     assert store.ledger.counts() == SubmissionCounts(submitted=0, pending=0, decided=0, dead=0)
     (refused,) = store.ledger.acquire([Identity(trace_id, DIGEST)])
     assert refused.reason == "damaged"

@@ -98,7 +98,7 @@ MONITORS: Final = ("stats", "active", "scheduled", "reserved", "revoked", "regis
 
 def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
     settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
-    queue = settings.queues.traces
+    queue = settings.queues.first
     with at_work(settings, tmp_path) as (worker, client):
         # It answers whatever monitors ask.
         for command in MONITORS:
@@ -142,7 +142,7 @@ def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Setti
 def test_a_policy_that_limits_the_queue_of_traces_is_named_as_why(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     declare_as_worker(settings)
-    with limited_by_policy(settings, settings.queues.traces, 1), Client(settings) as client:
+    with limited_by_policy(settings, settings.queues.first, 1), Client(settings) as client:
 
         def refusals() -> list[str]:
             try:

@@ -37,7 +37,7 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_redis(tmp_path: Pa
             wait_until(lambda: "WRONGPASS" in worker.text())
             file.write_text(server.url.replace("//", "//worker:second@"), "utf-8")
             client.wait(client.submit(second), timeout_s=60)
-            answer = app.send_task(TASK_NAME, args=[third], queue=from_file.queues.traces, ignore_result=False)
+            answer = app.send_task(TASK_NAME, args=[third], queue=from_file.queues.first, ignore_result=False)
             assert answer.get(timeout=30)["trace_id"] == third["id"]
 
 

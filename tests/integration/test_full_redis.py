@@ -75,7 +75,7 @@ def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list
 def fill_by_force(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
     """Put tasks on the queue, as other producers do, until Redis itself refuses."""
     with make_celery(settings) as app:
-        send = partial(app.send_task, TASK_NAME, queue=settings.queues.traces, ignore_result=True, retry=False)
+        send = partial(app.send_task, TASK_NAME, queue=settings.queues.first, ignore_result=True, retry=False)
         accepted, error = until_refused(lambda trace: send(args=[trace]), traces)
     assert "maxmemory" in str(error)
     return accepted

@@ -16,13 +16,14 @@ from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import QueueDrainer
 from kp_scorer.broker.publishing import publish_confirmed
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import intake_name
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP
+from tests.support.builders import first_queues
 from tests.support.changed_settings import with_changed
 from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, free_port, launch_worker, wait_until
 from tests.support.rabbitmq import RabbitMQ, confirming, limited_by_policy
@@ -37,11 +38,11 @@ def settings_here(rabbitmq: RabbitMQ) -> Settings:
 @pytest.fixture
 def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
     """The intake of an app whose queues are declared."""
-    queues = submission_queues(settings_here)
+    queues = first_queues(settings_here)
     assert queues.intake
     with make_celery(settings_here) as app:
         declare_queues(app, [*queues.in_order, queues.intake])
-        yield QueueDrainer(app, queues.intake, settings_here, store)
+        yield QueueDrainer(app, queues.intake, queues, store)
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
@@ -49,15 +50,17 @@ def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
     properties = {"content_type": "application/json", **properties}
     with confirming(settings.broker.url) as connection:
         channel = connection.default_channel
-        channel.queue_declare(settings.queues.intake_name, durable=True, auto_delete=False)
+        channel.queue_declare(intake_name(settings.queues.first), durable=True, auto_delete=False)
         for body in bodies:
-            channel.basic_publish(amqp.Message(body, **properties), routing_key=settings.queues.intake_name, mandatory=True)
+            channel.basic_publish(
+                amqp.Message(body, **properties), routing_key=intake_name(settings.queues.first), mandatory=True
+            )
 
 
 def get_all(settings: Settings) -> list[Any]:
     """Receive all messages on the queue of traces."""
     with Connection(settings.broker.url) as connection:
-        return list(iter(lambda: connection.default_channel.basic_get(settings.queues.traces, no_ack=True), None))
+        return list(iter(lambda: connection.default_channel.basic_get(settings.queues.first, no_ack=True), None))
 
 
 def receive(rabbitmq: RabbitMQ, count: int) -> list[Any]:
@@ -122,7 +125,7 @@ def test_the_beginning_of_a_message_that_is_too_large_moves(
 def test_messages_stay_while_the_queue_is_full(intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ) -> None:
     bodies = [b"%04d" % number for number in range(50)]
     received: list[bytes] = []
-    with limited_by_policy(settings_here, settings_here.queues.traces, 10):
+    with limited_by_policy(settings_here, settings_here.queues.first, 10):
         # The policy takes a moment to count.
         def is_full() -> bool:
             put(settings_here, bodies)
@@ -179,7 +182,7 @@ def test_messages_stay_on_the_intake_during_an_outage(
 def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
     rabbitmq: RabbitMQ, settings_here: Settings, tmp_path: Path
 ) -> None:
-    name, ours = settings_here.queues.intake_name, with_changed(settings_here, metrics__port=free_port())
+    name, ours = intake_name(settings_here.queues.first), with_changed(settings_here, metrics__port=free_port())
     with confirming(settings_here.broker.url) as connection:
         connection.default_channel.queue_declare(name, durable=True, auto_delete=False, arguments={"x-queue-type": "stream"})
     first, second = short_traces(2, seed=4)
@@ -198,7 +201,7 @@ def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
 def _is_declared(settings: Settings) -> bool:
     try:
         with confirming(settings.broker.url) as connection:
-            connection.default_channel.queue_declare(settings.queues.intake_name, passive=True)
+            connection.default_channel.queue_declare(intake_name(settings.queues.first), passive=True)
     except NotFound:
         return False
     return True

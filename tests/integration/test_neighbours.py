@@ -23,7 +23,7 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
 ) -> None:
     # What was moved and not noted comes back as if its worker had died.
     settings = with_changed(settings, broker__visibility_timeout_s=3)
-    queue = settings.queues.traces
+    queue = settings.queues.first
     names = [f"{queue}.unacknowledged", f"{queue}.renewed", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]
     traces = short_traces(len(names), seed=20)
     with (

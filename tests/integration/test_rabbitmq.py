@@ -11,7 +11,7 @@ import pytest
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import QueueDrainer
-from kp_scorer.broker.queues import results_queue, submission_queues
+from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
@@ -19,6 +19,7 @@ from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP, bombs
+from tests.support.builders import first_queues
 from tests.support.calls import traced_memory
 from tests.support.processes import (
     PATIENCE_S,
@@ -51,7 +52,7 @@ def test_a_submission_declares_a_deleted_queue_anew(rabbitmq: RabbitMQ) -> None:
 
 def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with make_celery(rabbitmq.settings()) as app:
-        declare_queues(app, submission_queues(rabbitmq.settings()).in_order)
+        declare_queues(app, first_queues(rabbitmq.settings()).in_order)
     # A client that declared the queue with other arguments would be refused.
     with confirming(rabbitmq.settings().broker.url) as connection:
         connection.default_channel.queue_delete(rabbitmq.name("traces"))
@@ -78,7 +79,7 @@ def test_a_worker_has_no_more_in_flight_than_its_bytes_allow(rabbitmq: RabbitMQ,
 
 def test_the_dead_queue_returns_every_message_as_it_came(rabbitmq: RabbitMQ, store: Store) -> None:
     settings = rabbitmq.settings()
-    queues = submission_queues(settings)
+    queues = first_queues(settings)
     assert queues.dead
     bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', bombs()[GZIP]]
     with make_celery(settings) as app:
@@ -86,10 +87,10 @@ def test_the_dead_queue_returns_every_message_as_it_came(rabbitmq: RabbitMQ, sto
         # Most are not compressed: decompressing those fails.
         rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
-            QueueDrainer(app, queues.dead, settings, store).drain()
+            QueueDrainer(app, queues.dead, queues, store).drain()
         assert memory.peak_bytes < 2**26, "a message was unpacked"
     with confirming(settings.broker.url) as connection:
-        get = partial(connection.default_channel.basic_get, settings.queues.traces, no_ack=True)
+        get = partial(connection.default_channel.basic_get, settings.queues.first, no_ack=True)
         assert {bytes(wait_until(get).body) for _ in bodies} == set(bodies)
 
 
@@ -118,7 +119,7 @@ def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: 
     traces = fresh_samples(3)
     claims = [{}, {"x-death": [{"reason": "delivery_limit", "queue": "traces", "count": 20}]}, {"x-death": "delivery_limit"}]
     with make_celery(settings) as app:
-        declare_queues(app, submission_queues(settings).in_order)
+        declare_queues(app, first_queues(settings).in_order)
     for trace, headers in zip(traces, claims, strict=True):
         rabbitmq.send("traces", json.dumps(trace).encode(), application_headers=headers, expiration="1")
     wait_until(lambda: rabbitmq.waiting("dead") == len(traces))
@@ -132,7 +133,7 @@ def test_a_message_that_expires_is_decided_whatever_a_producer_claims(rabbitmq: 
 @pytest.mark.parametrize("kind", ["traces", "accepted"])
 def test_rabbitmq_drops_no_message_that_was_requeued_many_times(kind: str, rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
-    queues = submission_queues(settings)
+    queues = first_queues(settings)
     queue = {"traces": queues.traces, "dead": queues.dead}.get(kind) or results_queue(settings, kind)  # type: ignore[arg-type]
     # From RabbitMQ 4.0 on a quorum queue without a limit of its own drops a message that was requeued 20 times.
     assert queue.queue_arguments["x-delivery-limit"] >= 1_000_000

@@ -11,13 +11,13 @@ import redis
 from celery import Celery
 from kombu import Connection, Queue
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.redis_transport import queue as transport_queue
 from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.redis_transport.queue import QueueKeys, Sizes
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.decision_stream import Room
 
+from tests.support.builders import first_queues
 from tests.support.changed_settings import with_changed
 from tests.support.processes import PATIENCE_S, wait_until
 
@@ -54,7 +54,7 @@ def another(app: Celery) -> Iterator[Channel]:
 
 
 def queue_of_traces() -> Queue:
-    return submission_queues(load_settings({"broker.url": "redis://localhost"})).traces
+    return first_queues(load_settings({"broker.url": "redis://localhost"})).traces
 
 
 def publish(connection: Connection, body: Any) -> None:

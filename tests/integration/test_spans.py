@@ -16,7 +16,6 @@ from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.spans import is_export_configured, open_recorder
-from kp_scorer.spans.context import Destination
 from kp_scorer.store import Store
 from kp_scorer.store.decision_stream import Publication
 from opentelemetry.sdk.trace import TracerProvider
@@ -51,7 +50,7 @@ def marked(count: int) -> list[dict[str, Any]]:
 
 def send(settings: Settings, trace: Any, headers: dict[str, Any]) -> None:
     """Call the task as any program would that records spans of its own."""
-    name = settings.queues.traces
+    name = settings.queues.first
     exchange = "" if settings.broker.is_redis else name
     with confirming(settings.broker.url) as connection:
         called = {"task": TASK_NAME, "id": "1", **headers}
@@ -92,7 +91,7 @@ def test_spans_link_the_producer_to_the_published_decision(
         wait_until(lambda: worker.events("trace_dead"))
     # What ends exports what is left.
     assert worker.process.returncode == 0
-    names = recorded.queues.traces, recorded.queues.rejected
+    names = recorded.queues.first, recorded.queues.rejected
     of_ours = collected.spans(format_trace_id(run.get_span_context().trace_id))
     of_run = [span for span in of_ours if span.parent == format_span_id(run.get_span_context().span_id)]
     processed = {span.attributes["kp_scorer.trace.id"]: span for span in of_run}
@@ -168,7 +167,7 @@ def test_spans_are_refused_without_the_sdk(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(sys.modules, "kp_scorer.spans.recording", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with pytest.raises(SettingsError, match=r"kp-scorer\[otel-worker\]"):
-        open_recorder(Destination("redis", "traces"), "me")
+        open_recorder("redis", "me")
 
 
 def test_spans_are_exported_where_a_variable_names_a_collector(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +181,10 @@ def test_spans_are_exported_where_a_variable_names_a_collector(monkeypatch: pyte
 def test_a_value_that_opentelemetry_refuses_is_an_error_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "0")
     with pytest.raises(SettingsError, match=r"^OTEL_.*max_queue_size must be a positive integer"):
-        open_recorder(Destination("redis", "traces"), "me")
+        open_recorder("redis", "me")
 
 
 def test_no_log_line_quotes_headers_with_a_password(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "hunter2")
-    open_recorder(Destination("redis", "traces"), "me").close(5.0)
+    open_recorder("redis", "me").close(5.0)
     assert "hunter2" not in caplog.text

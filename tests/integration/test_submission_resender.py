@@ -9,7 +9,7 @@ from celery import Celery
 from kp_scorer.broker.calls import declare_queues, waiting
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import send_traces
-from kp_scorer.broker.queues import SubmissionQueues, submission_queues
+from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.process import submission_resender
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.settings import Settings
@@ -18,7 +18,7 @@ from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import Submission
 
-from tests.support.builders import decision_on, store_decisions
+from tests.support.builders import decision_on, first_queues, store_decisions
 
 FIRST, SECOND = "kp:trace:one", "kp:trace:other"
 DIGEST = b"d" * 16
@@ -47,7 +47,7 @@ class Scene(NamedTuple):
         self.monkeypatch.setattr(submission_resender, "send_traces", watched)
         self.monkeypatch.setattr(LedgerSettings, "max_resends", 1)
         settings = LedgerSettings(resend_after_s=0.001)
-        submission_resender.resend_lost(self.app, self.queues, self.store, settings, Metrics(()))
+        submission_resender.resend_lost(self.app, [self.queues], self.store, settings, Metrics(()), {})
 
     def states(self) -> list[str]:
         """Return the states of the first and the second."""
@@ -62,7 +62,7 @@ def scene(
     settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
     """Two traces have messages that never reach the queue."""
-    queues = submission_queues(settings)
+    queues = first_queues(settings)
     store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
     with make_celery(settings) as app:
         declare_queues(app, queues.in_order)

@@ -66,7 +66,7 @@ def test_each_trace_is_recorded_and_sent_once_and_in_order(settings: Settings, s
     with Client(settings) as client:
         assert client.submit_many(traces) == [trace["id"] for trace in traces]
     assert store.ledger.counts().pending == 250
-    sent: Any = redis_client.lrange(settings.queues.traces, 0, -1)
+    sent: Any = redis_client.lrange(settings.queues.first, 0, -1)
     # Taken from the other end.
     assert [trace["id"].encode() in item for trace, item in zip(traces, reversed(sent), strict=True)] == [True] * 250
 
@@ -82,7 +82,7 @@ def test_a_portion_of_traces_costs_one_call_of_the_ledger_and_one_of_the_broker(
         before = calls(server)
         client.submit_many(traces)
         assert calls(server) - before == 3 * 2
-    assert server.llen(settings.queues.traces) == 1 + len(traces)
+    assert server.llen(settings.queues.first) == 1 + len(traces)
 
 
 def test_submitting_no_valid_trace_writes_nothing(settings: Settings, redis_client: redis.Redis) -> None:
@@ -113,9 +113,9 @@ def test_submitting_many_returns_what_submitting_each_returns(settings: Settings
 
     with Client(settings, "many") as many, Client(settings, "each") as each:
         together = many.submit_many(traces)
-        sent = redis_client.llen(settings.queues.traces)
+        sent = redis_client.llen(settings.queues.first)
         by_itself = [alone(each, trace) for trace in traces]
-    assert redis_client.llen(settings.queues.traces) == 2 * sent
+    assert redis_client.llen(settings.queues.first) == 2 * sent
     assert [str(answer).replace(":many:", ":each:") for answer in together] == [str(answer) for answer in by_itself]
     assert kinds(together) == kinds(by_itself)
 
@@ -127,7 +127,7 @@ def test_decided_traces_are_not_sent_again(settings: Settings, store: Store, red
         store_decisions(store, {trace["id"]: decision_on(trace["id"])}, digest)
     with Client(settings) as client:
         assert client.submit_many(traces) == [trace["id"] for trace in traces]
-    assert redis_client.llen(settings.queues.traces) == 0
+    assert redis_client.llen(settings.queues.first) == 0
 
 
 class Watched(dict[str, Any]):

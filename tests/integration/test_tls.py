@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 import pytest
 from kp_scorer.broker.calls import declare_queues, unavailable_if_broker_fails
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
 from tests.support.arena import BrokerName
+from tests.support.builders import first_queues
 from tests.support.http_server import open_server
 from tests.support.processes import PATIENCE_S, at_work, ending_within, wait_until
 from tests.support.proxy import Proxy
@@ -70,7 +70,7 @@ def secure(url: str, authority: Authority, own: Pair | None = None) -> str:
 
 def reach_broker(settings: Settings) -> None:
     with make_celery(settings) as app:
-        declare_queues(app, submission_queues(settings).in_order)
+        declare_queues(app, first_queues(settings).in_order)
 
 
 def reach_broker_to_read(settings: Settings) -> None:
@@ -168,7 +168,7 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
             store.cut()
             assert client.wait(client.submit(another), timeout_s=PATIENCE_S).trace_id == another["id"]
             with make_celery(secured) as app:
-                options = {} if broker == "redis" else {"exchange": secured.queues.traces}
+                options = {} if broker == "redis" else {"exchange": secured.queues.first}
                 result = app.send_task(TASK_NAME, args=[asked], ignore_result=False, **options)
                 assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
         assert worker.process.returncode == 0

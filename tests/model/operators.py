@@ -74,8 +74,8 @@ def forget(books: Books, trace_id: str) -> None:
 
 def resend_lost(books: Books, is_empty: Callable[[], bool], send: Send) -> None:
     store: Any = SimpleNamespace(ledger=WatchedLedger(books), dead_letters=WatchedLetters(books))
-    broker: Any = SimpleNamespace(traces=None, is_empty=is_empty, send=send)
-    submission_resender.resend_lost(broker, broker, store, LEDGER, Metrics(()))
+    broker: Any = SimpleNamespace(traces=SimpleNamespace(name="traces"), is_empty=is_empty, send=send)
+    submission_resender.resend_lost(broker, [broker], store, LEDGER, Metrics(()), {})
 
 
 @contextmanager

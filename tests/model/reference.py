@@ -331,9 +331,9 @@ class Reference:
 
     # What brings lost messages back, and what erases.
 
-    def claim_lost(self, *, queue_is_empty: bool) -> list[tuple[str, bytes, int]]:
-        if queue_is_empty:
-            self.drained = self.now
+    def claim_lost(self, *, empty_ms_ago: int) -> list[tuple[str, bytes, int]]:
+        if empty_ms_ago >= 0:
+            self.drained = self.now - empty_ms_ago
             self.expires_in(KEYS.drained, KEPT_MS)
         before = max(1, min(self.drained or 0, self.now - RESEND_AFTER_MS))
         claimed = []

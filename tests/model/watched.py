@@ -131,9 +131,9 @@ class WatchedLedger:
                 _check_revision(Decision.model_validate_json(revision.decision), earlier)
         return reply
 
-    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
-        reply = _call("claim_lost", lambda: self.real.claim_lost(resend_after_ms, queue_is_empty=queue_is_empty))
-        claimed = self._books.model.claim_lost(queue_is_empty=queue_is_empty)
+    def claim_lost(self, resend_after_ms: int, *, empty_ms_ago: int) -> list[LostSubmission]:
+        reply = _call("claim_lost", lambda: self.real.claim_lost(resend_after_ms, empty_ms_ago=empty_ms_ago))
+        claimed = self._books.model.claim_lost(empty_ms_ago=empty_ms_ago)
         expect("claim_lost", [(claim.trace_id, claim.payload, claim.resends) for claim in reply], claimed)
         return reply
 

@@ -71,7 +71,7 @@ class Arena:
 
     def waiting(self) -> int:
         """Return the number of messages that wait on the queue of traces; those in flight do not count."""
-        queue = self.settings().queues.traces
+        queue = self.settings().queues.first
         if self.broker == "redis":
             with self.redis.connect() as client:
                 return int(client.llen(queue))
@@ -79,7 +79,7 @@ class Arena:
             return int(channel.queue_declare(queue, passive=True).message_count)
 
     def is_idle(self) -> bool:
-        queue = self.settings().queues.traces
+        queue = self.settings().queues.first
         if self.broker == "rabbitmq":
             # A message that was requeued in between waits again.
             return not (self.waiting() or unacknowledged(self._broker_url, queue) or self.waiting())
@@ -127,7 +127,7 @@ class Arena:
 
 def put(settings: Settings, *bodies: bytes) -> None:
     """Put bytes on the queue of traces, as a client does that knows nothing of Celery: plain, or as a body of JSON."""
-    queue = settings.queues.traces
+    queue = settings.queues.first
     if settings.broker.is_redis:
         with redis.Redis.from_url(settings.broker.url) as client:
             for body in bodies:

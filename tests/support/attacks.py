@@ -231,7 +231,7 @@ Put = Callable[[Attack], None]
 @contextmanager
 def open_queue(arena: Arena) -> Iterator[Put]:
     """Yield a function that puts an attack on the queue of traces."""
-    queue = arena.settings().queues.traces
+    queue = arena.settings().queues.first
     if arena.broker == "redis":
         with redis.Redis.from_url(arena.producer_url, socket_timeout=PATIENCE_S) as client:
             yield lambda attack: client.lpush(queue, _item(attack)) and None

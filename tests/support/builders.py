@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 from hypothesis import strategies as st
+from kp_scorer.broker.queues import SubmissionQueues, submission_queues
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
 from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
@@ -16,6 +17,7 @@ from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
+from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 from kp_scorer.store import Store
 from kp_scorer.store.records import Identity, MemoryLedger, Verdict
@@ -261,3 +263,8 @@ def load_embedder(recipe: RecipeName = "trace", **settings: Any) -> Embedder:
     selected = select_embedder(EmbeddingSettings(**settings), recipe)
     assert selected
     return selected
+
+
+def first_queues(settings: Settings) -> SubmissionQueues:
+    """The queue of traces, and those beside it, of settings that name one."""
+    return submission_queues(settings)[settings.queues.first]

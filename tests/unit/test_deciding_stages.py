@@ -69,7 +69,7 @@ class Stages:
         self.ledger = MemoryLedger()
         novelty = NoveltyMeter(embedder, MemoryLog(WINDOW), WINDOW)
         decider, self.metrics = Decider(self.ledger, Policy(), novelty, max_attempts=5), Metrics(())
-        self.admission = Admission(group_size, self._resolve)
+        self.admission = Admission(group_size, self._resolve, {})
         self.commit = CommitStage(self.admission, decider, self.metrics)
         self.embed = EmbedStage(self.admission, decider, novelty, self.metrics, self.commit.put)
         self.look_up = LookUpStage(self.admission, decider, cast("Any", None), self.metrics, self.embed.put)

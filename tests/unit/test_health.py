@@ -164,9 +164,9 @@ def three_published() -> Metrics:
     metrics = Metrics({"code"})
     accepted, rejected = decided("code", outcome="accepted", score=0.8), decided("kp:trace:x\n", outcome="rejected", score=0.2)
     accepted = accepted.model_copy(update={"novelty": accepted.novelty.model_copy(update={"source": "empty_cache"})})
-    metrics.count_published(accepted, queued_s=2.0, in_flight_s=0.1)
-    metrics.count_published(rejected, queued_s=None, in_flight_s=0.1)
-    metrics.count_published(rejected, queued_s=0.0, in_flight_s=0.2)
+    metrics.count_published(accepted, "traces", queued_s=2.0, in_flight_s=0.1)
+    metrics.count_published(rejected, "traces", queued_s=None, in_flight_s=0.1)
+    metrics.count_published(rejected, "traces", queued_s=0.0, in_flight_s=0.2)
     return metrics
 
 
@@ -178,7 +178,8 @@ def test_decisions_are_counted_by_outcome_and_by_the_domains_that_settings_name(
     assert not any("kp:trace" in name for name in samples)
     assert (samples["kp_scorer_score_count"], samples['kp_scorer_score_bucket{le="0.2"}']) == (3, 2)
     assert samples["kp_scorer_novelty_count"] == 1, "two had no embedder"
-    assert (samples["kp_scorer_queue_wait_seconds_count"], samples["kp_scorer_queue_wait_seconds_sum"]) == (2, 2.0)
+    waited = [samples[f'kp_scorer_queue_wait_seconds_{of}{{queue="traces"}}'] for of in ("count", "sum")]
+    assert waited == [2, 2.0]
     assert samples["kp_scorer_processing_seconds_sum"] == pytest.approx(0.4)
 
 

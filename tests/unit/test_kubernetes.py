@@ -11,6 +11,7 @@ import pytest
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
+from kp_scorer.settings.sections import intake_name
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import container_variables, kubernetes, overlay_settings, unknown_settings
@@ -148,10 +149,10 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
     if overlay == "rabbitmq":
         # By amqp KEDA counts what is ready; by http also what is in flight, which has its workers already.
         asked = {"protocol": "amqp", "mode": "QueueLength", "value": "120"}
-        assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.traces, queues.intake_name)]
+        assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.first, intake_name(queues.first))]
     else:
         length = "2200" if overlay == "gpu" else "120"
-        assert counted == [("redis", {"listName": queues.traces, "listLength": length})]
+        assert counted == [("redis", {"listName": queues.first, "listLength": length})]
     # Workers' passwords are not for whoever only counts.
     secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
     assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}
@@ -179,7 +180,7 @@ def test_fleets_differ_only_in_the_settings_that_the_operators_page_names() -> N
     (named,) = re.findall(r"Two fleets differ in ([^.]+(?:\.\w[^.]*)+)\.\s", page)
     assert differing == {f"KP_{section}_{name}".upper() for section, name in re.findall(r"`(\w+)\.(\w+)`", named)}
     queues = [
-        {each.queues.traces, each.queues.intake_name, each.queues.dead_name, *results_queues(each, each.results.publish)}
+        {each.queues.first, intake_name(each.queues.first), *results_queues(each, each.results.publish)}
         for each in (of_code, of_rest)
     ]
     assert not queues[0] & queues[1]

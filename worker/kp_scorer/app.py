@@ -21,7 +21,8 @@ def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder
     remove_celery_variables()
     app = make_celery(settings)
     runtime = Runtime(app, settings, load_embedder)
-    app.conf.worker_consumer = partial(KeepingConsumer, runtime=runtime, limits=settings.limits, queue=settings.queues.traces)
+    queues = list(settings.queues.traces)
+    app.conf.worker_consumer = partial(KeepingConsumer, runtime=runtime, limits=settings.limits, queues=queues)
     return app
 
 

@@ -31,7 +31,7 @@ _SCANNED_AT_ONCE: Final = 1_000
 class Backlog(NamedTuple):
     """The numbers of messages and submissions that wait at one moment."""
 
-    submissions: Mapping[str, int]  # By queue: the queue of traces and the intake queue. Messages in flight do not count.
+    submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
     decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
     full: tuple[str, ...]  # The queues and streams that accept no more decisions, so that workers wait.
     pending: int  # Submissions in the ledger that are neither decided nor dead.
@@ -60,9 +60,10 @@ class Backlog(NamedTuple):
         return min(left_s, default=math.inf)
 
 
-def count_oversized(app: Celery, queue: Queue) -> int:
-    """Return the number of messages that were too large for a worker and are kept in the list beside a queue on Redis."""
-    return with_producer(app, queue.name, lambda producer: int(producer.channel.client.llen(QueueKeys(queue.name).oversized)))
+def count_oversized(app: Celery, settings: Settings) -> dict[str, int]:
+    """Return by list the numbers of messages that were too large for a worker and are kept beside their queue on Redis."""
+    lists = [QueueKeys(name).oversized for name in settings.queues.traces]
+    return with_producer(app, "oversized", lambda producer: {each: int(producer.channel.client.llen(each)) for each in lists})
 
 
 def lists_beside(app: Celery, queue: Queue) -> list[str]:
@@ -127,13 +128,24 @@ def blocked(app: Celery, broker: BrokerSettings) -> str:
     return ""
 
 
+def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
+    submissions = {}
+    for queues in submission_queues(settings).values():
+        submissions[queues.traces.name] = waiting(app, queues.traces)
+        if queues.intake:
+            # Passively: producers declare this queue, perhaps with other arguments.
+            with suppress(NoQueue):
+                intake = Queue(queues.intake.name, exchange=Exchange(""), no_declare=True)
+                submissions[intake.name] = waiting(app, intake)
+    return submissions
+
+
 def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
     """Measure the backlog, in one or two round trips for each queue.
 
     ``refusing`` names the queues and streams that have no room for a worker's decisions; by default these are read from the
     workers' reports.
     """
-    traces, _, intake = submission_queues(settings)
     decisions = unread(app, settings, store)
     limit = settings.queues.results_limit
     used_bytes = _used_bytes(app, settings, store)
@@ -142,13 +154,8 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Col
     if refusing is None:
         refusing = {name for report in store.worker_reports() for name in report.full}
     full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}.union(refusing)
-    submissions = {traces.name: waiting(app, traces)}
-    if intake:
-        # Passively: producers declare this queue, perhaps with other arguments.
-        with suppress(NoQueue):
-            submissions[intake.name] = waiting(app, Queue(intake.name, exchange=Exchange(""), no_declare=True))
     return Backlog(
-        submissions=submissions,
+        submissions=_submissions(app, settings),
         decisions=decisions,
         full=tuple(name for name in decisions if name in full and not settings.is_ring(name)),
         pending=store.ledger.counts().pending,

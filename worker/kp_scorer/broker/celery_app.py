@@ -13,9 +13,8 @@ from celery.loaders.app import AppLoader
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
-from kp_scorer.decoding import Limits
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings, RedisSettings, WorkerSettings
+from kp_scorer.settings.sections import BrokerSettings, RedisSettings
 from kp_scorer.store.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 
 # Only Linux has this option.
@@ -69,11 +68,20 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def most_in_flight(settings: Settings, least: int = 0) -> int:
-    """Return the most messages that a worker may have in flight: ``worker.concurrency``, or ``least`` if that is more."""
+    """Return the most messages of each queue in flight in a worker: ``worker.concurrency``, or ``least`` if that is more."""
     most = max(settings.worker.concurrency, least)
+    if len(settings.queues.traces) > 1:
+        # Where a queue has nearly all turns, it fills the two groups that are being decided and the one that is published. A
+        # fourth has to wait, or the others would get its turns.
+        most += most // 3
     # RabbitMQ limits only the number of messages, whatever their size.
-    largest_messages = settings.worker.in_flight_bytes // largest_body_bytes(settings.limits)
+    largest_messages = _in_flight_bytes(settings) // largest_body_bytes(settings.limits)
     return most if settings.broker.is_redis else max(1, min(most, largest_messages))
+
+
+def _in_flight_bytes(settings: Settings) -> int:
+    """Return the most bytes of messages of each queue that a worker may have in flight."""
+    return settings.worker.in_flight_bytes // len(settings.queues.traces)
 
 
 def celery_variables() -> list[str]:
@@ -97,15 +105,15 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "broker_transport": f"kp_scorer.broker.{'redis_transport.channel' if broker.is_redis else 'rabbitmq'}:Transport",
         # Retry when Redis answers with an error, for example because it is full; by default Celery exits.
         "broker_channel_error_retry": True,
-        "broker_transport_options": _transport_options(broker, settings.limits),
+        "broker_transport_options": _transport_options(settings),
         "broker_connection_timeout": broker.timeout_s,
         # RabbitMQ only: a connection that is silent for twice as many seconds counts as dead.
         "broker_heartbeat": max(1, int(2 * broker.timeout_s)),
         # Each publish has three attempts; this is long enough for a connection to come free.
         "broker_pool_acquire_timeout": 10 * broker.timeout_s,
         "broker_connection_retry_on_startup": True,
-        "task_queues": [submission_queues(settings).traces],
-        "task_default_queue": settings.queues.traces,
+        "task_queues": [queues.traces for queues in submission_queues(settings).values()],
+        "task_default_queue": settings.queues.first,
         "task_default_exchange": "",
         # A producer that passes ignore_result=False reads its decision from here; for others nothing is stored.
         "redis_backend_use_ssl": tls_options(redis.server()),
@@ -147,7 +155,8 @@ def _result_backend(redis: RedisSettings) -> str:
     return server.without_parameters()
 
 
-def _transport_options(broker: BrokerSettings, limits: Limits) -> dict[str, Any]:
+def _transport_options(settings: Settings) -> dict[str, Any]:
+    broker, limits = settings.broker, settings.limits
     # Kombu's attempts to connect before a publish fails; by default it tries for all of broker.timeout_s.
     retries = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
     if not broker.is_redis:
@@ -175,5 +184,5 @@ def _transport_options(broker: BrokerSettings, limits: Limits) -> dict[str, Any]
         # The seconds between sweeps, which renew the messages in flight and requeue those of dead workers.
         "unacked_restore_interval": 1,
         "largest_bytes": largest_message_bytes(limits),
-        "in_flight_bytes": WorkerSettings.in_flight_bytes,
+        "in_flight_bytes": _in_flight_bytes(settings),
     }

@@ -17,13 +17,12 @@ from kombu import Producer, Queue
 
 from kp_scorer.broker.calls import with_producer
 from kp_scorer.broker.publishing import publish_confirmed
-from kp_scorer.broker.queues import submission_queues
+from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew
 from kp_scorer.broker.wire import argument_in, checked_id, deliveries_by, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 
@@ -60,17 +59,26 @@ _BYTES_AT_ONCE: Final = 1_048_576  # The size of a batch without its last messag
 _BATCHES: Final = 5  # The batches of one call, so that a worker can stop before the queue is empty.
 
 
+def drain_all(drainers: Sequence["QueueDrainer"]) -> None:
+    """Have each drainer move messages; then raise the first error, as one queue that takes no more must not delay others."""
+    errors = []
+    for drainer in drainers:
+        try:
+            drainer.drain()
+        except ServiceUnavailable as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 @dataclass
 class QueueDrainer:
-    """Empties the intake queue or the dead queue. Every worker has one for each, which one thread owns."""
+    """Empties an intake queue or a dead queue. Every worker has one for each, which one thread owns."""
 
     app: Celery
     queue: Queue
-    settings: Settings
+    queues: SubmissionQueues
     store: Store
-
-    def __post_init__(self) -> None:
-        self._queues = submission_queues(self.settings)
 
     def drain(self) -> None:
         """Move up to 500 messages to the queue of traces.
@@ -81,7 +89,7 @@ class QueueDrainer:
         Raises the errors of :mod:`~kp_scorer.broker.calls`, also if Redis fails; the rest stays on the queue.
         """
         # A missing queue was deleted, perhaps together with the others.
-        if_missing = [self.queue, *self._queues.in_order]
+        if_missing = [self.queue, *self.queues.in_order]
         for _ in range(_BATCHES):
             if not with_producer(self.app, self.queue.name, self._drain_batch, if_missing):
                 return
@@ -94,7 +102,7 @@ class QueueDrainer:
             message.ack()
         if not all(moved):
             # The next attempt also needs a new connection: RabbitMQ may go on refusing on one that has had a message refused.
-            raise ServiceUnavailable(f"{self.queue.name}: the queue {self._queues.traces.name} takes no more")
+            raise ServiceUnavailable(f"{self.queue.name}: the queue {self.queues.traces.name} takes no more")
         return len(messages)
 
     def _receive(self, channel: Any) -> list[Any]:
@@ -111,7 +119,7 @@ class QueueDrainer:
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
         """Publish messages to the queue of traces; return for each whether it may leave its present queue."""
         try:
-            return publish_confirmed(producer, [anew(message) for message in messages], self._queues.traces)
+            return publish_confirmed(producer, [anew(message) for message in messages], self.queues.traces)
         except PreconditionFailed as error:
             # RabbitMQ refuses one message, such as one over a lowered limit, and drops the others with it.
             if len(messages) == 1:

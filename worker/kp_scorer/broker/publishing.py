@@ -23,7 +23,7 @@ from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import PACKED_BY, SENT_MS, TASK_NAME, as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
-from kp_scorer.errors import InvalidTrace, QueueFull, ScorerError, ServiceUnavailable, SettingsError
+from kp_scorer.errors import InvalidTrace, NoQueue, QueueFull, ScorerError, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.spans import current_context
 from kp_scorer.spans.context import Context, Destination
@@ -107,6 +107,17 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
         raise QueueFull(f"submit: {_TAKES_NO_MORE.format(queues.traces.name)}")
 
 
+def check_room(app: Celery, queues: SubmissionQueues) -> None:
+    """Raise QueueFull if a queue of traces has a limit that is reached, before the ledger notes what it will refuse.
+
+    On Redis nothing else keeps the limit, which those who send at the same time may pass by a batch each.
+    """
+    if queues.limit:
+        with suppress(NoQueue):
+            if waiting(app, queues.counted) >= queues.limit:
+                raise QueueFull(f"submit: {queues.traces.name!r} has {queues.limit} traces, as many as its limit allows")
+
+
 def send_again(app: Celery, queue: Queue, message: Any) -> None:
     """Publish a message from RabbitMQ again, at the end of ``queue`` and as if it were new; then it may be acknowledged.
 
@@ -118,12 +129,15 @@ def send_again(app: Celery, queue: Queue, message: Any) -> None:
 
 
 def acknowledge_all(messages: Sequence[Any]) -> None:
-    """Acknowledge kombu messages of one channel; on Redis in one round trip."""
-    if messages and isinstance(channel := messages[0].channel, virtual.Channel):
-        channel.qos.ack_all([message.delivery_tag for message in messages])
-    else:
-        for message in messages:
+    """Acknowledge kombu messages; on Redis in one round trip for each channel."""
+    tags: dict[Any, list[str]] = {}
+    for message in messages:
+        if isinstance(message.channel, virtual.Channel):
+            tags.setdefault(message.channel, []).append(message.delivery_tag)
+        else:
             message.ack()
+    for channel, of_channel in tags.items():
+        channel.qos.ack_all(of_channel)
 
 
 class Publisher:

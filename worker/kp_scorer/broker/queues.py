@@ -7,7 +7,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import DecisionKind
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings
+from kp_scorer.settings.sections import BrokerSettings, dead_name, intake_name
 from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
@@ -18,33 +18,43 @@ By default RabbitMQ 4.0 drops a message after 20, and older versions refuse -1 (
 
 
 class SubmissionQueues(NamedTuple):
-    """The queues that must exist before a trace is submitted or consumed."""
+    """The queues that must exist before a trace is submitted to, or consumed from, one queue of traces."""
 
     traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
     dead: Queue | None  # RabbitMQ puts messages here that expire or have no room; None on Redis.
     intake: Queue | None  # For producers that declare their queue; workers move its messages to ``traces``. None on Redis.
+    limit: int  # The most traces that may wait; 0 without a limit.
 
     @property
     def in_order(self) -> list[Queue]:
         """The queues that a submission needs, ``dead`` first: RabbitMQ drops messages that it moves to an undeclared queue."""
         return [self.traces] if self.dead is None else [self.dead, self.traces]
 
+    @property
+    def counted(self) -> Queue:
+        """The queue of traces for those who may not declare it, as clients on RabbitMQ."""
+        return _queue(self.traces.name, declare=self.dead is None)
 
-def submission_queues(settings: Settings) -> SubmissionQueues:
-    """Return the queues that submissions need."""
-    queues = settings.queues
+
+def submission_queues(settings: Settings) -> dict[str, SubmissionQueues]:
+    """Return the queues that submissions need, by the name of the queue of traces."""
+    return {name: _queues_of(name, queue.limit, settings) for name, queue in settings.queues.traces.items()}
+
+
+def _queues_of(name: str, limit: int, settings: Settings) -> SubmissionQueues:
     if settings.broker.is_redis:
-        return SubmissionQueues(_queue(queues.traces), None, None)
+        return SubmissionQueues(_queue(name), None, None, limit)
     arguments = {
         "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": queues.dead_name,
+        "x-dead-letter-routing-key": dead_name(name),
         # By default RabbitMQ drops a message that the dead-letter queue does not accept at once.
         "x-dead-letter-strategy": "at-least-once",
+        **({"x-max-length": limit} if limit else {}),
     }
     # It has an exchange of its own, because a user who may write to the default exchange can send to any queue.
-    traces = _quorum_queue(queues.traces, arguments, exchange=queues.traces)
+    traces = _quorum_queue(name, arguments, exchange=name)
     # Clients declare a durable queue without arguments by default, and RabbitMQ refuses a client that declares it otherwise.
-    return SubmissionQueues(traces, _quorum_queue(queues.dead_name), _queue(queues.intake_name))
+    return SubmissionQueues(traces, _quorum_queue(dead_name(name)), _queue(intake_name(name)), limit)
 
 
 def results_queue(settings: Settings, kind: DecisionKind) -> Queue:
@@ -76,9 +86,14 @@ def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[s
     return sorted(set(map(settings.queues.name, kinds))) if settings.results.via == "stream" else []
 
 
+def system_of(broker: BrokerSettings) -> str:
+    """Return the name of a broker for spans."""
+    return "redis" if broker.is_redis else "rabbitmq"
+
+
 def destination_of(broker: BrokerSettings, queue: str) -> Destination:
     """Return the name of a queue for spans."""
-    return Destination("redis" if broker.is_redis else "rabbitmq", queue)
+    return Destination(system_of(broker), queue)
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

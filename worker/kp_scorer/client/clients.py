@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Self
 from celery import Celery
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import portions, send_traces
+from kp_scorer.broker.publishing import check_room, portions, send_traces
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import as_bytes
 from kp_scorer.client.io_thread import IoThread, Result
@@ -119,16 +119,18 @@ class _Deadline:
 class _Client:
     """The part that both clients share. Only the I/O thread uses the connections; the rest never changes."""
 
-    def __init__(self, settings: Settings, namespace: str = "") -> None:
+    def __init__(self, settings: Settings, namespace: str = "", queue: str = "") -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be set. It connects on first use.
 
         Args:
             settings: the servers, queues and limits.
             namespace: goes into the id of every submitted trace, after ``kp:trace:``, so that producers who share a queue use
                 different ids. It is no access control.
+            queue: the queue of traces to submit to, of those that ``queues.traces`` names; by default the first.
 
         Raises:
-            SettingsError: the namespace has characters other than A-Z, a-z, 0-9 and ``_.-``, or more than 64.
+            SettingsError: the namespace has characters other than A-Z, a-z, 0-9 and ``_.-``, or more than 64; or the settings
+                name no such queue.
         """
         if not _NAMESPACE.fullmatch(namespace):
             raise SettingsError("namespace: expected up to 64 of A-Z, a-z, 0-9, underscores, dots and hyphens")
@@ -136,24 +138,28 @@ class _Client:
         self._limits = settings.limits
         self._timeout_s = settings.broker.timeout_s
         self._io = IoThread()
-        self._queues = submission_queues(settings)
+        queues = submission_queues(settings)
+        if (queue := queue or settings.queues.first) not in queues:
+            raise SettingsError(f"queue: expected one of {', '.join(queues)}, as queues.traces says")
+        self._queues = queues[queue]
         self._app: Celery = make_celery(settings)
         self._store = Store.open(settings)
 
     @classmethod
-    def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "") -> Self:
+    def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "", queue: str = "") -> Self:
         """Make a client. What is not given comes from the environment, the configuration file, or a running ``kp-scorer up``.
 
         Args:
             broker_url: the queues, such as ``redis://queue:6379/0`` or ``amqp://user:secret@rabbit/``.
             redis_url: the ledger; by default the broker, if that is Redis.
             namespace: goes into the id of every submitted trace, as in the constructor.
+            queue: the queue of traces to submit to, as in the constructor.
 
         Raises:
-            SettingsError: a setting or the namespace is wrong, or no setting names a broker.
+            SettingsError: a setting, the namespace or the queue is wrong, or no setting names a broker.
         """
         urls = {"broker.url": broker_url, "redis.url": redis_url}
-        return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace)
+        return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace, queue)
 
     def _checked(self, trace: Trace) -> Submission:
         """Check a trace; return it in the form that is recorded and sent, with the namespace in its id."""
@@ -205,6 +211,7 @@ class _Client:
         answers: list[str | TraceConflict] = []
         valid = [each for each in checked if isinstance(each, Submission)]
         for portion in portions(valid, lambda each: len(each.payload), _BATCH_BYTES):
+            check_room(self._app, self._queues)
             # Record traces before sending them: if the message is lost, the trace is pending, and the resender sends it again.
             opened = list(zip(portion, self._store.ledger.submit(portion), strict=True))
             if pending := [(each.trace_id, each.payload) for each, state in opened if state == "pending"]:
@@ -250,7 +257,8 @@ class Client(_Client, AbstractContextManager["Client"]):
             TraceConflict: its id was submitted before with other content; nothing was sent.
             SettingsError: RabbitMQ has a queue of this name with other arguments.
             ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
-                queue yet, and this user may not declare it. Submit the trace again, which is always safe.
+                queue yet, and this user may not declare it. Submit the trace again, which is always safe. QueueFull, which is
+                one, if the queue has as many traces as its limit allows.
         """
         return _id_or_raise(self.submit_many([trace], timeout_s))
 

@@ -2,13 +2,46 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from itertools import count
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.reviser import Revised
 
 Sink = Callable[[Sequence[Delivery]], None]  # Passes deliveries on to the next stage; does not raise.
+
+
+class FairQueue:
+    """The deliveries that wait, in the order of their turns, which the queues have by weight, however much waits in each.
+
+    This is start-time fair queueing (Goyal, Vin, Cheng: 1996). A queue that was idle begins at the present turn, less a small
+    ``credit`` of turns, as a busy one may have nothing here for a moment. The deliveries of a single queue keep their order.
+    """
+
+    def __init__(self, weights: Mapping[str, int], credit: int) -> None:
+        self._weights = weights
+        self._credit = credit
+        self._next_turns: dict[str, float] = {}
+        self._turn = 0.0
+        self._numbers = count()
+        self._waiting: list[tuple[float, int, Delivery]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, delivery: Delivery) -> None:
+        """Queue a delivery, and set its turn."""
+        queue = delivery.queue
+        delivery.turn = max(self._turn - self._credit, self._next_turns.get(queue, 0.0))
+        self._next_turns[queue] = delivery.turn + 1 / self._weights.get(queue, 1)
+        heappush(self._waiting, (delivery.turn, next(self._numbers), delivery))
+
+    def get(self) -> Delivery:
+        """Remove the delivery whose turn it is, and return it."""
+        self._turn, _, delivery = heappop(self._waiting)
+        return delivery
 
 
 class Admission:
@@ -21,12 +54,20 @@ class Admission:
     is decided alone from then on.
     """
 
-    def __init__(self, group_size: int, on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None]) -> None:
-        """Call ``on_resolved`` with deliveries whose traces are resolved; it must neither raise nor wait."""
+    def __init__(
+        self,
+        group_size: int,
+        on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None],
+        weights: Mapping[str, int],
+    ) -> None:
+        """Call ``on_resolved`` with deliveries whose traces are resolved; it must neither raise nor wait.
+
+        Queues take turns by their ``weights``.
+        """
         self._group_size = group_size
         self._on_resolved = on_resolved
         self._changed = threading.Condition()
-        self._waiting: deque[Delivery] = deque()
+        self._waiting = FairQueue(weights, credit=group_size)
         self._alone: deque[Delivery] = deque()
         self._deciding = 0
         self._is_one_alone = False
@@ -36,7 +77,7 @@ class Admission:
     def submit(self, delivery: Delivery) -> None:
         """Queue a delivery whose trace is to be decided. Any thread may do so."""
         with self._changed:
-            self._waiting.append(delivery)
+            self._waiting.put(delivery)
             self._changed.notify()
 
     def next_group(self) -> Sequence[Delivery]:
@@ -49,8 +90,10 @@ class Admission:
             if not self._can_admit():
                 return ()
             self._is_one_alone = bool(self._alone)
-            source, size = (self._alone, 1) if self._alone else (self._waiting, self._group_size)
-            group = [source.popleft() for _ in range(min(size, len(source)))]
+            if self._is_one_alone:
+                group = [self._alone.popleft()]
+            else:
+                group = [self._waiting.get() for _ in range(min(self._group_size, len(self._waiting)))]
             for delivery in group:
                 delivery.is_alone = self._is_one_alone
             self._deciding += len(group)

@@ -43,7 +43,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """
 
     def __init__(
-        self, *args: Any, runtime: Runtime, limits: Limits, queue: str, worker_options: Any = None, **kwargs: Any
+        self, *args: Any, runtime: Runtime, limits: Limits, queues: Sequence[str], worker_options: Any = None, **kwargs: Any
     ) -> None:
         """Drop the arguments of Celery by which a worker obeys, or waits for, other clients of the broker."""
         self._runtime = runtime
@@ -54,7 +54,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
         super().__init__(*args, worker_options=options, **{**kwargs, **changed})
         self._connected_at_s = 0.0
-        self._queue = queue
+        self._queues = queues
         self._pipeline = runtime.start_pipeline(self, self.is_consuming)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
@@ -69,8 +69,8 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
     def is_consuming(self) -> bool:
-        """Return whether it consumes the queue of traces, which remote control and Celery's options -Q and -X can prevent."""
-        return bool(self.task_consumer and self.task_consumer.consuming_from(self._queue))
+        """Return whether it consumes the queues of traces, which remote control and Celery's options -Q and -X can prevent."""
+        return bool(self.task_consumer and all(map(self.task_consumer.consuming_from, self._queues)))
 
     def on_close(self) -> None:
         """Close a connection."""
@@ -147,7 +147,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
     def _receive(self, message: Any) -> None:
         """Read a message and pass it to the pipeline. Waiting for a server here would keep the consumer from its connection."""
-        delivery = Delivery(message, self.restart_count)
+        delivery = Delivery(message, self.restart_count, self._queue_of(message))
         deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(deliveries)
@@ -161,6 +161,14 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             self._pipeline.put(delivery, error)
         else:
             self._pipeline.put(delivery)
+
+    def _queue_of(self, message: Any) -> str:
+        """Return the queue that a message came from; on RabbitMQ by its consumer, as producers choose routing keys."""
+        queue, tag = message.delivery_info.get("routing_key"), message.delivery_info.get("consumer_tag")
+        if tag and self.task_consumer:
+            tags = self.task_consumer._active_tags  # noqa: SLF001 - kombu's own
+            queue = next((name for name, active in tags.items() if active == tag), None)
+        return queue if queue in self._queues else self._queues[0]
 
     def read(self, delivery: Delivery) -> None:
         """Set a delivery's trace, or why its message gets no decision. Any thread may do so."""

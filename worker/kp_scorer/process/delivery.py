@@ -20,10 +20,12 @@ class Delivery:
     message is dead-lettered for the reason in ``dead_lettering``.
     """
 
-    def __init__(self, message: Any, connection: int) -> None:
-        """Hold a kombu message that was received on the connection of this number."""
+    def __init__(self, message: Any, connection: int, queue: str = "") -> None:
+        """Hold a kombu message that was received from a queue, on the connection of this number."""
         self.message = message
         self.connection = connection
+        self.queue = queue
+        self.turn = 0.0  # Its place among the deliveries of all queues, set at admission.
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
         self.trace: ReasoningTrace | LateOutcome | None = None  # What was submitted.
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.

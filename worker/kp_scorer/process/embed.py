@@ -39,8 +39,9 @@ class _Text:
 class EmbedStage:
     """Batches continuously: no pass waits for another to form, and no text for others that came with it.
 
-    The oldest text goes first, and as many as fit of those behind it go along; if the engine pads, only those of its rounded
-    length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a backlog.
+    The text whose turn it is goes first, and as many as fit of those behind it go along; if the engine pads, only those of its
+    rounded length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a
+    backlog.
     """
 
     def __init__(self, admission: Admission, decider: Decider, novelty: NoveltyMeter, metrics: Metrics, pass_on: Sink) -> None:
@@ -93,6 +94,8 @@ class EmbedStage:
         with self._changed:
             self._by_text |= {text.key: text for text in texts}
             self._waiting += texts
+            # A trace of a queue that had none waits for the passes that run, and not for all texts of the others.
+            self._waiting.sort(key=lambda text: text.deliveries[0].turn)
             self._changed.notify(len(texts))
 
     def _tokenized(self, new: Mapping[_Key, list[Delivery]], *, alone: bool) -> list[_Text]:

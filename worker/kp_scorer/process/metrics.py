@@ -29,10 +29,10 @@ _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 class Metrics:
     """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
-    def __init__(self, domains: Collection[str], checks: Iterable[str] = ()) -> None:
+    def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
         """Count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
 
-        Likewise findings of these checks.
+        Likewise findings of these checks, and waits in these queues.
         """
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
@@ -45,6 +45,8 @@ class Metrics:
         self._define_counters()
         self._define_histograms()
         self._define_gauges()
+        for queue in queues:
+            self._queue_wait_s.labels(queue)
 
     def _define_counters(self) -> None:
         counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
@@ -84,7 +86,8 @@ class Metrics:
         self.batch_traces = histogram("batch_traces", "Traces placed and committed together", buckets=_SIZES)
         self.pass_texts = histogram("pass_texts", "Texts in a pass through the engine", buckets=_SIZES)
         self.pass_tokens = histogram("pass_tokens", "Tokens in a pass, without padding", buckets=_TOKENS)
-        self._queue_wait_s = seconds("queue_wait_seconds", "From sending to delivery, where a message says when it was sent")
+        about = "From sending to delivery, where a message says when it was sent"
+        self._queue_wait_s = seconds("queue_wait_seconds", about, ("queue",))
         self._processing_s = seconds("processing_seconds", "From the delivery of a message to the publication of its decision")
         self.look_up_s = seconds("look_up_seconds", "Looking a group up in the ledger")
         self.checks_s = seconds("checks_seconds", "All checks of a trace")
@@ -182,7 +185,7 @@ class Metrics:
             if check.failure:
                 self._failures.labels(check.name, check.failure).inc()
 
-    def count_published(self, decision: Decision, queued_s: float | None, in_flight_s: float) -> None:
+    def count_published(self, decision: Decision, queue: str, queued_s: float | None, in_flight_s: float) -> None:
         """Count a decision that is published; ``queued_s`` is None if nothing says when its message was sent."""
         self._decisions.labels(decision.outcome, self.counted_as(decision.domain)).inc()
         for override in decision.overrides:
@@ -192,7 +195,7 @@ class Metrics:
             self._novelty.observe(decision.dimensions.novelty)
         self._processing_s.observe(in_flight_s)
         if queued_s is not None:
-            self._queue_wait_s.observe(queued_s)
+            self._queue_wait_s.labels(queue).observe(queued_s)
 
     def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
         """Return what the worker ``node`` stores in Redis for ``stats`` and ``doctor``.

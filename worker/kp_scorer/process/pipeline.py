@@ -2,7 +2,8 @@
 
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from kp_scorer.decider import Decider
 from kp_scorer.errors import ScorerError
@@ -33,11 +34,12 @@ class Pipeline:
         metrics: Metrics,
         *,
         group_size: int,
+        weights: Mapping[str, int] = MappingProxyType({}),
         hold_s: float = math.inf,
         resend: Callable[[Delivery], None],
         on_fatal: Callable[[ScorerError], None],
     ) -> None:
-        """Start the threads; ``hold_s``, ``resend`` and ``on_fatal`` are for :class:`AcknowledgeStage`."""
+        """Start the threads. ``weights`` is for :class:`Admission`; ``hold_s``, ``resend``, ``on_fatal`` for the last stage."""
         self._in_flight: set[Delivery] = set()
         metrics.in_flight.set_function(lambda: len(self._in_flight))
         self._completed = threading.Condition()
@@ -50,7 +52,7 @@ class Pipeline:
             resend=resend,
             on_fatal=on_fatal,
         )
-        self._admission = Admission(group_size, self._acknowledge_stage.put)
+        self._admission = Admission(group_size, self._acknowledge_stage.put, weights)
         self.commit_stage = CommitStage(self._admission, decider, metrics)
         novelty, commit = decider.novelty, self.commit_stage.put
         self._embed_stage = EmbedStage(self._admission, decider, novelty, metrics, commit) if novelty else None

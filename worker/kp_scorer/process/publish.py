@@ -137,7 +137,7 @@ class PublishStage:
             self.metrics.revisions.labels(decision.outcome).inc()
             received |= {"revision": decision.revision, "outcome_id": decision.revised_by.id}
         else:
-            self.metrics.count_published(decision, waited_s, in_flight_s)
+            self.metrics.count_published(decision, delivery.queue, waited_s, in_flight_s)
         log.info(
             "trace_revised" if decision.revised_by else "trace_decided",
             trace_id=decision.trace_id,
@@ -166,7 +166,8 @@ class PublishStage:
     def _recording(self, delivery: Delivery) -> "SpanRecording | None":
         """Return the recording of a message, which the first call begins; None if no spans are recorded."""
         if self.recorder and not delivery.recording:
-            delivery.recording = self.recorder.begin(context_in(delivery.message.headers), delivery.received_at_s)
+            context = context_in(delivery.message.headers)
+            delivery.recording = self.recorder.begin(context, delivery.received_at_s, delivery.queue)
         return delivery.recording
 
     def _publication(self, delivery: Delivery, decision: Decision) -> Publication:

@@ -19,9 +19,9 @@ from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
 from kp_scorer.broker.celery_app import most_in_flight
-from kp_scorer.broker.dead_queue import QueueDrainer
+from kp_scorer.broker.dead_queue import QueueDrainer, drain_all
 from kp_scorer.broker.publishing import Publisher, send_again
-from kp_scorer.broker.queues import destination_of, submission_queues
+from kp_scorer.broker.queues import submission_queues, system_of
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.embedding.select import may_use_gpu
@@ -116,16 +116,15 @@ class Runtime:
             # With a GPU, all cores tokenize: in two arenas, 16 threads waited for each other, 12 ms a trace.
             limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
-        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names)
+        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names, settings.queues.traces)
         count_dropped_lines(metrics.log_lines_dropped.inc)
         # This comes first, because a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
-        source = destination_of(settings.broker, settings.queues.traces)
-        self._recorder = open_recorder(source, self.node) if is_export_configured() else None
+        self._recorder = open_recorder(system_of(settings.broker), self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
         self._queues = submission_queues(settings)
-        wait_for_services(settings, app, self.store, self._queues, self._startup)
+        wait_for_services(settings, app, self.store, self._queues.values(), self._startup)
         looking = partial(conditions, app, settings.broker, settings.redis, self.store)
         self._servers.look(self._startup.wait_for("redis", looking))
         self._publisher = Publisher(app, settings, self.store, metrics.count_decisions_dropped)
@@ -149,18 +148,20 @@ class Runtime:
         self._watchdog.watch("shutdown", self._shutdown.elapsed_s, settings.worker.grace_s)
 
     def _start_maintenance(self, tasks: PeriodicTasks) -> None:
-        app, queues, settings = self._app, self._queues, self._settings
-        resend = partial(resend_lost, app, queues, self.store, settings.ledger, self.metrics)
+        app, queues, settings = self._app, list(self._queues.values()), self._settings
+        resend = partial(resend_lost, app, queues, self.store, settings.ledger, self.metrics, {})
         every_s = min(_RESEND_EVERY_S, settings.ledger.resend_after_s / 4)
         tasks.start("submission_resender", resend, every_s)
         tasks.start("dead_letter_dropper", self.store.dead_letters.make_room, every_s)
         tasks.start("garbage_collector", collect_garbage, _COLLECT_EVERY_S)
-        for name, queue, every_s in (
-            ("dead_queue_drainer", queues.dead, _DRAIN_DEAD_EVERY_S),
-            ("intake_drainer", queues.intake, _DRAIN_INTAKE_EVERY_S),
+        dead = [QueueDrainer(app, each.dead, each, self.store) for each in queues if each.dead]
+        intakes = [QueueDrainer(app, each.intake, each, self.store) for each in queues if each.intake]
+        for name, drainers, every_s in (
+            ("dead_queue_drainer", dead, _DRAIN_DEAD_EVERY_S),
+            ("intake_drainer", intakes, _DRAIN_INTAKE_EVERY_S),
         ):
-            if queue is not None:
-                tasks.start(name, QueueDrainer(app, queue, settings, self.store).drain, every_s)
+            if drainers:
+                tasks.start(name, partial(drain_all, drainers), every_s)
         watcher = tasks.start("backlog_watcher", self._look_at_backlog, _LOOK_EVERY_S)
         self.metrics.backlog_age_s.set_function(watcher.stall.elapsed_s)
         for task in tasks.threads:
@@ -197,9 +198,10 @@ class Runtime:
             acknowledger,
             self.metrics,
             group_size=max(settings.worker.batch_size, self._pass_texts),
+            weights={name: queue.weight for name, queue in settings.queues.traces.items()},
             # Only RabbitMQ takes back a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
-            resend=lambda delivery: send_again(self._app, self._queues.traces, delivery.message),
+            resend=lambda delivery: send_again(self._app, self._queues[delivery.queue].traces, delivery.message),
             on_fatal=self._shut_down,
         )
         self._opened.callback(pipeline.stop)
@@ -215,7 +217,7 @@ class Runtime:
         return self._novelty.embedder.pass_texts if self._novelty else 0
 
     def most_in_flight(self) -> int:
-        """Return the most messages that may be in flight.
+        """Return the most messages of each queue that may be in flight.
 
         With a GPU, they fill three passes, of which two are being decided.
         """
@@ -230,7 +232,7 @@ class Runtime:
         signal.signal(signal.SIGUSR1, lambda *_: log.warning("stacks", exception=cry()))
         log.info(
             "worker_ready",
-            queue=self._settings.queues.traces,
+            queue=", ".join(self._queues),
             concurrency=self.most_in_flight(),
             embedder=self._novelty.embedder.name if self._novelty else "none",
         )
@@ -277,7 +279,7 @@ class Runtime:
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
         elif not self._is_consuming():
-            yield f"broker: it does not consume the queue {self._settings.queues.traces}, as Celery's options or control say"
+            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options or control say"
 
     def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down as SIGTERM does, but with the error's exit code. Any thread may call it."""

@@ -1,8 +1,9 @@
 """The start of a worker: it waits for its services, and loads and checks what it needs to consume."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -60,18 +61,20 @@ def _is_loading(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, BusyLoadingError) or _is_loading(error.__context__))
 
 
-def wait_for_services(settings: Settings, app: Celery, store: Store, queues: SubmissionQueues, startup: StartupRetry) -> None:
+def wait_for_services(
+    settings: Settings, app: Celery, store: Store, queues: Collection[SubmissionQueues], startup: StartupRetry
+) -> None:
     """Load the scripts, declare all queues and read the streams: a worker that cannot publish must not decide.
 
     SettingsError if a setting cannot be used; ServiceUnavailable if a service cannot be reached for ``patience_s``.
     """
     startup.wait_for("redis", store.ping)
     startup.wait_for("redis", store.ledger.load_scripts)
-    declared = [*queues.in_order, *results_queues(settings, settings.kinds).values()]
+    declared = [*(queue for each in queues for queue in each.in_order), *results_queues(settings, settings.kinds).values()]
     startup.wait_for("broker", lambda: declare_queues(app, declared))
-    if intake := queues.intake:
+    for intake in (each.intake for each in queues if each.intake):
         try:
-            startup.wait_for("broker", lambda: declare_queues(app, [intake]))
+            startup.wait_for("broker", partial(declare_queues, app, [intake]))
         except SettingsError as error:
             # A producer that may declare the intake can make it a queue of another kind. That must not stop the workers.
             log.error("intake_unusable", queue=intake.name, detail=str(error))

@@ -1,5 +1,8 @@
 """Resends submissions whose messages were lost, for instance by a broker that restarted without its last second."""
 
+import time
+from collections.abc import Sequence
+
 import structlog
 from celery import Celery
 
@@ -15,14 +18,26 @@ from kp_scorer.store.dead_letters import DeadLettering
 log = structlog.get_logger("kp_scorer.process.submission_resender")
 
 
-def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: LedgerSettings, metrics: Metrics) -> None:
-    """Resend or dead-letter the traces that are pending in the ledger but not on the queue. Any number of workers may do so.
+def resend_lost(
+    app: Celery,
+    queues: Sequence[SubmissionQueues],
+    store: Store,
+    settings: LedgerSettings,
+    metrics: Metrics,
+    empty_at: dict[str, float],
+) -> None:
+    """Resend or dead-letter the traces that are pending in the ledger but on no queue. Any number of workers may do so.
+
+    They go to the first queue, as the ledger does not know theirs. ``empty_at`` remembers from call to call when each queue was
+    last empty, by the monotonic clock.
 
     Deciding is idempotent, so resending a trace that was only late does no harm. ServiceUnavailable if Redis or the broker
     cannot be reached; a later call claims the traces again.
     """
-    is_empty = waiting(app, queues.traces) == 0
-    claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), queue_is_empty=is_empty)
+    now = time.monotonic()
+    empty_at |= {each.traces.name: now for each in queues if waiting(app, each.traces) == 0}
+    empty_ms_ago = int((now - min(empty_at.values())) * 1_000) if len(empty_at) == len(queues) else -1
+    claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), empty_ms_ago=empty_ms_ago)
     # The traces to dead-letter come first: resending may take long, and a worker may receive them meanwhile.
     for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
         (record,) = store.ledger.look_up([claim.trace_id])
@@ -41,7 +56,7 @@ def resend_lost(app: Celery, queues: SubmissionQueues, store: Store, settings: L
             store.dead_letters.dead_letter(claim.payload, why)
         else:
             try:
-                send_traces(app, queues, [(claim.trace_id, claim.payload)])
+                send_traces(app, queues[0], [(claim.trace_id, claim.payload)])
             except Exception as error:
                 # It will be due again; the others may still be sent.
                 log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)

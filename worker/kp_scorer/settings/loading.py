@@ -137,8 +137,10 @@ def _read_variables() -> Sections:
         if not name or section not in Settings.model_fields:
             # A misspelt variable would silently have no effect.
             raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
-        is_json = isinstance(getattr(getattr(defaults, section), name, None), dict | tuple)
-        sections.setdefault(section, {})[name] = _parsed(variable, variables[variable]) if is_json else variables[variable]
+        text, default = variables[variable], getattr(getattr(defaults, section), name, None)
+        # A single queue of traces is no table.
+        is_json = isinstance(default, tuple) or (isinstance(default, dict) and text.lstrip().startswith("{"))
+        sections.setdefault(section, {})[name] = _parsed(variable, text) if is_json else text
     return sections
 
 

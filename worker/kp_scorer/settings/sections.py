@@ -1,13 +1,24 @@
 """Every setting, with its type and default, and the rules that hold within a section and between sections."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from kp_scorer.decision import KINDS, CheckName, DecisionKind, Demand, Dimensions, Outcome
 from kp_scorer.decoding import MOST, Count, Limits
@@ -38,7 +49,8 @@ RecipeName = Literal["trace", "asked_and_did"]
 UnreadableAction = Literal["score", "unknown"]
 Via = Literal["queue", "stream", "task"]
 CheckAction = Literal["off", "note", "review", "reject"]
-QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
+_QUEUE_NAME: Final = r"^[A-Za-z0-9_.:-]{1,200}$"
+QueueName = Annotated[str, Field(pattern=_QUEUE_NAME)]
 
 _LARGEST_SECRET_BYTES: Final = 65_536
 _DECISION_BYTES: Final = 2_500  # The approximate size of a decision without its trace.
@@ -120,10 +132,39 @@ class RedisSettings(_ServerSection):
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"
 
 
+class TraceQueue(Section):
+    """The share of a queue of traces in what workers take, and the most traces that may wait there."""
+
+    weight: Annotated[int, Field(ge=1, le=100)] = 1
+    limit: CountOrZero = 0
+    """0 sets no limit."""
+
+
+def _as_table(traces: object) -> object:
+    """Return the table that a single name stands for."""
+    if not isinstance(traces, str):
+        return traces
+    if not re.match(_QUEUE_NAME, traces):
+        raise ValueError("expected a name of 1 to 200 letters, digits and _.:-, or a table of queues by name")
+    return {traces: TraceQueue()}
+
+
+def intake_name(queue: str) -> str:
+    """Return the name of the queue beside a queue of traces on RabbitMQ, for producers that declare the queue they send to."""
+    return f"{queue}.intake"
+
+
+def dead_name(queue: str) -> str:
+    """Return the name of the queue beside a queue of traces to which RabbitMQ moves messages that expire."""
+    return f"{queue}.dead"
+
+
 class QueueSettings(Section):
     """The names of the queues, and their limits."""
 
-    traces: QueueName = "traces"
+    traces: Annotated[dict[QueueName, TraceQueue], BeforeValidator(_as_table), Field(min_length=1, max_length=100)] = Field(
+        default_factory=lambda: {"traces": TraceQueue()}
+    )
     accepted: QueueName = "decisions.accepted"
     review: QueueName = "decisions.review"
     rejected: QueueName = "decisions.rejected"
@@ -133,26 +174,27 @@ class QueueSettings(Section):
 
     @model_validator(mode="after")
     def _queues_of_different_kinds_differ(self) -> Self:
-        # Workers consume every message on the queue of traces as a submission.
-        if {self.traces, self.intake_name, self.dead_name} & set(map(self.name, KINDS)):
-            raise ValueError(
-                f"the queues of decisions need other names than {self.traces}, {self.intake_name} and {self.dead_name}"
-            )
+        beside = [name for queue in self.traces for name in (intake_name(queue), dead_name(queue))]
+        if clashes := {*beside} & {*self.traces}:
+            raise ValueError(f"traces: expected names that no queue beside another has, got {', '.join(sorted(clashes))}")
+        # Workers consume every message on a queue of traces as a submission.
+        if {*self.traces, *beside} & set(map(self.name, KINDS)):
+            raise ValueError(f"the queues of decisions need other names than {', '.join([*self.traces, *beside])}")
         return self
+
+    @field_serializer("traces")
+    def _as_configured(self, traces: dict[str, TraceQueue]) -> Any:
+        (name, queue), *others = traces.items()
+        return name if not others and queue == TraceQueue() else {each: traces[each].model_dump() for each in traces}
+
+    @property
+    def first(self) -> str:
+        """The queue of traces for those who name none."""
+        return next(iter(self.traces))
 
     def name(self, kind: DecisionKind) -> str:
         """Return the name of the queue, or the stream, of decisions of this kind."""
         return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected, "revised": self.revised}[kind]
-
-    @property
-    def intake_name(self) -> str:
-        """RabbitMQ only: the queue for producers that declare the queue they send to."""
-        return f"{self.traces}.intake"
-
-    @property
-    def dead_name(self) -> str:
-        """RabbitMQ only: the queue to which the broker moves messages that expire."""
-        return f"{self.traces}.dead"
 
 
 class ResultsSettings(Section):
@@ -437,7 +479,7 @@ class Settings(Section):
 
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
-        names = {queues.traces, queues.intake_name, *map(queues.name, KINDS)}
+        names = {*queues.traces, *map(intake_name, queues.traces), *map(queues.name, KINDS)}
         parts = ("moving", "unacknowledged", "renewed", "deliveries", "oversized")
         beside = {f"{name}.{part}" for name in names for part in parts}
         for name in sorted(names):

@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from kp_scorer.errors import SettingsError
-from kp_scorer.spans.context import NO_CONTEXT, Context, Destination
+from kp_scorer.spans.context import NO_CONTEXT, Context
 
 if TYPE_CHECKING:
     from kp_scorer.spans.recording import Recorder
@@ -18,12 +18,12 @@ def is_export_configured() -> bool:
     return any(map(os.environ.get, _ENDPOINTS)) and os.environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
-def open_recorder(source: Destination, node: str) -> "Recorder":
+def open_recorder(system: str, node: str) -> "Recorder":
     """Export spans of what ``node`` consumes, by ``OTEL_…``; SettingsError if OpenTelemetry is missing or refuses a value."""
     try:
         from kp_scorer.spans.recording import Recorder
 
-        return Recorder(source, node)
+        return Recorder(system, node)
     except ImportError as error:
         raise SettingsError(f"{_ENDPOINTS[0]}: spans need OpenTelemetry: pip install 'kp-scorer[otel-worker]'") from error
     except ValueError as error:

@@ -29,8 +29,8 @@ log = structlog.get_logger("kp_scorer.spans.recording")
 class Recorder:
     """Records spans of messages whose producer's span is sampled; with a slow collector more than 2,048 are dropped."""
 
-    def __init__(self, source: Destination, node: str) -> None:
-        """Export as worker ``node``, which consumes from ``source``; ValueError if OpenTelemetry refuses a variable's value."""
+    def __init__(self, system: str, node: str) -> None:
+        """Export as worker ``node``, which consumes from ``system``; ValueError if OpenTelemetry refuses a variable's value."""
         # This logger quotes headers that it cannot parse, and with them passwords (opentelemetry-api 1.45.2).
         logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
         own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})
@@ -45,14 +45,14 @@ class Recorder:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("kp_scorer")
-        self._source = source
+        self._system = system
         # OpenTelemetry logs each failed export, and a collector may be down for days; we log the first.
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 
-    def begin(self, context: Context, received_s: float) -> "SpanRecording":
-        """Begin to record a message with this context, which was received at this Unix time."""
-        return SpanRecording(self._tracer, context, received_s, self._source)
+    def begin(self, context: Context, received_s: float, queue: str) -> "SpanRecording":
+        """Begin to record a message with this context, which was received from a queue at this Unix time."""
+        return SpanRecording(self._tracer, context, received_s, Destination(self._system, queue))
 
     def close(self, timeout_s: float) -> None:
         """Export the remaining spans within this time, or drop them."""

@@ -26,7 +26,7 @@
                                          each reason; one key
     {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
                                          domains and those that settings name. ``lua/commit.lua`` lists its fields
-    {prefix}:drained            string   when the queue was last seen empty, in ms; expires after 30 days
+    {prefix}:drained            string   since when every queue has been seen empty, in ms; expires after 30 days
     {prefix}:dropped            hash     how many dead letters of each reason were dropped to make room; one key
     {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age
     {prefix}:dead_junk          zset     as ``dead``, of what any producer can make at will; trimmed to 50,000 and 128 MiB

@@ -145,7 +145,7 @@ def _revise(*, keys: Keys, record_ttl_ms: int, revisions: Sequence[Revision]) ->
 
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
 def _claim_lost(
-    *, keys: Keys, resend_after_ms: int, queue_is_empty: bool, most: int, forget_after_ms: int, wait_ms: int
+    *, keys: Keys, resend_after_ms: int, empty_ms_ago: int, most: int, forget_after_ms: int, wait_ms: int
 ) -> None: ...
 
 
@@ -333,16 +333,17 @@ class RedisLedger:
         replied = zip(revisions, replies, strict=True)
         return [cast("Revised", _committed(revision.outcome_id, *reply)) for revision, reply in replied]
 
-    def claim_lost(self, resend_after_ms: int, *, queue_is_empty: bool) -> list[LostSubmission]:
+    def claim_lost(self, resend_after_ms: int, *, empty_ms_ago: int) -> list[LostSubmission]:
         """Claim pending submissions whose messages are lost, to send them again; only one caller claims each.
 
-        They were last sent more than ``resend_after_ms`` ago, and the queue has been empty since.
+        They were last sent more than ``resend_after_ms`` ago, and every queue has been empty since: ``empty_ms_ago`` for the
+        one where that is longest ago, or -1 if the caller has not seen all of them empty.
         """
         return _claim_lost(
             self._client,
             keys=self._keys,
             resend_after_ms=resend_after_ms,
-            queue_is_empty=queue_is_empty,
+            empty_ms_ago=empty_ms_ago,
             most=_CLAIMED_AT_ONCE,
             forget_after_ms=KEPT_S * 1_000,
             wait_ms=self._ttl_ms,

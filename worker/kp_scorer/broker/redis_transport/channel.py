@@ -96,8 +96,10 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
         """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
-        for queue in self.channel.active_queues:
-            self.channel.reclaim(queue)
+        # Kombu 5.7.0 calls this on one channel only.
+        for channel in self.channel.connection.channels:
+            for queue in channel.active_queues:
+                channel.reclaim(queue)
 
     def in_flight(self, queue: str) -> list[str]:
         """Return the digests of this channel's messages in flight from a queue."""
@@ -134,6 +136,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         self._blocking = False
         self._paused_until = 0.0
         self._reclaimed_at: dict[str, float] = {}
+        self._channels: dict[str, Channel] = {}  # By consumer tag: the channels of queues beside the first.
         super().__init__(*args, **kwargs)
 
     @property
@@ -183,6 +186,22 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             pool = super()._get_pool(asynchronous)
         leave_replicas(pool)
         return pool
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
+        """Consume a queue, each beside the first by a channel and a connection of its own, with the same limits in flight.
+
+        On one connection, waiting at an empty queue would keep it from the others.
+        """
+        if not self._active_queues:
+            return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+        channel = self._channels[consumer_tag] = self.connection.create_channel(self.connection)
+        channel.basic_qos(0, self.qos.prefetch_count)
+        return channel.basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
+
+    def basic_cancel(self, consumer_tag: str) -> Any:
+        """Stop consuming a queue; what is in flight stays so."""
+        channel = self._channels.pop(consumer_tag, None)
+        return channel.basic_cancel(consumer_tag) if channel else super().basic_cancel(consumer_tag)
 
     def reclaim(self, queue: str) -> None:
         """Renew this channel's messages in flight from a queue, and reclaim those of dead consumers, by Redis' clock."""

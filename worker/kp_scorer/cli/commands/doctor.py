@@ -108,10 +108,11 @@ def _exposure(server: ServerUrl) -> Findings:
 
 
 def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
-    queues = submission_queues(settings)
+    queues = submission_queues(settings).values()
+    submissions = (queue for each in queues for queue in (*each.in_order, each.intake))
     results = results_queues(settings, settings.kinds).values()
     all_exist = True
-    for queue in {queue.name: queue for queue in (*queues.in_order, queues.intake, *results) if queue}.values():
+    for queue in {queue.name: queue for queue in (*submissions, *results) if queue}.values():
         try:
             if not settings.broker.is_redis:
                 # First check that the queue exists: asking for its arguments would declare it.
@@ -124,9 +125,10 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
             all_exist = False
             yield "wrong", str(error)
     if all_exist and settings.broker.is_redis:
-        for name in lists_beside(app, queues.traces):
+        own = settings.queues.traces
+        for name in sorted({name for each in queues for name in lists_beside(app, each.traces)} - {*own}):
             # What only ends so may be the queue of another fleet.
-            state: Literal["wrong", "advice"] = "wrong" if name.startswith(queues.traces.name) else "advice"
+            state: Literal["wrong", "advice"] = "wrong" if name.startswith(tuple(own)) else "advice"
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
             yield state, f"{name!r} has messages that none of these workers receives: {remedy}"
     if all_exist:

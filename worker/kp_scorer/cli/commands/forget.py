@@ -10,7 +10,6 @@ import click
 
 from kp_scorer.broker.backlog import count_oversized
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.ids import exact_trace_id
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import print_note, print_row
@@ -71,16 +70,16 @@ def _note_unnamed(settings: Settings, nameless: int) -> None:
     if nameless:
         print_note(f"{nameless} dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those")
     if settings.broker.is_redis:
-        queue = submission_queues(settings).traces
         try:
             with make_celery(settings) as app:
-                oversized = count_oversized(app, queue)
+                oversized = count_oversized(app, settings)
         except ServiceUnavailable as error:
             # The trace is erased even if the broker does not answer.
-            print_note(f"{queue.name}.oversized could not be looked at: {error}")
+            print_note(f"{settings.queues.first}.oversized could not be looked at: {error}")
         else:
-            if oversized:
-                print_note(f"{oversized} messages too large for a worker are in the list {queue.name}.oversized of the broker")
+            for name, count in oversized.items():
+                if count:
+                    print_note(f"{count} messages too large for a worker are in the list {name} of the broker")
 
 
 def _ids_in_stdin() -> Iterator[str]:

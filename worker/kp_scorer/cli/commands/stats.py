@@ -6,7 +6,6 @@ import click
 
 from kp_scorer.broker.backlog import count_oversized, look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.queues import submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import in_words, print_note, print_row
 from kp_scorer.settings import Settings
@@ -22,7 +21,8 @@ def stats(settings: Settings) -> None:
     Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it. `full`
     lists the results queues and streams that accept no more decisions, so that workers wait; on a stream, a decision is unread
     until every consumer group has acknowledged it. `dropped` counts by reason the dead letters that made room for others. With
-    Redis as the broker, `oversized` counts messages too large for a worker, which are kept in the list traces.oversized.
+    Redis as the broker, `oversized` counts messages too large for a worker, which are kept in the list traces.oversized
+    or that of another queue.
 
     `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
     profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.
@@ -40,7 +40,7 @@ def stats(settings: Settings) -> None:
         backlog = look_at_backlog(app, settings, store)
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:
-            row["oversized"] = count_oversized(app, submission_queues(settings).traces)
+            row["oversized"] = sum(count_oversized(app, settings).values())
         row["workers"] = list(map(_described, store.worker_reports()))
     row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}

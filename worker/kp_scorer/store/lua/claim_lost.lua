@@ -1,7 +1,7 @@
--- Claim pending traces whose messages must be lost: each was last sent or held long ago, and the queue has been empty since.
+-- Claim pending traces whose messages must be lost: each was last sent or held long ago, and every queue has been empty since.
 --
 -- KEYS   pending, counts, drained, record_prefix
--- ARGV   resend_after_ms, queue_is_empty, most, forget_after_ms, wait_ms
+-- ARGV   resend_after_ms, empty_ms_ago, most, forget_after_ms, wait_ms
 -- Reply  (trace_id, payload, resends, digest) for each claimed trace; the payload is empty if the record or the index is damaged and
 --        the trace leaves the index
 --
@@ -9,7 +9,7 @@
 -- wait_ms, and is then claimed until it is lost; `commit` sets its time to 0.
 
 use_reserve('zset', pending)
-if queue_is_empty then redis.call('SET', drained, now, 'PX', forget_after_ms) end
+if empty_ms_ago >= 0 then redis.call('SET', drained, string.format('%.0f', now - empty_ms_ago), 'PX', forget_after_ms) end
 -- Redis' clock may have gone back since these were sent.
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
     redis.call('ZADD', pending, now, trace_id)
