@@ -29,7 +29,8 @@ from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.store.keys import Keys
-from kp_scorer.store.runs import ClaimedRun, ReceivedSpan
+from kp_scorer.store.records import Revision
+from kp_scorer.store.runs import NO_WAIT, ClaimedRun, ReceivedSpan
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
@@ -37,7 +38,8 @@ from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, new_run, open_server
-from tests.support.processes import at_work, free_port, opened, wait_until
+from tests.support.late_outcomes import late_outcome
+from tests.support.processes import PATIENCE_S, at_work, free_port, opened, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
@@ -294,6 +296,42 @@ def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, mon
         # One that lacks spans is decided without them in the end.
         assert server.status(cut)["state"] == "decided"
         assert [event["spans"] for event in server.process.events("run_submitted")] == [4, 1]
+
+
+def test_run_without_success_waits_for_its_outcome(settings: Settings, store: Store, tmp_path: Path) -> None:
+    waits: dict[str, Any] = {"serve__success": None, "serve__outcome_wait_s": 3_600.0}
+    early, stating, waiting = (new_run() for _ in range(3))
+    root = chat_span(waiting)
+    with at_work(settings, tmp_path) as (worker, client), open_server(settings, tmp_path / "server.log", **waits) as server:
+        server.ask("POST", f"/traces/kp:trace:otel:{early}/outcome", {"success": False})
+        wait_until(lambda: worker.events("outcome_waits"))
+        server.export(chat_span(early), chat_span(stating, kp__success="true"), root)
+        assert server.status(early)["decision"]["stated"] == {"success": False, "confidence": 0.8, "recoveries": 0}
+        assert server.status(stating)["decision"]["stated"]["success"]
+        # More spans may come while it waits.
+        server.export(chat_span(waiting, root["spanId"]))
+        quiet_since = time.monotonic()
+        wait_until(partial(_has_passed, quiet_since, 3 * SUPPLIED["serve__quiet_s"]))
+        assert store.runs.held()[0] == 1
+        assert server.ask("GET", f"/traces/kp:trace:otel:{waiting}").status == 404
+        outcome_id = client.submit_outcome(f"kp:trace:otel:{waiting}", success=False, confidence=0.5)
+        revision = client.wait(outcome_id, PATIENCE_S)
+        (decided,) = store.ledger.decided([f"kp:trace:otel:{waiting}"])
+        assert [event["spans"] for event in server.process.events("run_submitted")] == [1, 1, 2]
+    assert decided
+    assert decided.first
+    assert decided.first.dimensions.outcome_confidence == pytest.approx(0.5 * 0.3)
+    assert (revision.revision, revision.outcome, revision.score) == (2, decided.first.outcome, decided.first.score)
+    assert store.ledger.counts() == (5, 0, 5, 0)
+
+
+def test_run_whose_outcome_does_not_come_is_decided_as_if_it_had_succeeded(settings: Settings, tmp_path: Path) -> None:
+    waits: dict[str, Any] = {"serve__success": None, "serve__outcome_wait_s": 1.0}
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", **waits) as server:
+        began, run_id = time.monotonic(), new_run()
+        server.export(chat_span(run_id))
+        assert server.status(run_id)["decision"]["stated"]["success"]
+        assert time.monotonic() - began > 1.0 + SUPPLIED["serve__quiet_s"]
 
 
 def test_runs_of_no_agent_without_content_or_that_others_continue_are_left_out(settings: Settings, tmp_path: Path) -> None:
@@ -577,11 +615,34 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         # Who claims it next can only close it.
         collecting.runs.wait(claimed, is_empty=False)
         redis_client.zadd(keys.runs, {"r": 0})
-        assert collecting.runs.claim() == claimed._replace(attempts=2)
+        assert collecting.runs.claim() == claimed._replace(attempts=2, closed=NO_WAIT)
         collecting.runs.finish("r")
         collecting.runs.finish("r")
         assert collecting.runs.store("r", spans) == ("closed", 0)
         assert collecting.runs.claim() is None
+
+
+def test_an_outcome_that_comes_while_its_run_is_claimed_is_not_overlooked(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    with Store.open(with_changed(settings, serve__quiet_s=0.001, serve__outcome_wait_s=3_600.0)) as collecting:
+        assert collecting.runs.store("r", [ReceivedSpan("a" * 16, b"[]")]) == ("stored", 0)
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        late = late_outcome("of-some-producer", trace_id=claimed.trace_id)
+        assert collecting.ledger.revise([Revision("kp:outcome:1", bytes(16), claimed.trace_id, late)]) == ["waits"]
+        assert not collecting.runs.close(claimed, "", "")
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        known = collecting.ledger.waiting_outcome(claimed.trace_id)
+        assert known
+        assert not known.success
+        # Whoever claims it after the process that has closed it learns by which outcome.
+        assert collecting.runs.close(claimed, "", '{"success":false}')
+        redis_client.zadd(keys.runs, {"r": 0})
+        again = collecting.runs.claim()
+        assert again
+        assert again.closed == '{"success":false}'
 
 
 def test_a_run_that_ends_its_processes_becomes_a_dead_letter(

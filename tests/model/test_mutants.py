@@ -34,7 +34,7 @@ UNNOTICED: Final = {
     "make_room": 0,
     "release": 0,
     "renew": 1,
-    "revise": 1,
+    "revise": 6,
     "submit": 2,
 }
 """How many mutants of each script do no harm in the model, in which nobody else damages records and no memory is full. Tests in

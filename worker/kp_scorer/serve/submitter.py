@@ -46,7 +46,7 @@ from kp_scorer.serve.run_converter import SERVICE, SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.store.runs import MOST_VALUES, ClaimedRun, ReceivedSpan, Recording
+from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, ReceivedSpan, Recording
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -144,7 +144,11 @@ class Submitter:
             answer = self._converted(run)
             if answer.get("is_open") and not run.has_waited:
                 self._store.runs.wait(run, is_empty="left_out" in answer)
-            elif self._store.runs.close(run, answer.get("agent_span", "")):
+                return
+            outcome = self._outcome(run, answer)
+            if self._store.runs.close(run, answer.get("agent_span", ""), outcome):
+                if outcome not in ("", NO_WAIT):
+                    _state(answer["trace"], json.loads(outcome))
                 self._store.runs.finish(run.run_id, is_dead=not self._submit(run, answer))
         except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)
@@ -153,6 +157,15 @@ class Submitter:
             # The claim ends later, and counts as an attempt.
             detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING_S:g} s"
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
+
+    def _outcome(self, run: ClaimedRun, answer: dict[str, Any]) -> str:
+        """Return as JSON the late outcome of a run that does not state its success; empty if it is to wait for one."""
+        assumed = answer["trace"]["metadata"].get("assumed", []) if "trace" in answer else []
+        if run.closed or not self._settings.serve.outcome_wait_s or "success" not in assumed:
+            # Whoever claims a closed run submits the same trace as who closed it.
+            return run.closed or NO_WAIT
+        late = self._store.ledger.waiting_outcome(run.trace_id)
+        return late.model_dump_json(include={"success", "confidence"}, exclude_none=True) if late else ""
 
     def _converted(self, run: ClaimedRun) -> dict[str, Any]:
         attempts, most = run.attempts - 1, self._settings.serve
@@ -203,6 +216,13 @@ class Submitter:
         self._ending.set()
         self._thread.join(self._settings.worker.grace_s)
         self._converting.close()
+
+
+def _state(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Have a trace state the success and the confidence of an outcome in place of what was assumed."""
+    assumed = [name for name in trace["metadata"].pop("assumed", []) if name not in outcome]
+    trace["metadata"] |= {"success": outcome["success"]} | ({"assumed": assumed} if assumed else {})
+    trace["outcome"]["confidence"] = outcome.get("confidence", trace["outcome"]["confidence"])
 
 
 def spans_in(body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS) -> tuple[dict[str, list[ReceivedSpan]], int]:

@@ -38,7 +38,7 @@ from kp_scorer.store.records import (
     text_in,
 )
 from kp_scorer.store.scripts import nothing, row, rows, script
-from kp_scorer.trace import OUTCOME_ID_PREFIX, begins
+from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, begins
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
@@ -391,6 +391,14 @@ class RedisLedger:
             pipeline.hget(self._keys.record(trace_id), "outcomes")
         replies = pipeline.execute(raise_on_error=False)
         return [outcome_id for listed in replies if isinstance(listed, bytes) for outcome_id in text_in(listed).split()]
+
+    def waiting_outcome(self, trace_id: str) -> LateOutcome | None:
+        """Return the first late outcome that waits for a trace; None if none does."""
+        for outcome_id in self.late_outcomes(trace_id):
+            submission: Any = self._client.hget(self._keys.record(outcome_id), "submission")
+            if late := parsed_in(LateOutcome, submission):
+                return late
+        return None
 
     def erase(self, *trace_ids: str) -> list[int]:
         """Remove the records of traces, their decisions and late outcomes with them; return how many each had (0 or 1)."""

@@ -21,6 +21,7 @@ _EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent w
 _REMEMBERED_MS: Final = 3_600_000
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
+NO_WAIT: Final = "1"  # The outcome of a run that states its success.
 MOST_VALUES: Final = 300_000  # The most values in a run; converted, each takes up to a kilobyte.
 _TRACE_ID: Final = f"{TRACE_ID_PREFIX}otel:"
 _INCOMPLETE: Final = b'"isIncomplete":true,'
@@ -43,6 +44,7 @@ class ClaimedRun(NamedTuple):
     spans: Sequence[bytes]  # Each claim returns them in the same order.
     attempts: int  # The number of claims that may have ended a process, this one included.
     has_waited: bool = False  # True if it has waited for spans that it lacks.
+    closed: str = ""  # What was known of its outcome when it was closed, as for :meth:`Runs.close`; empty if it is not closed.
 
     @property
     def trace_id(self) -> str:
@@ -87,7 +89,8 @@ def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
     attempts = number_in(by_id.get(b":attempts"))
-    return ClaimedRun(text_in(run_id), b":too_large" in by_id, spans, attempts, b":has_waited" in by_id) if run_id else None
+    flags = b":too_large" in by_id, b":has_waited" in by_id, text_in(by_id.get(b":closed"))
+    return ClaimedRun(text_in(run_id), flags[0], spans, attempts, *flags[1:]) if run_id else None
 
 
 class Recording(NamedTuple):
@@ -104,11 +107,13 @@ def _store_spans(*, keys: Keys, run_id: str, bounds: _Bounds, spans: Sequence[Re
 
 
 @script(row(_closed))
-def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int) -> None: ...
+def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int, outcome_wait_ms: int) -> None: ...
 
 
 @script(bool)
-def _settle_run(*, keys: Keys, run_id: str, count: int, wait_ms: int, agent_span: str) -> None: ...
+def _settle_run(
+    *, keys: Keys, run_id: str, count: int, wait_ms: int, agent_span: str, outcome: str, outcome_wait_ms: int
+) -> None: ...
 
 
 @script(bool)
@@ -124,6 +129,7 @@ class Runs:
         self._keys = keys
         sizes = settings.runs, settings.total_bytes, settings.run_spans, settings.run_bytes
         self._quiet_ms, self._open_ms = int(settings.quiet_s * 1_000), int(settings.open_s * 1_000)
+        self._outcome_wait_ms = int(settings.outcome_wait_s * 1_000)
         self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
@@ -141,11 +147,22 @@ class Runs:
 
     def claim(self) -> ClaimedRun | None:
         """Claim a run that is quiet; return None if none is. The claim ends after a minute."""
-        return _claim_run(self._client, keys=self._keys, lease_ms=_LEASE_MS, quiet_ms=self._quiet_ms, open_ms=self._open_ms)
+        return _claim_run(
+            self._client,
+            keys=self._keys,
+            lease_ms=_LEASE_MS,
+            quiet_ms=self._quiet_ms,
+            open_ms=self._open_ms,
+            outcome_wait_ms=self._outcome_wait_ms,
+        )
 
-    def close(self, run: ClaimedRun, agent_span: str) -> bool:
-        """Close a claimed run, which takes no more spans then; return False if spans have come since."""
-        return self._settle(run, 0, agent_span)
+    def close(self, run: ClaimedRun, agent_span: str, outcome: str = NO_WAIT) -> bool:
+        """Close a claimed run, which takes no more spans then; return False if spans have come since.
+
+        ``outcome`` is what is known of its outcome, as JSON. If it is empty, the run is not closed until ``outcome_wait_s``
+        have passed or a late outcome comes; the first call begins to wait.
+        """
+        return self._settle(run, 0, agent_span, outcome)
 
     def agent_span(self, trace_id: str) -> str:
         """Return the id of the agent's span of the run that became this trace an hour ago at most; empty if there is none."""
@@ -157,7 +174,7 @@ class Runs:
         """Let a claimed run wait for spans that it lacks: for ``open_s``, or not so long if it has nothing of an agent yet."""
         self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
 
-    def _settle(self, run: ClaimedRun, wait_ms: int, agent_span: str = "") -> bool:
+    def _settle(self, run: ClaimedRun, wait_ms: int, agent_span: str = "", outcome: str = NO_WAIT) -> bool:
         return _settle_run(
             self._client,
             keys=self._keys,
@@ -165,6 +182,8 @@ class Runs:
             count=len(run.spans),
             wait_ms=wait_ms,
             agent_span=agent_span,
+            outcome=outcome,
+            outcome_wait_ms=self._outcome_wait_ms,
         )
 
     def recorded_before(self, run_id: str, recording: Recording) -> str:

@@ -1,12 +1,12 @@
 -- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt.
 --
 -- KEYS   runs, run_prefix
--- ARGV   lease_ms, quiet_ms, open_ms
+-- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
 -- Redis' clock may have gone back: by the present time, no run is due later than this.
-local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms)
+local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms, outcome_wait_ms)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do
     redis.call('ZADD', runs, now + quiet_ms, run_id)
 end

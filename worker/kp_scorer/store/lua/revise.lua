@@ -2,7 +2,7 @@
 -- of a late outcome stands, so this is idempotent.
 --
 -- Uses   ledger
--- KEYS   pending, counts, tallies, record_prefix
+-- KEYS   pending, counts, tallies, runs, record_prefix, run_prefix
 -- ARGV   record_ttl_ms, revisions... (outcome_id, digest, trace_id, submission, supersedes, decision, outcome)
 -- Reply  (outcome, decision, reason, detail) for each, as `commit` replies; or `waits`, or `too_many`
 --
@@ -25,6 +25,16 @@ local function list(of_trace, listed, outcome_id)
     if #listed > MOST_BYTES then return false end
     redis.call('HSET', of_trace, 'outcomes', listed .. outcome_id .. ' ')
     return true
+end
+
+-- Have a run of spans that waits for its outcome submitted now, unless spans have come since it began to wait.
+local function wake(run_id)
+    local run, due_ms = run_prefix .. run_id, redis.pcall('ZSCORE', runs, run_id)
+    local until_ms = read(run, ':until_ms')
+    -- Most traces are no such run, and another application may use these keys.
+    if type(due_ms) ~= 'string' or until_ms == FOREIGN then return end
+    redis.call('HSET', run, ':outcome', 1)
+    if number(until_ms) == number(due_ms) then redis.call('ZADD', runs, now, run_id) end
 end
 
 local reply = {}
@@ -57,6 +67,7 @@ for i, revision in ipairs(revisions) do
             redis.call('HDEL', record, 'owner', 'lease_ms')
             redis.call('HSET', record, 'submission', revision.submission, 'revises', revision.trace_id)
             if not trace_state then redis.call('PEXPIRE', of_trace, record_ttl_ms) end
+            wake(string.match(revision.trace_id, '[^:]*$'))
             reply[i] = {'waits'}
         end
     end

@@ -1,18 +1,27 @@
--- Close a run, so that whoever claims it after this process submits the same trace; or let it wait for the spans that it lacks. If
--- spans have come since it was claimed, it is claimed once more after those.
+-- Close a run, so that whoever claims it after this process submits the same trace; or let it wait for the spans that it lacks, or
+-- for its outcome. If spans have come since it was claimed, it is claimed once more after those.
 --
 -- KEYS   runs, run_prefix
--- ARGV   run_id, count, wait_ms, agent_span
+-- ARGV   run_id, count, wait_ms, agent_span, outcome, outcome_wait_ms
 -- Reply  1 if the run is closed
+--
+-- outcome is what is known of the outcome; it is empty if nothing is, and then the run waits outcome_wait_ms for that, once.
 
 local run = run_prefix .. run_id
 if redis.call('HGET', run, ':closed') then return 1 end
 if number(redis.call('HGET', run, ':spans')) ~= count then return 0 end
-if wait_ms == 0 then
-    redis.call('HSET', run, ':closed', 1, ':agent', agent_span)
+local until_ms = now + wait_ms
+if wait_ms == 0 and outcome == '' and outcome_wait_ms > 0 then
+    redis.call('HSETNX', run, ':until_ms', string.format('%.0f', now + outcome_wait_ms))
+    until_ms = number(redis.call('HGET', run, ':until_ms'))
+    -- An outcome that has come since the run was claimed is looked for at once.
+    if redis.call('HDEL', run, ':outcome') == 1 then until_ms = now + 1 end
+end
+if until_ms <= now then
+    redis.call('HSET', run, ':closed', outcome ~= '' and outcome or 1, ':agent', agent_span)
     return 1
 end
 redis.call('HSET', run, ':has_waited', 1)
 redis.call('HDEL', run, ':attempts')
-redis.call('ZADD', runs, now + wait_ms, run_id)
+redis.call('ZADD', runs, until_ms, run_id)
 return 0

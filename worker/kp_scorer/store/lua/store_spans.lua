@@ -6,7 +6,8 @@
 --        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
--- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
+-- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
+-- :closed once it takes no more, with what it then knew of its outcome, or 1, or 'dead' once it is a dead letter;
 -- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span.
 
 local run = run_prefix .. run_id
