@@ -29,8 +29,8 @@ def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client:
     redis_client.lpush(queue.queue, "{}")
     with make_celery(with_changed(settings, broker__visibility_timeout_s=3)) as app, app.connection_for_read() as dead:
         assert dead.default_channel.basic_get(queue.queue)
-        digests: Any = redis_client.zrange(queue.renewed, 0, -1)
-        redis_client.zincrby(queue.renewed, AN_HOUR_MS, digests[0])
+        receipts: Any = redis_client.zrange(queue.renewed, 0, -1)
+        redis_client.zincrby(queue.renewed, AN_HOUR_MS, receipts[0])
         with app.connection_for_read() as living:
 
             def is_back() -> bool:

@@ -1,6 +1,5 @@
 """Messages on Redis are on the queue or in flight, never between, and nothing on a list stops its consumer."""
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -112,35 +111,41 @@ def test_a_dead_consumers_messages_are_redelivered_noted_or_not(
     publish(connection, {"b": 2})
     # What a blocking receive does, and then its consumer is dead.
     redis_client.blmove(QUEUE, "traces.moving", 1, "RIGHT", "LEFT")
-    assert receive(channel) is None
-    channel.reclaim(QUEUE)
-    assert (redis_client.llen("traces.moving"), redis_client.hlen("traces.unacknowledged")) == (0, 2)
     again = {message.body: message for message in (wait_until(lambda: receive(channel)) for _ in range(2))}
+    assert not redis_client.exists("traces.moving")
     assert again[noted.body].headers["x-delivery-count"] == 1
     assert sorted(message.decode().popitem() for message in again.values()) == [("a", 1), ("b", 2)]
 
 
-def test_a_message_whose_digest_another_one_has_loses_neither(
+def test_copies_fail_as_one_message_and_each_is_redelivered(
     connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
-    publish(connection, {"a": 1})
-    publish(connection, {"b": 2})
-    waiting: Any = redis_client.lrange(QUEUE, 0, -1)
-    other, item = waiting
-    # As if their SHA-1 were the same, and the other one in flight already.
-    redis_client.rpop(QUEUE)
-    digest = hashlib.sha1(other, usedforsecurity=False).hexdigest()
-    redis_client.hset("traces.unacknowledged", digest, item)
-    redis_client.zadd("traces.renewed", {digest: 1_000 * time.time()})
-    assert receive(another).decode() == {"b": 2}
-    assert sorted(redis_client.hvals("traces.unacknowledged")) == sorted([item, other])
-    digests: Any = redis_client.zrange("traces.renewed", 0, -1)
-    redis_client.zadd("traces.renewed", dict.fromkeys(digests, 0))
+    publish(connection, "copied")
+    (item,) = redis_client.lrange(QUEUE, 0, -1)
+    redis_client.lpush(QUEUE, item)
+    assert [receive(another).payload, receive(channel).payload] == ["copied", "copied"]
+    receipts: Any = redis_client.zrange("traces.renewed", 0, -1)
+    redis_client.zadd("traces.renewed", dict.fromkeys(receipts, 0))
+    # As if both their consumers were dead.
+    another.qos.in_flight = channel.qos.in_flight = lambda _: []
     channel.reclaim(QUEUE)
-    assert sorted(redis_client.lrange(QUEUE, 0, -1)) == sorted([item, other])
+    again = [receive(channel), receive(channel)]
+    assert [message.headers["x-delivery-count"] for message in again] == [1, 1]
+    for message in again:
+        message.ack()
+    assert not redis_client.exists("traces.deliveries", "traces.unacknowledged", "traces.renewed", QUEUE)
 
 
-def test_noting_after_the_sweep_has_noted_is_the_same_as_noting_once(
+def test_a_call_that_a_lost_connection_repeats_loses_nothing(redis_client: redis.Redis) -> None:
+    keys = QueueKeys(QUEUE)
+    redis_client.lpush(QUEUE, "first", "second")
+    command = transport_queue.receive.command(keys=keys, moved=b"", most=1, most_bytes=1, call="call", sizes=Sizes(2**20))
+    received = [transport_queue.receive.run(redis_client, command)[0].message for _ in range(2)]
+    assert received == [b"first", b"second"]
+    assert sorted(redis_client.hvals(keys.unacknowledged)) == received
+
+
+def test_a_message_that_is_swept_before_its_consumer_notes_it_is_delivered_once(
     connection: Connection, channel: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})
@@ -307,11 +312,14 @@ def test_no_more_is_received_than_the_bytes_in_flight_allow(connection: Connecti
 def test_all_messages_in_flight_of_a_worker_are_published_and_acknowledged_at_once(
     redis_client: redis.Redis,
 ) -> None:
+    received: list[Any] = []
     keys, bodies = QueueKeys(QUEUE), [str(number) for number in range(10_000)]
     transport_queue.publish(redis_client, keys=keys, room=Room(len(bodies)), messages=bodies)
-    received = []
-    while chunk := transport_queue.receive(redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, sizes=Sizes(2**20)):
+    sizes = Sizes(2**20)
+    while chunk := transport_queue.receive(
+        redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, call=f"{len(received)}", sizes=sizes
+    ):
         received += chunk
     assert [int(item.message) for item in received] == list(range(10_000))
-    transport_queue.acknowledge(redis_client, keys=keys, digests=[item.digest.decode() for item in received])
+    transport_queue.acknowledge(redis_client, keys=keys, receipts=[item.receipt.decode() for item in received])
     assert redis_client.exists(QUEUE, keys.unacknowledged, keys.renewed) == 0

@@ -4,6 +4,7 @@ The channel of kombu 5.7.0 pops a message with BRPOP and notes it as unacknowled
 between the two loses it (celery/kombu#305, celery/celery#4354). An item that is no message ends its process.
 """
 
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ log = structlog.get_logger("kp_scorer.broker.redis_transport")
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     """The messages that this channel has in flight: it acknowledges, requeues and reclaims them.
 
-    A delivery tag is ``digest@number@queue``; the number distinguishes copies of a message.
+    A delivery tag is ``receipt@queue``.
     """
 
     append = virtual.QoS.append  # Redis noted the message when it was received.
@@ -56,12 +57,12 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def ack_all(self, delivery_tags: Sequence[str]) -> None:
         """Acknowledge messages, in one round trip for each queue."""
-        digests: dict[str, list[str]] = {}
-        for digest, queue in map(_parts, delivery_tags):
-            digests.setdefault(queue, []).append(digest)
+        receipts: dict[str, list[str]] = {}
+        for receipt, queue in map(_parts, delivery_tags):
+            receipts.setdefault(queue, []).append(receipt)
         with self._forgetting(*delivery_tags) as client:
-            for queue, of_queue in digests.items():
-                redis_queue.acknowledge(client, keys=QueueKeys(queue), digests=of_queue)
+            for queue, of_queue in receipts.items():
+                redis_queue.acknowledge(client, keys=QueueKeys(queue), receipts=of_queue)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Requeue a message at the end of its queue, or acknowledge it."""
@@ -89,10 +90,10 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:
         """Requeue a message."""
-        digest, queue = _parts(tag)
+        receipt, queue = _parts(tag)
         with self.channel.conn_or_acquire(client) as connection:
             keys = QueueKeys(queue)
-            redis_queue.requeue(connection, keys=keys, digest=digest, receive_next=not leftmost, counts_delivery=True)
+            redis_queue.requeue(connection, keys=keys, receipt=receipt, receive_next=not leftmost, counts_delivery=True)
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
         """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
@@ -102,13 +103,13 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
                 channel.reclaim(queue)
 
     def in_flight(self, queue: str) -> list[str]:
-        """Return the digests of this channel's messages in flight from a queue."""
-        return [digest for digest, of in map(_parts, self._delivered) if of == queue]
+        """Return the receipts of this channel's messages in flight from a queue."""
+        return [receipt for receipt, of in map(_parts, self._delivered) if of == queue]
 
 
 def _parts(tag: str) -> tuple[str, str]:
-    digest, _, queue = tag.split("@", 2)
-    return digest, queue
+    receipt, queue = tag.split("@", 1)
+    return receipt, queue
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
@@ -131,6 +132,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._name = secrets.token_hex(8)
         self._numbers = count()
         self._polled = ""
         self._blocking = False
@@ -247,8 +249,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             # The channel has stopped consuming, so put the messages back to the front of the queue. The delivery does not
             # count.
             with self.conn_or_acquire() as client:
-                for digest in [message.digest.decode() for message in reversed(messages)]:
-                    redis_queue.requeue(client, keys=QueueKeys(name), digest=digest, receive_next=True, counts_delivery=False)
+                for receipt in [message.receipt.decode() for message in reversed(messages)]:
+                    redis_queue.requeue(client, keys=QueueKeys(name), receipt=receipt, receive_next=True, counts_delivery=False)
             raise Empty
         for message in messages:
             self.connection._deliver(self._message(name, message), name)  # noqa: SLF001  # the transport's own
@@ -263,8 +265,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
         """Build the command that receives up to ``most`` messages, the first of which may be one that was ``moved`` already."""
-        keys, sizes = QueueKeys(queue), Sizes(self.largest_bytes)
-        return redis_queue.receive.command(keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, sizes=sizes)
+        keys, sizes, call = QueueKeys(queue), Sizes(self.largest_bytes), f"{self._name}.{next(self._numbers)}"
+        return redis_queue.receive.command(
+            keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, call=call, sizes=sizes
+        )
 
     def _read_messages(self, queue: str, **options: Any) -> Sequence[ReceivedMessage]:
         connection = self.client.connection
@@ -326,9 +330,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         # RabbitMQ counts in the same way: deliveries before this one.
         headers[DELIVERY_COUNT] = received.deliveries - 1
         delivery_info = {"exchange": "", "routing_key": queue, "redelivered": received.deliveries > 1}
-        # To Redis copies are one message, but each counts against what a consumer may have in flight.
-        tag = f"{received.digest.decode()}@{next(self._numbers)}@{queue}"
-        properties = {"delivery_tag": tag, "delivery_info": delivery_info, **parsed}
+        properties = {"delivery_tag": f"{received.receipt.decode()}@{queue}", "delivery_info": delivery_info, **parsed}
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
     def publish_all(self, queue: str, messages: Sequence[Outgoing]) -> None:

@@ -3,15 +3,16 @@
 Each queue has, beside its list:
 
     {queue}.moving          list  messages that a blocking receive has moved and not noted yet, for an instant each
-    {queue}.unacknowledged  hash  digest to message: in flight, neither acknowledged nor requeued
-    {queue}.renewed         zset  digest by the time when its consumer was last known to be alive, in ms of Redis' clock
-    {queue}.deliveries      hash  digest to how often the message was delivered; expires after a day without a delivery
+    {queue}.unacknowledged  hash  receipt to message: in flight, neither acknowledged nor requeued
+    {queue}.renewed         zset  receipt by the time when its consumer was last known to be alive, in ms of Redis' clock
+    {queue}.deliveries      hash  SHA-1 of a message that came back, to how often it was delivered; expires after a day without
+                                  a delivery
     {queue}.oversized       list  messages too large for a worker to read, whose beginnings went on in their place; expires
                                   30 days after the last. The newest 100, and no more than 64 MiB together, or a quarter of
                                   Redis' maxmemory, unless a single one is larger; the oldest go first
 
-A message is known by its digest, the SHA-1 of its bytes, which never change when it is requeued. Two messages of the very same
-bytes count as one while both are in flight; nothing is lost, as they are the same submission.
+Each delivery has a receipt of its own. The bytes of a message never change when it is requeued, so its SHA-1 tells how often it
+has come back. Most messages never do, and are not hashed.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class ReceivedMessage(NamedTuple):
     """A message as it is delivered."""
 
     message: bytes
-    digest: bytes
+    receipt: bytes
     deliveries: int  # The number of deliveries, this one included.
 
 
@@ -52,8 +53,8 @@ class Sizes(NamedTuple):
 
 
 @script(rows(ReceivedMessage))
-def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, sizes: Sizes) -> None:
-    """Receive the next messages, the first of which is ``moved`` unless that is empty."""
+def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, call: str, sizes: Sizes) -> None:
+    """Receive the next messages, the first of which is ``moved`` unless that is empty; no other ``call`` has the same name."""
 
 
 @script(row(Published))
@@ -62,12 +63,12 @@ def publish(*, keys: QueueKeys, room: Room, messages: Sequence[str | bytes]) -> 
 
 
 @script(nothing)
-def acknowledge(*, keys: QueueKeys, digests: Sequence[str]) -> None:
+def acknowledge(*, keys: QueueKeys, receipts: Sequence[str]) -> None:
     """Acknowledge messages."""
 
 
 @script(nothing)
-def requeue(*, keys: QueueKeys, digest: str, receive_next: bool, counts_delivery: bool) -> None:
+def requeue(*, keys: QueueKeys, receipt: str, receive_next: bool, counts_delivery: bool) -> None:
     """Requeue a message at the front or the end; ``counts_delivery`` if this delivery was an attempt to process it."""
 
 

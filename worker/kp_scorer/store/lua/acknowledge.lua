@@ -1,8 +1,14 @@
 -- Acknowledge messages. This is no transaction, because Redis refuses to queue its commands while it is full.
 --
+-- Uses   messages
 -- KEYS   unacknowledged, renewed, deliveries
--- ARGV   digests...
+-- ARGV   receipts...
 
-call_with_all('HDEL', unacknowledged, digests)
-call_with_all('ZREM', renewed, digests)
+call_with_all('HDEL', unacknowledged, receipts)
+call_with_all('ZREM', renewed, receipts)
+local digests = {}
+for _, receipt in ipairs(receipts) do
+    local _, digest = redelivery_of(receipt)
+    digests[#digests + 1] = digest
+end
 call_with_all('HDEL', deliveries, digests)

@@ -1,29 +1,21 @@
--- The steps that receiving and reclaiming have in common.
+-- The steps that receiving, requeueing and reclaiming have in common.
 
 local OVERSIZED_MOST, OVERSIZED_BYTES = 100, 64 * 1024 * 1024
+local DELIVERIES_TTL_S = 86400
 
--- Note at most 1,000 messages as unacknowledged; return their digests, and for each whether a copy was noted before. A digest is the
--- SHA-1 of its message. If somebody makes two messages with one SHA-1, the second gets another digest as long as the first is in
--- flight, so that neither is lost.
-local function note(messages)
-    if #messages == 0 then return {}, {} end
-    local digests, are_copies, noted, fields, renewals = {}, {}, {}, {}, {}
-    for i, message in ipairs(messages) do digests[i] = redis.sha1hex(message) end
-    for i, other in ipairs(redis.call('HMGET', unacknowledged, unpack(digests))) do noted[digests[i]] = other or nil end
-    for i, message in ipairs(messages) do
-        if (noted[digests[i]] or message) ~= message then
-            -- The digest goes before the message: a shared suffix would preserve the collision.
-            digests[i] = redis.sha1hex(digests[i] .. message)
-            noted[digests[i]] = noted[digests[i]] or redis.call('HGET', unacknowledged, digests[i]) or nil
-        end
-        are_copies[i] = noted[digests[i]] ~= nil
-        noted[digests[i]] = message
-        fields[2 * i - 1], fields[2 * i] = digests[i], message
-        renewals[2 * i - 1], renewals[2 * i] = now, digests[i]
-    end
-    redis.call('HSET', unacknowledged, unpack(fields))
-    redis.call('ZADD', renewed, unpack(renewals))
-    return digests, are_copies
+-- A receipt is the name of one delivery. That of a redelivery ends with its number and the digest of the message, so that only
+-- messages that come back are ever hashed.
+local function redelivery_of(receipt)
+    return string.match(receipt, ':(%d+):(%x+)$')
+end
+
+-- Note that a delivery has failed, after it has left the messages in flight. Copies of a message, which fail as one, count once.
+local function count_delivery(receipt, message)
+    local delivery, digest = redelivery_of(receipt)
+    digest = digest or redis.sha1hex(message)
+    local most = math.max(number(redis.call('HGET', deliveries, digest)), number(delivery or 1))
+    redis.call('HSET', deliveries, digest, most)
+    redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
 end
 
 -- Keep a message that is too large for a worker to read, and as many older ones as the bounds allow. The newest stays whatever its
@@ -44,9 +36,9 @@ local function keep_oversized(message)
     redis.call('LTRIM', oversized, -kept, -1)
 end
 
--- Return the message to deliver, and whether it was cut: a message that is too large could end every worker that reads it.
+-- Return the message to deliver: of one that is too large only the beginning, as all of it could end every worker that reads it.
 local function cut(message)
-    if #message <= largest_bytes then return message, false end
+    if #message <= largest_bytes then return message end
     keep_oversized(message)
-    return cut_mark .. string.sub(message, 1, beginning_bytes), true
+    return cut_mark .. string.sub(message, 1, beginning_bytes)
 end

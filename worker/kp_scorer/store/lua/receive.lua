@@ -2,13 +2,14 @@
 --
 -- Uses   messages
 -- KEYS   queue, moving, unacknowledged, renewed, deliveries, oversized
--- ARGV   moved, most, most_bytes, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
--- Reply  (message, digest, deliveries) for each, in order; copies that are unacknowledged at once are one delivery
+-- ARGV   moved, most, most_bytes, call, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
+-- Reply  (message, receipt, deliveries) for each, in order
 --
--- moved is a message that is in `moving` already, or empty. At most `most` messages are received, and none after the first
--- most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first beginning_bytes.
+-- moved is a message that is in `moving`, unless `reclaim` has returned it to the queue, or empty. At most `most` messages are
+-- received, and none after the first most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first
+-- beginning_bytes. call is unique; a client that loses its connection may call twice by it.
 
-local DELIVERIES_TTL_S = 86400
+local MOST_POPPED = 8
 
 use_reserve('hash', unacknowledged)
 local messages, bytes = {}, 0
@@ -19,27 +20,32 @@ local function take(message)
     bytes = bytes + #message
 end
 
-if moved ~= '' then
-    redis.call('LREM', moving, 1, moved)
-    take(moved)
-end
+if moved ~= '' and redis.call('LREM', moving, 1, moved) == 1 then take(moved) end
+-- Few are popped together, as they may be so large that most of them have to go back.
 while #messages < most and bytes < most_bytes do
-    local message = redis.call('RPOP', queue)
-    if not message then break end
-    take(message)
+    local popped = redis.call('RPOP', queue, math.min(most - #messages, #messages + 1, MOST_POPPED)) or {}
+    if #popped == 0 then break end
+    while #popped > 0 and bytes < most_bytes do take(table.remove(popped, 1)) end
+    while #popped > 0 do redis.call('RPUSH', queue, table.remove(popped)) end
 end
 if #messages == 0 then return {} end
 
-local digests, are_copies = note(messages)
-local reply, delivered = {}, {}
-for i, count in ipairs(redis.call('HMGET', deliveries, unpack(digests))) do
-    local known = delivered[digests[i]] or number(count)
-    -- A copy of an unacknowledged message is no sign that a delivery failed. One that a sweep has noted was never delivered.
-    delivered[digests[i]] = are_copies[i] and known > 0 and known or known + 1
-    reply[i] = {messages[i], digests[i], delivered[digests[i]]}
+-- Most often no message has come back: there is nothing that could expire, and nobody needs their digests.
+local digests, known = {}, {}
+if redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S) == 1 then
+    for i, message in ipairs(messages) do digests[i] = redis.sha1hex(message) end
+    known = redis.call('HMGET', deliveries, unpack(digests))
 end
-local fields = {}
-for digest, count in pairs(delivered) do fields[#fields + 1], fields[#fields + 2] = digest, count end
-redis.call('HSET', deliveries, unpack(fields))
-redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
+
+local reply, fields, renewals, time = {}, {}, {}, table.concat(redis.call('TIME'), '.')
+for i, message in ipairs(messages) do
+    local delivery = number(known[i]) + 1
+    local receipt = string.format('%s.%s.%d', call, time, i)
+    if delivery > 1 then receipt = string.format('%s:%d:%s', receipt, delivery, digests[i]) end
+    reply[i] = {message, receipt, delivery}
+    fields[2 * i - 1], fields[2 * i] = receipt, message
+    renewals[2 * i - 1], renewals[2 * i] = now, receipt
+end
+redis.call('HSET', unacknowledged, unpack(fields))
+redis.call('ZADD', renewed, unpack(renewals))
 return reply

@@ -1,43 +1,39 @@
 -- Renew the caller's messages in flight, reclaim those of dead consumers, and move messages of other priorities to the queue.
 --
 -- Uses   messages
--- KEYS   queue, moving, unacknowledged, renewed, oversized, priorities...
+-- KEYS   queue, moving, unacknowledged, renewed, deliveries, oversized, priorities...
 -- ARGV   visibility_timeout_ms, most, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s, in_flight...
 --
--- At most `most` messages of each kind are moved. in_flight holds digests.
+-- At most `most` messages of each kind are moved. in_flight holds receipts.
 
 for _, priority in ipairs(priorities) do expect('list', priority) end
 
 use_reserve('hash', unacknowledged)
 
 -- However long deciding takes, only a dead or stalled consumer loses its messages.
-for _, digest in ipairs(in_flight) do
-    if redis.call('ZSCORE', renewed, digest) then redis.call('ZADD', renewed, now, digest) end
-end
+local renewals = {}
+for i, receipt in ipairs(in_flight) do renewals[2 * i - 1], renewals[2 * i] = now, receipt end
+for i = 1, #renewals, 1000 do redis.call('ZADD', renewed, 'XX', unpack(renewals, i, math.min(i + 999, #renewals))) end
 
--- The consumer of a message in `moving` is about to note it, or is dead. Noting it here is right for both, as it is idempotent.
-local whole = {}
+-- The consumer of a message in `moving` is about to receive it, or is dead. Returning it is right for both: the first then receives
+-- it as the next one. Of one that is too large only the beginning returns, which ends no consumer that waits for it.
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
-    local beginning, is_too_large = cut(message)
-    if is_too_large then
-        -- Deliver only its beginning, which ends no consumer that reads it.
-        redis.call('RPUSH', queue, beginning)
-    else
-        whole[#whole + 1] = message
-    end
+    redis.call('RPUSH', queue, cut(message))
 end
-note(whole)
 
 -- Redis' clock may have gone back since these were renewed.
-for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
-    redis.call('ZADD', renewed, now, digest)
+for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
+    redis.call('ZADD', renewed, now, receipt)
 end
-for _, digest in ipairs(redis.call('ZRANGEBYSCORE', renewed, '-inf', now - visibility_timeout_ms, 'LIMIT', 0, most)) do
-    local message = redis.call('HGET', unacknowledged, digest)
-    redis.call('ZREM', renewed, digest)
-    redis.call('HDEL', unacknowledged, digest)
-    if message then redis.call('RPUSH', queue, message) end
+for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '-inf', now - visibility_timeout_ms, 'LIMIT', 0, most)) do
+    local message = redis.call('HGET', unacknowledged, receipt)
+    redis.call('ZREM', renewed, receipt)
+    redis.call('HDEL', unacknowledged, receipt)
+    if message then
+        redis.call('RPUSH', queue, message)
+        count_delivery(receipt, message)
+    end
 end
 
 for _, priority in ipairs(priorities) do
