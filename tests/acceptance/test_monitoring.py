@@ -173,6 +173,10 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert samples['kp_scorer_dead_lettered{reason="invalid"}'] == total(samples, "kp_scorer_dead_lettered") == 1
         assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
         assert 1e-4 < samples["kp_scorer_redis_memory_used_ratio"] < 0.1
+        parts = {
+            part: samples[f'kp_scorer_redis_bytes{{part="{part}",server="redis"}}'] for part in ("records", "log", "other")
+        }
+        assert all(value > 10_000 for value in parts.values()), parts
     assert worker.process.returncode == 0
     # One that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings))
@@ -487,7 +491,8 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"])
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
-    metrics.set_backlog(Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered))
+    backlog = Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered)
+    metrics.set_backlog(backlog._replace(used_by_part={"redis": {"records": 0}}))
     metrics.count_decisions_dropped("decisions.rejected", 0)
     metrics.work_age_s.labels("submission_resender")
     return samples_of(generate_latest(metrics.registry).decode())

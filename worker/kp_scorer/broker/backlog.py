@@ -6,7 +6,7 @@ The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUna
 import math
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -24,6 +24,7 @@ from kp_scorer.settings.sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in
+from kp_scorer.store.store import WorkerReport
 
 _SCANNED_AT_ONCE: Final = 1_000
 
@@ -44,6 +45,8 @@ class Backlog(NamedTuple):
     dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # By reason: the number of dead letters since the ledger began.
     # The queues and streams that drop their oldest decisions when they are full, so that no worker waits.
     rings: tuple[str, ...] = ()
+    # By server and part: the bytes that the part takes there, by a sample. ``other`` is what no part explains.
+    used_by_part: Mapping[str, Mapping[str, int]] = MappingProxyType({})
     at_s: float = 0.0  # The time of the measurement, by the monotonic clock.
 
     def used(self, name: str) -> float:
@@ -102,12 +105,30 @@ def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, floa
         return {}
     used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.kinds)}
     if settings.broker.is_redis:
-        used |= {queue.name: _bytes_on(app, queue) for queue in results_queues(settings, settings.kinds).values()}
+        used |= {name: _bytes_on(app, name) for name in results_queues(settings, settings.kinds)}
     return {name: size_bytes / most for name, size_bytes in used.items()}
 
 
-def _bytes_on(app: Celery, queue: Queue) -> int:
-    return with_producer(app, queue.name, lambda producer: bytes_in(producer.channel.client, queue.name))
+def _bytes_on(app: Celery, key: str) -> int:
+    return with_producer(app, key, lambda producer: bytes_in(producer.channel.client, key))
+
+
+def _used_by_part(
+    app: Celery, settings: Settings, store: Store, spaces: Collection[str], servers: Mapping[str, Condition]
+) -> dict[str, dict[str, int]]:
+    """Measure what each part takes in each Redis; leave out a server that this user may not look at."""
+    parts = {"redis": store.used_by_part(spaces)}
+    if not parts["redis"]:
+        return {}
+    streams = results_streams(settings, settings.kinds)
+    parts["redis"]["decisions"] = sum(store.decision_stream(name).used_bytes() for name in streams)
+    if settings.broker.is_redis:
+        on_broker = parts.setdefault("broker" if "broker" in servers else "redis", {})
+        on_broker["queues"] = sum(_bytes_on(app, key) for name in submission_queues(settings) for key in QueueKeys(name).all)
+        decisions = sum(_bytes_on(app, name) for name in results_queues(settings, settings.kinds))
+        on_broker["decisions"] = on_broker.get("decisions", 0) + decisions
+    used = {name: (servers[name].bytes_used or 0) for name in parts}
+    return {name: each | {"other": max(0, used[name] - sum(each.values()))} for name, each in parts.items()}
 
 
 def conditions(app: Celery, broker: BrokerSettings, redis: RedisSettings, store: Store) -> dict[str, Condition]:
@@ -140,31 +161,32 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
     return submissions
 
 
-def look_at_backlog(app: Celery, settings: Settings, store: Store, refusing: Collection[str] | None = None) -> Backlog:
-    """Measure the backlog, in one or two round trips for each queue.
+def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport] | None = None) -> Backlog:
+    """Measure the backlog, in one or two round trips for each queue and some ten for what takes memory.
 
-    ``refusing`` names the queues and streams that have no room for a worker's decisions; by default these are read from the
-    workers' reports.
+    ``reports`` are those of the workers that say which queues have no room, and which logs there are; by default all are read.
     """
     decisions = unread(app, settings, store)
     limit = settings.queues.results_limit
     used_bytes = _used_bytes(app, settings, store)
-    # On RabbitMQ, only a publisher notices that a queue's bytes are used up. A worker passes what it knows itself: if each of
-    # many workers read the reports of all, Redis would do little else.
-    if refusing is None:
-        refusing = {name for report in store.worker_reports() for name in report.full}
-    full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}.union(refusing)
+    # On RabbitMQ, only a publisher notices that a queue's bytes are used up. A worker passes its own report: if each of many
+    # workers read those of all, Redis would do little else.
+    reports = store.worker_reports() if reports is None else reports
+    full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}
+    full.update(name for report in reports for name in report.full)
+    servers = conditions(app, settings.broker, settings.redis, store)
     return Backlog(
         submissions=_submissions(app, settings),
         decisions=decisions,
         full=tuple(name for name in decisions if name in full and not settings.is_ring(name)),
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
-        servers=conditions(app, settings.broker, settings.redis, store),
+        servers=servers,
         blocked=blocked(app, settings.broker),
         limit=limit,
         used_bytes=used_bytes,
         dead_lettered=store.dead_letters.dead_lettered(),
         rings=tuple(filter(settings.is_ring, decisions)),
+        used_by_part=_used_by_part(app, settings, store, {report.space for report in reports if report.space}, servers),
         at_s=time.monotonic(),
     )

@@ -116,6 +116,8 @@ class Metrics:
         about = "How often a submission was dead-lettered since the ledger began, by reason"
         self._dead_lettered = gauge("dead_lettered", about, ("reason",))
         self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
+        about = "Bytes that a part takes in a Redis, by a sample; other is what no part explains"
+        self._redis_bytes = gauge("redis_bytes", about, ("server", "part"))
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
         self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
         about = "Other shortcomings of a Redis, which doctor names"
@@ -154,6 +156,9 @@ class Metrics:
             self._evicted.labels(name).set(_known(server.evicted_keys))
             self._evicts.labels(name).set(bool(server.evicts))
             self._shortcomings.labels(name).set(len(server.others))
+        for name, parts in backlog.used_by_part.items():
+            for part, size_bytes in parts.items():
+                self._redis_bytes.labels(name, part).set(size_bytes)
         self._blocked.set(bool(backlog.blocked))
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 

@@ -40,6 +40,7 @@ from kp_scorer.reviser import Reviser
 from kp_scorer.settings import Settings
 from kp_scorer.spans import is_export_configured, open_recorder
 from kp_scorer.store import Store
+from kp_scorer.store.store import WorkerReport
 
 _RESEND_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
@@ -245,13 +246,15 @@ class Runtime:
         self._watchdog.end_if_stalled()
 
     def _renew(self) -> None:
-        failing = {task.name: task.failure for task in self._tasks.threads if task.failure}
-        report = self.metrics.report(self.node, self._not_ready(), self._publisher.full(), failing)
-        self.store.ledger.renew(report.model_dump_json())
+        self.store.ledger.renew(self._report().model_dump_json())
         self.store.ledger.load_scripts()
 
+    def _report(self) -> WorkerReport:
+        failing = {task.name: task.failure for task in self._tasks.threads if task.failure}
+        return self.metrics.report(self.node, self._not_ready(), self._publisher.full(), failing)
+
     def _look_at_backlog(self) -> None:
-        backlog = look_at_backlog(self._app, self._settings, self.store, self._publisher.full())
+        backlog = look_at_backlog(self._app, self._settings, self.store, [self._report()])
         self.metrics.set_backlog(backlog)
         self._servers.look(backlog.servers, backlog.blocked)
 

@@ -16,12 +16,17 @@ _CLOCKS_MAY_DIFFER_S: Final = 2.0
 
 
 def memory_used(info: Mapping[str, Any]) -> float:
-    """Return the share of its ``maxmemory`` that Redis uses, by the reply to ``INFO``; 0 without a limit.
+    """Return the share of its ``maxmemory`` that Redis uses, by the reply to ``INFO``; 0 without a limit."""
+    limit = info.get("maxmemory", 0)
+    return bytes_used(info) / limit if limit else 0.0
+
+
+def bytes_used(info: Mapping[str, Any]) -> int:
+    """Return the bytes that Redis uses, by the reply to ``INFO``.
 
     Buffers for a slow disk or a replica do not count, as they do not when Redis itself refuses a command.
     """
-    limit = info.get("maxmemory", 0)
-    return float((info["used_memory"] - info.get("mem_not_counted_for_evict", 0)) / limit) if limit else 0.0
+    return int(info["used_memory"] - info.get("mem_not_counted_for_evict", 0))
 
 
 class Condition(NamedTuple):
@@ -31,6 +36,7 @@ class Condition(NamedTuple):
     evicted_keys: int | None = None  # The number since the server started.
     evicts: str = ""  # The shortcoming that makes a full Redis drop keys; empty if it refuses writes instead.
     shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
+    bytes_used: int | None = None
 
     @property
     def others(self) -> tuple[str, ...]:
@@ -48,7 +54,7 @@ def condition_of(client: redis.Redis) -> Condition:
         # This user has no permission to ask, but can do everything else.
         return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
     evicts = next((each for each in found if each.startswith(_EVICTS)), "")
-    return Condition(memory_used(info), info.get("evicted_keys"), evicts, found)
+    return Condition(memory_used(info), info.get("evicted_keys"), evicts, found, bytes_used(info))
 
 
 def _wrong_clock(info: Mapping[str, Any], asked_at_s: float) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """All of the scorer's state in one Redis, and the reports of workers."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Self
 
@@ -22,6 +22,7 @@ from kp_scorer.store.novelty_log import RedisLog
 from kp_scorer.store.pinned_sets import RedisPinnedSets, describe_pinned_sets
 from kp_scorer.store.records import parsed_in
 from kp_scorer.store.runs import Runs
+from kp_scorer.store.usage import used_by_part
 
 
 class Timing(BaseModel, frozen=True):
@@ -87,6 +88,10 @@ class Store(AbstractContextManager["Store"]):
         # A worker may have died since, and then its report has expired.
         reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
         return sorted(filter(None, reports), key=lambda report: report.node)
+
+    def used_by_part(self, spaces: Collection[str]) -> dict[str, int]:
+        """Return the bytes of records, logs of these spaces, dead letters and open runs; empty without the permission."""
+        return used_by_part(self._client, self._keys, spaces, list(self._settings.novelty.pinned))
 
     def decision_stream(self, name: str) -> DecisionStream:
         """Return a stream of decisions, which need not exist yet."""

@@ -42,6 +42,11 @@ class QueueKeys(Prefixed):
     deliveries = Key(".deliveries", "hash")
     oversized = Key(".oversized", "list")
 
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The names of all of them."""
+        return self.queue, self.moving, self.unacknowledged, self.renewed, self.deliveries, self.oversized
+
 
 class Sizes(NamedTuple):
     """The sizes for messages that are too large: the beginning is delivered, behind a mark, and all of it kept for a while."""

@@ -23,6 +23,8 @@ def stats(settings: Settings) -> None:
     until every consumer group has acknowledged it. `dropped` counts by reason the dead letters that made room for others. With
     Redis as the broker, `oversized` counts messages too large for a worker, which are kept in the list traces.oversized
     or that of another queue.
+    `bytes` splits the memory of each Redis by a sample: records, the novelty log with all that traces are compared with, the
+    queue of traces, unread decisions, dead letters, runs that are collected, and what none of these explains.
 
     `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
     profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.
@@ -41,6 +43,7 @@ def stats(settings: Settings) -> None:
         row["waiting"] = {**backlog.submissions, **backlog.decisions}
         if settings.broker.is_redis:
             row["oversized"] = sum(count_oversized(app, settings).values())
+        row["bytes"] = backlog.used_by_part
         row["workers"] = list(map(_described, store.worker_reports()))
     row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}

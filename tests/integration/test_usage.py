@@ -1,0 +1,100 @@
+"""What fills Redis: `stats` splits its memory into what each part takes."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import redis
+from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.celery_app import make_celery
+from kp_scorer.broker.publishing import Publisher
+from kp_scorer.settings import Settings
+from kp_scorer.spans.context import NO_CONTEXT
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
+from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import Submission
+from kp_scorer.store.runs import ReceivedSpan
+from kp_scorer.store.store import WorkerReport
+
+from tests.support.builders import candidate, decision, store_decisions
+from tests.support.changed_settings import settings_at
+from tests.support.commands import command
+from tests.support.processes import wait_until
+from tests.support.servers import RedisServer, redis_servers
+from tests.support.traces import rows_in
+
+EACH: Final = 3_000
+SPACE: Final = "space"
+KEYS: Final = Keys("kp")
+PATTERNS: Final = {
+    "records": ("kp:trace:*", "kp:pending"),
+    "log": ("kp:log:*",),
+    "queues": ("traces*",),
+    "decisions": ("decisions.*",),
+    "dead_letters": ("kp:dead*",),
+    "runs": ("kp:run*",),
+}
+"""The keys of each part."""
+
+
+def used_bytes(client: redis.Redis) -> int:
+    memory: Any = client.info("memory")
+    return int(memory["used_memory"])
+
+
+def fill(settings: Settings, client: redis.Redis) -> None:
+    """Store some thousand of everything."""
+    sizes = random.Random(7)
+
+    def text() -> str:
+        return "x" * sizes.randrange(2_000, 4_000)
+
+    ids = [f"kp:trace:{number}" for number in range(EACH)]
+    with Store.open(settings) as store, make_celery(settings) as app:
+        store_decisions(store, {each: decision(each).model_dump_json().encode() for each in ids})
+        store.novelty_log(SPACE).append(
+            [candidate(f"{each}-placed", number, 384) for number, each in enumerate(ids[:1_000])], None
+        )
+        store.ledger.submit([Submission(f"{each}-waits", bytes(16), text().encode()) for each in ids])
+        for each in ids:
+            why = DeadLettering("scoring_failed", "detail", f"{each}-dead", bytes(16))
+            store.dead_letters.dead_letter(json.dumps([each, text()]).encode(), why)
+        for number in range(EACH // 3):
+            spans = [ReceivedSpan(f"{span:016x}", text().encode()) for span in range(8)]
+            store.runs.store(f"{number:032x}", spans)
+        publisher = Publisher(app, settings, store)
+        published = [publisher.publication(decision(each), NO_CONTEXT, None, set()) for each in ids]
+        assert not any(publisher.publish_all(published))
+        for start in range(0, EACH, 500):
+            client.lpush("traces", *(json.dumps([each, text()]) for each in ids[start : start + 500]))
+
+
+@pytest.mark.parametrize("via", ["queue", "stream"])
+@pytest.mark.parametrize("executable", redis_servers())
+def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executable: str, via: str, tmp_path: Path) -> None:
+    with RedisServer(tmp_path, executable) as server, server.connect() as client:
+        settings = settings_at(server.url, results__via=via, serve__total_bytes=2**30)
+        # So that all scripts and clients are there before and after.
+        client.set("other", "application")
+        with Store.open(settings) as store, make_celery(settings) as app:
+            report = WorkerReport(node="worker", space=SPACE)
+            look_at_backlog(app, settings, store, [report])
+            empty = used_bytes(client)
+            fill(settings, client)
+            filled = used_bytes(client)
+            measured = look_at_backlog(app, settings, store, [report]).used_by_part["redis"]
+            assert measured.keys() == {*PATTERNS, "other"}
+            assert sum(measured[part] for part in PATTERNS) == pytest.approx(filled - empty, rel=0.05)
+            for part, patterns in PATTERNS.items():
+                before = used_bytes(client)
+                names: list[Any] = [name for pattern in patterns for name in client.keys(pattern)]
+                client.delete(*names)
+                # Newer servers free large keys in the background.
+                wait_until(lambda: not client.info("memory")["lazyfree_pending_objects"])
+                assert measured[part] == pytest.approx(before - used_bytes(client), rel=0.1), part
+            assert look_at_backlog(app, settings, store, [report]).used_by_part["redis"]["records"] == 0
+        (row,) = rows_in(command(settings, "stats").stdout)
+        assert row["bytes"]["redis"].keys() == {*PATTERNS, "other"}

@@ -1,0 +1,79 @@
+"""The bytes that each part of the scorer takes in Redis, by a sample of bounded size."""
+
+from collections.abc import Callable, Iterable, Sequence
+from random import sample
+from typing import Any, Final
+
+import redis
+
+from kp_scorer.store.decision_stream import bytes_in
+from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
+
+_SCANNED: Final = 2_000  # So many names take Redis a millisecond.
+_MEASURED: Final = 200
+_ITEMS: Final = 50  # The fields of a key whose sizes count for all of its fields.
+
+
+def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of records, novelty logs with all that traces are compared with, dead letters and open runs.
+
+    Measured are the logs of these ``spaces`` and their ``pinned`` sets. Empty if this user may not scan names.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for index in (keys.pending, keys.dead_letters, keys.runs):
+        pipeline.zcard(index)
+    pending, letters, runs, size = *pipeline.execute(), 0
+    try:
+        size = client.dbsize()
+        reply: Any = client.scan(count=_SCANNED)
+    except redis.exceptions.NoPermissionError:
+        return {}
+    # The index counts the dead letters exactly, so the sample need only say which part of the other keys is records.
+    others = [name for name in reply[1] if not name.startswith(keys.dead_letter_prefix.encode())]
+    records = [name for name in others if name.startswith(keys.record_prefix.encode())]
+    record_count = (size - letters) * len(records) / max(1, len(others))
+    ended = _ended(client, keys, records)
+    compared = [key for space in spaces for key in _compared(keys, space, pinned)]
+    indices = (keys.dead_letters, keys.dead_letter_sizes, keys.dead_junk, keys.dead_rest)
+    return {
+        "records": _sampled(client, ended, max(0.0, record_count - pending))
+        + _indexed(client, keys.pending, pending, keys.record)
+        + bytes_in(client, keys.pending),
+        "log": sum(bytes_in(client, key) for key in [*compared, keys.copies]),
+        "dead_letters": _indexed(client, keys.dead_letters, letters, keys.dead_letter)
+        + sum(bytes_in(client, key) for key in indices),
+        "runs": _indexed(client, keys.runs, runs, keys.run) + bytes_in(client, keys.runs),
+    }
+
+
+def _compared(keys: Keys, space: str, pinned: Sequence[str]) -> list[str]:
+    log, facts = keys.of_log(space), keys.of_facts(space)
+    streams = [log.log, log.head, log.erasures, FactKeys(facts).log, KeptFactKeys(facts).log]
+    return [*streams, *(keys.pinned_set(space, name) for name in pinned)]
+
+
+def _ended(client: redis.Redis, keys: Keys, records: Sequence[bytes]) -> list[bytes]:
+    """Return some of these records that are not pending; those of pending traces hold a text and are measured apart."""
+    some = records[:_MEASURED]
+    pipeline = client.pipeline(transaction=False)
+    for name in some:
+        pipeline.zscore(keys.pending, name[len(keys.record_prefix) :])
+    return [name for name, sent_ms in zip(some, pipeline.execute(), strict=True) if sent_ms is None]
+
+
+def _indexed(client: redis.Redis, index: str, count: int, key_of: Callable[[str], str]) -> int:
+    """Return the bytes of the keys of all ids in an index, by some of them drawn at random."""
+    pipeline = client.pipeline(transaction=False)
+    for place in sample(range(count), min(count, _MEASURED)):
+        pipeline.zrange(index, place, place)
+    drawn = [key_of("").encode() + each for ids in pipeline.execute() for each in ids]
+    return _sampled(client, drawn, count)
+
+
+def _sampled(client: redis.Redis, names: Sequence[bytes], count: float) -> int:
+    """Return the bytes of ``count`` keys that take as much as these on average."""
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.memory_usage(name, samples=_ITEMS)
+    sizes = [size for size in pipeline.execute() if size]
+    return int(count * sum(sizes) / max(1, len(sizes)))
