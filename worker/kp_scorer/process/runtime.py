@@ -194,6 +194,7 @@ class Runtime:
                 settings.limits,
                 settings.worker.max_attempts,
                 self.metrics,
+                settings.log.decisions,
                 self._recorder,
             ),
             acknowledger,

@@ -48,6 +48,7 @@ PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
 UnreadableAction = Literal["score", "unknown"]
 Via = Literal["queue", "stream", "task"]
+LoggedDecisions = Literal["all", "accepted", "none"]
 CheckAction = Literal["off", "note", "review", "reject"]
 _QUEUE_NAME: Final = r"^[A-Za-z0-9_.:-]{1,200}$"
 QueueName = Annotated[str, Field(pattern=_QUEUE_NAME)]
@@ -431,6 +432,7 @@ class LogSettings(Section):
     """Logs, which go to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    decisions: LoggedDecisions = "all"
 
 
 class Settings(Section):
