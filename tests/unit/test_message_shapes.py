@@ -97,6 +97,16 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
         },
         {"candidates": [{"content": {"role": "model", "parts": [{"text": ANSWER}]}, "finishReason": "STOP"}]},
     ),
+    "cohere": (
+        {
+            "messages": [
+                by("user", ASKED),
+                {"role": "assistant", "tool_plan": THOUGHT, "tool_calls": [CALL]},
+                by("tool", [{"type": "document", "document": {"data": RETURNED}}], tool_call_id="c"),
+            ]
+        },
+        {"id": "x", "finish_reason": "COMPLETE", "message": by("assistant", [text(ANSWER)]), "usage": {}},
+    ),
     "langchain": (
         [
             [

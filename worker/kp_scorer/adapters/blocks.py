@@ -278,6 +278,9 @@ def text_of_block(block: object) -> str | None:
     if not isinstance(block, dict) or type_of(block) in _THOUGHTS or block.get("thought") is True:
         return None
     kind = type_of(block)
+    if kind == "document" and isinstance(block.get("document"), dict):
+        # Cohere has the results of tools so.
+        return text_in(block["document"].get("data"))
     keys = (
         ("text", "refusal", "content", "Text") if kind == "text" else ("text", "refusal") if kind or _name_of(block) else _TEXTS
     )

@@ -39,6 +39,8 @@ _CONTENTS: Final = (
     "Items",
     "Content",
 )
+_BEFORE_CONTENT: Final = ("reasoning_content", "tool_plan")
+"""The fields with what an agent thought before it answered, or before it called tools."""
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
 _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
@@ -207,7 +209,8 @@ def _first_content(message: Node) -> Node:
 
 
 def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
-    yield from utterance(message, "agent", text_in(message.at("reasoning_content").value))
+    for key in _BEFORE_CONTENT:
+        yield from utterance(message, "agent", text_in(message.at(key).value))
     if content.value in (None, "", []):
         content = message.at("refusal")
     own_pieces = list(_pieces_of_content(message, "agent", content))
