@@ -115,5 +115,5 @@ def test_a_queue_refuses_what_is_beyond_its_limit_and_others_do_not(shared: Sett
         with pytest.raises(QueueFull):
             of_large.submit(copies(1)[0])
         assert store.ledger.counts().pending == noted + 300
-    with pytest.raises(SettingsError, match=f"queue: expected one of {large}, {small}, as queues.traces says"):
+    with pytest.raises(SettingsError, match=f"^queue: expected one of {large}, {small}, as"):
         Client(limited, queue="other")

@@ -23,6 +23,7 @@ from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.serve.routes import read_tokens
 from kp_scorer.serve.run_converter import load
+from kp_scorer.serve.server import serve
 from kp_scorer.serve.submitter import Submitter, spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -482,8 +483,28 @@ def test_a_token_speaks_later_for_the_traces_alone_that_came_with_it(settings: S
     assert (decision["revision"], decision["revised_by"]["reason"]) == (2, "late")
 
 
+def test_a_token_has_its_queue_for_traces_and_for_spans(
+    settings: Settings, tmp_path: Path, redis_client: redis.Redis, store: Store
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
+    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 2}}, serve__tokens=str(file))
+    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
+    # As a worker has done.
+    store.ledger.load_scripts()
+    with open_server(both, tmp_path / "server.log") as server:
+        for headers in (own, others):
+            assert server.ask("POST", "/traces", fresh_samples(1)[0], **headers).status == 202
+            assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
+        wait_until(lambda: [redis_client.llen(name) for name in both.queues.traces] == [2, 2])
+        assert [server.ask("POST", "/traces", fresh_samples(1)[0], **each).status for each in (own, others)] == [202, 429]
+    with pytest.raises(SettingsError, match=r"^queue: expected one of traces, as"):
+        serve(with_changed(settings, serve__tokens=str(file), serve__port=0))
+
+
 @pytest.mark.parametrize(
-    ("content", "mode", "expected"), [("", 0o600, "a token"), ("short", 0o600, "a token"), (TOKEN, 0o602, "write")]
+    ("content", "mode", "expected"),
+    [("", 0o600, "a token"), ("short", 0o600, "a token"), (f"{TOKEN} a b", 0o600, "a token"), (TOKEN, 0o602, "write")],
 )
 def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
     content: str, mode: int, expected: str, tmp_path: Path
@@ -674,7 +695,7 @@ def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
         collecting.runs.store(run_id, [ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())])
         claimed = wait_until(collecting.runs.claim)
         assert claimed
-        submitter = Submitter(away, collecting, client)
+        submitter = Submitter(away, collecting, {"": client})
         with closing(submitter._converting), pytest.raises(ServiceUnavailable):
             submitter._complete(claimed)
     assert redis_client.hget(keys.run(run_id), ":attempts") is None
@@ -698,7 +719,7 @@ def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settin
         claimed = wait_until(collecting.runs.claim)
         assert claimed
         for _ in range(2):
-            submitter = Submitter(supplied, collecting, client)
+            submitter = Submitter(supplied, collecting, {"": client})
             with closing(submitter._converting):
                 submitter._submit(claimed, submitter._converted(claimed))
     assert store.ledger.counts() == (1, 1, 0, 0)

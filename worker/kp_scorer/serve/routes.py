@@ -9,7 +9,7 @@ import os
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -58,7 +58,7 @@ _REJECTED: Final = {
 _MOST_TOKEN_BYTES: Final = 65_536
 _MOST_PATH: Final = 100  # Characters of a path in a line of the log.
 _SELDOM: Final = Seldom()
-_TOKEN: Final = re.compile(r"[!-~]{16,512}")
+_TOKEN: Final = re.compile(r"([!-~]{16,512})(?:\s+(\S+))?")
 
 log = structlog.get_logger("kp_scorer.serve.routes")
 
@@ -87,11 +87,13 @@ class TraceStatus(BaseModel):
 
 
 class _Handlers:
-    def __init__(self, settings: Settings, store: Store, client: Client, tokens: Sequence[str], metrics: ServeMetrics) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, clients: Mapping[str, Client], tokens: Mapping[str, str], metrics: ServeMetrics
+    ) -> None:
         self._metrics = metrics
         self._most_bytes = settings.serve.body_bytes
         self._store = store
-        self._client = client
+        self._clients = clients
         self._tokens = tokens
         self._limits = settings.limits
         self._of_bodies = settings.limits.model_copy(update={"message_bytes": self._most_bytes, "values": _MOST_VALUES})
@@ -112,7 +114,7 @@ class _Handlers:
         token = bearer.credentials if bearer else ""
         if not admits(self._tokens, token):
             raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
-        request.state.token = token if self._tokens else ""
+        request.state.token, request.state.queue = token if self._tokens else "", self._tokens.get(token, "")
 
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
@@ -131,15 +133,17 @@ class _Handlers:
 
     async def _export(self, request: Request, signal: Signal) -> Response:
         media_type = _media_type(request, JSON, PROTOBUF)
-        answer = await self._work_on(request, self._of_spans, partial(self._store_spans, media_type, signal))
+        answer = await self._work_on(
+            request, self._of_spans, partial(self._store_spans, media_type, signal, request.state.queue)
+        )
         return Response(answer, media_type=media_type)
 
-    def _store_spans(self, media_type: str, signal: Signal, body: bytes) -> bytes:
+    def _store_spans(self, media_type: str, signal: Signal, queue: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies, signal)
         reasons = {"spans without ids"} if rejected else set()
         self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():
-            outcome, rejected_of_run = self._store.runs.store(run_id, spans)
+            outcome, rejected_of_run = self._store.runs.store(run_id, spans, queue)
             self._metrics.spans.labels(outcome).inc(rejected_of_run)
             self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":
@@ -158,12 +162,12 @@ class _Handlers:
         rows have the reasons.
         """
         media_type = _media_type(request, JSON, *_JSON_LINES)
-        rows = await self._work_on(request, self._of_traces, partial(self._submit_all, media_type))
+        rows = await self._work_on(request, self._of_traces, partial(self._submit_all, media_type, request.state.queue))
         refused = sum(row.state != "pending" for row in rows)
         status = 202 if not refused else 422 if refused == len(rows) else 207
         return JSONResponse({"traces": [row.model_dump(exclude_defaults=True) for row in rows]}, status)
 
-    def _submit_all(self, media_type: str, body: bytes) -> list[SubmittedTrace]:
+    def _submit_all(self, media_type: str, queue: str, body: bytes) -> list[SubmittedTrace]:
         are_lines = media_type in _JSON_LINES
         if are_lines and body.count(b"\n") > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} lines")
@@ -172,7 +176,7 @@ class _Handlers:
         traces = document if isinstance(document, list) else [document]
         if len(traces) > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} traces")
-        answers = iter(self._client.submit_many(trace for trace in traces if not isinstance(trace, InvalidTrace)))
+        answers = iter(self._clients[queue].submit_many(trace for trace in traces if not isinstance(trace, InvalidTrace)))
         results = (trace if isinstance(trace, InvalidTrace) else next(answers) for trace in traces)
         secret = ""
         with suppress(ServiceUnavailable):
@@ -189,17 +193,18 @@ class _Handlers:
         answer has the id of the outcome, under which its state can be read.
         """
         _media_type(request, JSON)
-        outcome_id = await self._work_on(request, self._of_traces, partial(self._submit_outcome, trace_id))
+        submit = partial(self._submit_outcome, trace_id, request.state.queue)
+        outcome_id = await self._work_on(request, self._of_traces, submit)
         return JSONResponse({"trace_id": trace_id, "outcome_id": outcome_id}, 202)
 
-    def _submit_outcome(self, trace_id: str, body: bytes) -> str:
+    def _submit_outcome(self, trace_id: str, queue: str, body: bytes) -> str:
         payload = parse_json(body, self._limits)
         if not isinstance(payload, dict):
             raise HTTPException(400, "expected a JSON object")
         key = outcome_key(self._store.ledger.outcome_secret(), trace_id)
         if len(self._tokens) > 1 and not admits([key], str(payload.get("key"))):
             raise HTTPException(403, "key: expected the outcome_key of the answer to the trace's submission")
-        return self._client.submit({**payload, "@type": "LateOutcome", "trace_id": trace_id, "key": key})
+        return self._clients[queue].submit({**payload, "@type": "LateOutcome", "trace_id": trace_id, "key": key})
 
     async def look_up(self, trace_id: str) -> TraceStatus:
         """Return the state of a trace, and its decision.
@@ -207,7 +212,7 @@ class _Handlers:
         A trace from spans has the id kp:trace:otel: with the spans' trace id.
         """
         is_id = is_submission_id(trace_id)
-        (status,) = await anyio.to_thread.run_sync(self._client.look_up, [trace_id]) if is_id else [None]
+        (status,) = await anyio.to_thread.run_sync(self._clients[""].look_up, [trace_id]) if is_id else [None]
         if status is None:
             raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
@@ -268,10 +273,15 @@ class _Handlers:
 
 
 def make_app(
-    settings: Settings, store: Store, client: Client, tokens: Sequence[str], submitter: Submitter, metrics: ServeMetrics
+    settings: Settings,
+    store: Store,
+    clients: Mapping[str, Client],
+    tokens: Mapping[str, str],
+    submitter: Submitter,
+    metrics: ServeMetrics,
 ) -> FastAPI:
-    """Build the application; its OpenAPI is at ``/openapi.json``."""
-    handlers = _Handlers(settings, store, client, tokens, metrics)
+    """Build the application, with a client of each queue; its OpenAPI is at ``/openapi.json``."""
+    handlers = _Handlers(settings, store, clients, tokens, metrics)
     # FastAPI's pages of documentation would load scripts from other hosts. Its redirects, for paths that end with a slash,
     # would lead requests from a proxy that ends TLS to plain HTTP, with their tokens.
     app = FastAPI(title="kp-scorer", version=version("kp-scorer"), docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -368,8 +378,10 @@ async def _refused(request: Request, error: Exception) -> Response:
     return Response(failure(media_type, message), status, headers, media_type)
 
 
-def read_tokens(file: str) -> list[str]:
-    """Read a file with a token on each line; lines that begin with # are comments. Without a file there are no tokens.
+def read_tokens(file: str) -> dict[str, str]:
+    """Read a file with a token on each line, and perhaps a queue behind it; lines that begin with # are comments.
+
+    Return the queue of each token, empty for the first queue. Without a file there are no tokens.
 
     Raises SettingsError if it cannot be read, others may write to it, it has no token, or a line is no token.
     """
@@ -379,13 +391,15 @@ def read_tokens(file: str) -> list[str]:
         lines = read_text(file, _MOST_TOKEN_BYTES).splitlines() if file else []
     except OSError as error:
         raise SettingsError(f"serve.tokens: {file}: {error.strerror}") from None
-    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if file and not (tokens and all(map(_TOKEN.fullmatch, tokens))):
-        raise SettingsError(f"serve.tokens: {file}: expected a token of 16 to 512 ASCII characters on each line")
+    rows = [_TOKEN.fullmatch(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
+    tokens = {row[1]: row[2] or "" for row in rows if row}
+    if file and not (rows and all(rows)):
+        message = "expected a token of 16 to 512 ASCII characters on each line, and perhaps a queue behind it"
+        raise SettingsError(f"serve.tokens: {file}: {message}")
     return tokens
 
 
-def admits(tokens: Sequence[str], token: str) -> bool:
+def admits(tokens: Collection[str], token: str) -> bool:
     """Return whether a request with this token, or an empty one, is admitted; without ``tokens`` every request is."""
     # Digests have one length, and all of them are compared, so the duration reveals nothing.
     own = sha256(token.encode("utf-8", "surrogatepass")).digest()

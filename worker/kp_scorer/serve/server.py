@@ -58,12 +58,13 @@ def serve(settings: Settings) -> None:
     count_dropped_lines(metrics.log_lines_dropped.inc)
     with ExitStack() as opened:
         opened.enter_context(listener)
-        store, client = opened.enter_context(Store.open(settings, metrics)), opened.enter_context(Client(settings))
-        submitter = opened.enter_context(Submitter(settings, store, client, metrics))
+        store = opened.enter_context(Store.open(settings, metrics))
+        clients = {queue: opened.enter_context(Client(settings, queue=queue)) for queue in {"", *tokens.values()}}
+        submitter = opened.enter_context(Submitter(settings, store, clients, metrics))
         metrics.ready.set_function(lambda: not (submitter.why_not_live() or submitter.why_not_ready()))
         reasons = submitter.why_not_live, submitter.why_not_ready
         opened.enter_context(http_server(settings.metrics.of_serve(), metrics.registry, *reasons))
-        app = metrics.measured(make_app(settings, store, client, tokens, submitter, metrics))
+        app = metrics.measured(make_app(settings, store, clients, tokens, submitter, metrics))
         config = _config(settings, app, listener)
         if settings.serve.certificate:
             listener.before_accept = _Renewal(settings.serve, config).renew

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, Self
 
 import structlog
@@ -89,13 +89,15 @@ LOGS: Final = Signal("resourceLogs", "scopeLogs", "logRecords", LogRecord, (9, 1
 class Submitter:
     """Submits complete runs, in a thread of its own. On leaving this context manager, it ends between two runs."""
 
-    def __init__(self, settings: Settings, store: Store, client: Client, metrics: ServeMetrics | None = None) -> None:
-        """Claim runs from ``store`` and submit them by ``client``."""
+    def __init__(
+        self, settings: Settings, store: Store, clients: Mapping[str, Client], metrics: ServeMetrics | None = None
+    ) -> None:
+        """Claim runs from ``store`` and submit each by the client of its queue, or by that without a name."""
         self._metrics = metrics or ServeMetrics()
         self._shown_at = -math.inf
         self._settings = settings
         self._store = store
-        self._client = client
+        self._clients = clients
         supplied = settings.serve.model_dump_json(include={"confidence", "success"})
         arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
         # The answer is JSON in ASCII, which may be six times as long.
@@ -196,7 +198,7 @@ class Submitter:
                 log.info("run_left_out", otel_trace_id=run.run_id, reason="repeated", detail=detail)
                 return True
             trace: dict[str, Any] = answer["trace"]
-            self._client.submit(trace)
+            self._clients.get(run.queue, self._clients[""]).submit(trace)
             self._metrics.runs_submitted.inc()
             assumed = ", ".join(trace["metadata"].get("assumed", []))
             log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans), **({"assumed": assumed} if assumed else {}))

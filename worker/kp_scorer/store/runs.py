@@ -45,6 +45,7 @@ class ClaimedRun(NamedTuple):
     attempts: int  # The number of claims that may have ended a process, this one included.
     has_waited: bool = False  # True if it has waited for spans that it lacks.
     closed: str = ""  # What was known of its outcome when it was closed, as for :meth:`Runs.close`; empty if it is not closed.
+    queue: str = ""  # The queue of whoever sent its first spans; empty for the first queue.
 
     @property
     def trace_id(self) -> str:
@@ -89,8 +90,9 @@ def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
     attempts = number_in(by_id.get(b":attempts"))
-    flags = b":too_large" in by_id, b":has_waited" in by_id, text_in(by_id.get(b":closed"))
-    return ClaimedRun(text_in(run_id), flags[0], spans, attempts, *flags[1:]) if run_id else None
+    texts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue"))
+    flags = b":too_large" in by_id, b":has_waited" in by_id
+    return ClaimedRun(text_in(run_id), flags[0], spans, attempts, flags[1], *texts) if run_id else None
 
 
 class Recording(NamedTuple):
@@ -103,7 +105,7 @@ class Recording(NamedTuple):
 
 
 @script(tuple[bytes, int])
-def _store_spans(*, keys: Keys, run_id: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
+def _store_spans(*, keys: Keys, run_id: str, queue: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
 
 
 @script(row(_closed))
@@ -132,12 +134,15 @@ class Runs:
         self._outcome_wait_ms = int(settings.outcome_wait_s * 1_000)
         self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
-    def store(self, run_id: str, spans: Sequence[ReceivedSpan]) -> tuple[Outcome, int]:
+    def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "") -> tuple[Outcome, int]:
         """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
 
+        The run goes to the ``queue`` of its first spans.
         A run that is dead rejects all, even those that its dead letter has.
         """
-        outcome, rejected = _store_spans(self._client, keys=self._keys, run_id=run_id, bounds=self._bounds, spans=spans)
+        outcome, rejected = _store_spans(
+            self._client, keys=self._keys, run_id=run_id, queue=queue, bounds=self._bounds, spans=spans
+        )
         return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
 
     def held(self) -> tuple[int, int]:

@@ -1,14 +1,20 @@
 -- Store spans of a run that arrived together, each id once; all of them, or none.
 --
 -- KEYS   runs, runs_bytes, run_prefix
--- ARGV   run_id, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
+-- ARGV   run_id, queue, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
+<<<<<<< HEAD
 -- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
 -- :closed once it takes no more, with what it then knew of its outcome, or 1, or 'dead' once it is a dead letter;
 -- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span.
+=======
+-- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
+-- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue, where its trace
+-- goes, if whoever sent its first spans has a queue.
+>>>>>>> 6e55c68a (Let each token of serve name the queue of its team)
 
 local run = run_prefix .. run_id
 expect('hash', run)
@@ -43,6 +49,7 @@ else
 end
 if #fresh > 0 then redis.call('HDEL', run, ':has_waited') end
 -- Redis' clock may have gone back since the first span.
+if not first_ms and queue ~= '' then redis.call('HSET', run, ':queue', queue) end
 first_ms = math.min(number(first_ms or now), now)
 redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
 local due_ms = math.min(now + quiet_ms, first_ms + longest_ms)
