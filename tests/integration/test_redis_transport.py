@@ -139,7 +139,7 @@ def test_copies_fail_as_one_message_and_each_is_redelivered(
 def test_a_call_that_a_lost_connection_repeats_loses_nothing(redis_client: redis.Redis) -> None:
     keys = QueueKeys(QUEUE)
     redis_client.lpush(QUEUE, "first", "second")
-    command = transport_queue.receive.command(keys=keys, moved=b"", most=1, most_bytes=1, call="call", sizes=Sizes(2**20))
+    command = transport_queue.receive.command(keys=keys, moved=b"", most=1, most_bytes=1, call_name="call", sizes=Sizes(2**20))
     received = [transport_queue.receive.run(redis_client, command)[0].message for _ in range(2)]
     assert received == [b"first", b"second"]
     assert sorted(redis_client.hvals(keys.unacknowledged)) == received
@@ -317,7 +317,7 @@ def test_all_messages_in_flight_of_a_worker_are_published_and_acknowledged_at_on
     transport_queue.publish(redis_client, keys=keys, room=Room(len(bodies)), messages=bodies)
     sizes = Sizes(2**20)
     while chunk := transport_queue.receive(
-        redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, call=f"{len(received)}", sizes=sizes
+        redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, call_name=f"{len(received)}", sizes=sizes
     ):
         received += chunk
     assert [int(item.message) for item in received] == list(range(10_000))

@@ -29,7 +29,7 @@ local server = redis
 local function now_ms()
     return tonumber(server.call('GET', '{NOW_KEY}'))
 end
-local redis = {{pcall = server.pcall, call = function(command, key, ...)
+local function noting(call) return function(command, key, ...)
     local rest = {{...}}
     if command == 'PEXPIRE' then
         if server.call('EXISTS', key) == 1 then server.call('ZADD', '{DEADLINES_KEY}', now_ms() + rest[1], key) end
@@ -39,10 +39,11 @@ local redis = {{pcall = server.pcall, call = function(command, key, ...)
         server.call('ZADD', '{DEADLINES_KEY}', now_ms() + rest[3], key)
         return server.call('SET', key, rest[1])
     end
-    local reply = server.call(command, key, ...)
+    local reply = call(command, key, ...)
     if command == 'PERSIST' or server.call('EXISTS', key) == 0 then server.call('ZREM', '{DEADLINES_KEY}', key) end
     return reply
-end}}
+end end
+local redis = {{pcall = noting(server.pcall), call = noting(server.call)}}
 """
 
 

@@ -9,10 +9,11 @@ body, and its file, ``lua/NAME.lua``, begins with the same names in the same ord
         identities: Sequence[Identity],                 -- Reply  (state, digest) for each trace
     ) -> None: ...
 
-If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``, and if one has
-another type, the script fails at once; a NamedTuple is an argument for each of its fields. The names are locals of the script:
-numbers where the function has int, booleans where it has bool, tables of strings or of rows with these fields where a name ends
-with dots, else strings; of an array its bytes.
+If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``. If one has
+another type, the script fails at once: a command looks at each key, except at those behind ``Checks``, which the script
+itself calls by ``call`` or ``use_reserve`` before it writes anything. A NamedTuple is an argument for each of its fields. The
+names are locals of the script: numbers where the function has int, booleans where it has bool, tables of strings or of rows
+with these fields where a name ends with dots, else strings; of an array its bytes.
 """
 
 import hashlib
@@ -31,7 +32,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VECTOR: Final = np.dtype("<f4")  # The type in which scripts get an array.
-_HEADER: Final = re.compile(r"^-- (Uses|KEYS|ARGV) +(.*(?:\n--    +.*)*)", re.MULTILINE)
+_HEADER: Final = re.compile(r"^-- (Uses|KEYS|Checks|ARGV) +(.*(?:\n--    +.*)*)", re.MULTILINE)
+
+_NOW: Final = re.compile(r"^(?!\s*--).*\bnow\b", re.MULTILINE)  # Code that uses the local, not a comment with the word.
 
 
 def row(kind: Callable[..., R]) -> Callable[[Any], R]:
@@ -65,6 +68,7 @@ class Script(Generic[P, R]):
         listed = header["KEYS"].split(", ")
         self._keys = [each for each in parameters if str(each) in listed]
         self._arguments = [each for each in parameters if str(each) not in listed]
+        self._checked = header.get("Checks", "").split(", ")
         self._own = {name: key.kind for name in listed if isinstance(key := own.get(name), Key)}
         declared = [*self._own, *map(str, self._keys)], ", ".join(map(str, self._arguments))
         if declared != (listed, header.get("ARGV", "")):
@@ -75,8 +79,10 @@ class Script(Generic[P, R]):
         """Build the text that Redis runs, and the SHA-1 by which Redis knows it."""
         keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
-        lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind]
-        texts = (_text(name) for name in self._texts)
+        texts = [_text(name) for name in self._texts]
+        if any(_NOW.search(text) for text in texts):
+            lines.append("local now = now_ms()")
+        lines += [f"expect('{kind}', {name})" for name, kind in self._own.items() if kind and name not in self._checked]
         self.source = "\n".join([_text("common"), *lines, *texts])
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 

@@ -265,9 +265,9 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
         """Build the command that receives up to ``most`` messages, the first of which may be one that was ``moved`` already."""
-        keys, sizes, call = QueueKeys(queue), Sizes(self.largest_bytes), f"{self._name}.{next(self._numbers)}"
+        keys, sizes, call_name = QueueKeys(queue), Sizes(self.largest_bytes), f"{self._name}.{next(self._numbers)}"
         return redis_queue.receive.command(
-            keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, call=call, sizes=sizes
+            keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, call_name=call_name, sizes=sizes
         )
 
     def _read_messages(self, queue: str, **options: Any) -> Sequence[ReceivedMessage]:

@@ -2,8 +2,10 @@
 --
 -- Uses   messages
 -- KEYS   unacknowledged, renewed, deliveries
+-- Checks unacknowledged, renewed, deliveries
 -- ARGV   receipts...
 
+-- If one of these fails, what has left the first is acknowledged all the same.
 call_with_all('HDEL', unacknowledged, receipts)
 call_with_all('ZREM', renewed, receipts)
 local digests = {}

@@ -2,13 +2,14 @@
 --
 -- Uses   ledger
 -- KEYS   pending, counts, workers, record_prefix
+-- Checks pending, workers
 -- ARGV   worker, worker_lease_ms, remembered_ms, lease_ms, alone, identities... (trace_id, digest)
 -- Reply  (state, digest, decision, reason, detail, attempts, is_held) for each trace; 1 for is_held if another worker holds it
 --
 -- Without another report, a worker counts as dead after worker_lease_ms and is forgotten after remembered_ms.
 
 use_reserve('zset', pending)
-redis.call('ZADD', workers, now + worker_lease_ms, worker)
+call('ZADD', workers, now + worker_lease_ms, worker)
 redis.call('PEXPIRE', workers, remembered_ms)
 
 local reply = {}

@@ -4,6 +4,7 @@
 -- its commands while it is full.
 --
 -- KEYS   log, head, erasures, record_prefix
+-- Checks head, erasures
 -- ARGV   new_epoch, window, record_ttl_ms, last_entry, last_erasure, most,
 --        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
@@ -16,7 +17,7 @@
 
 local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
-local epoch, head_time, head_place, head_window = read(head, 'epoch', 'time_ms', 'place', 'window')
+local epoch, head_time, head_place, head_window = unpack(call('HMGET', head, 'epoch', 'time_ms', 'place', 'window'))
 -- Workers with different windows would disagree on novelty, and trim entries that each other's windows need.
 if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then return {head_window, {}, '', '', 0, {}, {}} end
 
@@ -78,18 +79,15 @@ if #candidates > 0 then
     end
 end
 
+-- Return the entries after the last that was read, and that one if it is still there.
 local function after(stream, last)
-    return redis.call('XRANGE', stream, last == '' and '-' or '(' .. last, '+', 'COUNT', most)
+    local entries = call('XRANGE', stream, last == '' and '-' or last, '+', 'COUNT', most + 1)
+    local first = entries[1] and entries[1][1] == last and table.remove(entries, 1)
+    entries[most + 1] = nil
+    return entries, first
 end
 
-local last = last_entry ~= '' and redis.call('XRANGE', log, last_entry, last_entry)[1]
-local has_last_erasure = last_erasure == '' or redis.call('XRANGE', erasures, last_erasure, last_erasure)[1]
-return {
-    '',
-    places,
-    epoch or '',
-    last and last[2][2] or '',
-    has_last_erasure and 1 or 0,
-    after(log, last_entry),
-    after(erasures, last_erasure),
-}
+local entries, last = after(log, last_entry)
+local erased, erasure = after(erasures, last_erasure)
+local has_last_erasure = last_erasure == '' or erasure
+return {'', places, epoch or '', last and last[2][2] or '', has_last_erasure and 1 or 0, entries, erased}

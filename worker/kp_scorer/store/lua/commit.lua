@@ -2,6 +2,7 @@
 --
 -- Uses   ledger
 -- KEYS   pending, counts, tallies, copies, record_prefix, facts, kept_facts
+-- Checks pending, tallies
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
 --        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept, trace)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
@@ -22,7 +23,15 @@
 
 local MOST_NAMES = 1000
 local MOST_COPIED_BYTES = 64 * 2 ^ 20
-local names = number(read(tallies, 'names'))
+
+-- The tallies that this call may increase, as they are before.
+local fields, tallied = {'names', 'decided '}, {}
+for _, verdict in ipairs(verdicts) do
+    fields[#fields + 1] = 'decided ' .. verdict.domain
+    for guard in string.gmatch(verdict.guards, '%S+') do fields[#fields + 1] = 'guard ' .. guard end
+end
+for i, count in ipairs(call('HMGET', tallies, unpack(fields))) do tallied[fields[i]] = count end
+local names = number(tallied.names)
 
 use_reserve('zset', pending)
 
@@ -35,7 +44,7 @@ end
 -- Return the name that a domain is counted under.
 local function name_of(domain, is_known)
     local field = 'decided ' .. domain
-    if is_known or growth[field] or redis.call('HGET', tallies, field) then return domain end
+    if is_known or growth[field] or tallied[field] then return domain end
     if names >= MOST_NAMES then return '' end
     names = names + 1
     tally('names')
@@ -98,6 +107,10 @@ if has_stored_facts then
 end
 -- A copy that is left out is a gap in the other log. So copying ends, which its reader notices, before it takes too much memory.
 if has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory())) then redis.call('DEL', copies) end
-for field, by in pairs(growth) do add(tallies, field, by) end
+local grown = {}
+for field, by in pairs(growth) do
+    grown[#grown + 1], grown[#grown + 2] = field, string.format('%.0f', number(tallied[field]) + by)
+end
+call_with_all('HSET', tallies, grown)
 apply_changes()
 return reply

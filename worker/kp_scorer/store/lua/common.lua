@@ -1,12 +1,11 @@
--- Every script begins with this text. Then `scripts.py` adds locals for the keys and arguments, and calls of `expect` for the keys
--- whose type `keys.py` names.
+-- Every script begins with this text. Then `scripts.py` adds locals for the keys and arguments, the local `now` if the script uses
+-- that, and calls of `expect` for the keys whose type `keys.py` names, unless the script says that it checks them itself.
 
 -- Return the milliseconds of Unix time by Redis' clock, the only one that counts.
 local function now_ms()
     local seconds, microseconds = unpack(redis.call('TIME'))
     return seconds * 1000 + math.floor(microseconds / 1000)
 end
-local now = now_ms()
 
 -- Return the fields of a hash; return FOREIGN in place of the first if the key has another type.
 local FOREIGN = 'foreign'
@@ -25,12 +24,21 @@ local function number(text)
     return value and value >= 0 and value <= MOST and math.floor(value) or 0
 end
 
+-- Call a command; if another application uses the key for something else, raise an error that names it.
+local function call(command, key, ...)
+    local reply = redis.pcall(command, key, ...)
+    if type(reply) ~= 'table' or not reply.err then return reply end
+    if string.find(reply.err, 'WRONGTYPE', 1, true) then error('WRONGTYPE ' .. key .. ': another application uses it') end
+    -- Redis refuses for another reason: raise that error.
+    return redis.call(command, key, ...)
+end
+
 -- Call a command on a key with all values, or the first `count`; return the sum of its replies. They are passed in portions, as
 -- Lua's `unpack` fails from some 8,000 values on.
 local function call_with_all(command, key, values, count)
     count = count or #values
     local sum = 0
-    for i = 1, count, 1000 do sum = sum + redis.call(command, key, unpack(values, i, math.min(i + 999, count))) end
+    for i = 1, count, 1000 do sum = sum + call(command, key, unpack(values, i, math.min(i + 999, count))) end
     return sum
 end
 
@@ -69,7 +77,7 @@ local REMOVES_NOTHING = {list = {'LTRIM', 0, -1}, hash = {'HDEL', ''}, zset = {'
 -- submission to publishing its decision do so, because ending submissions frees memory.
 local function use_reserve(kind, key)
     local command, first, last = unpack(REMOVES_NOTHING[kind])
-    redis.call(unpack({command, key, first, last}))
+    call(command, key, unpack({first, last}))
 end
 
 -- Return the bytes of memory that a list or stream takes. Beyond 2,000 nodes this is an estimate, as measuring all of them would

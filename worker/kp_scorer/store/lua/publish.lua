@@ -1,6 +1,7 @@
 -- Publish messages to a queue, whether Redis is full or not.
 --
 -- KEYS   queue
+-- Checks queue
 -- ARGV   most, most_bytes, is_ring, messages...
 -- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
 --
@@ -8,10 +9,11 @@
 
 use_reserve('list', queue)
 local function size_of(i) return #messages[i] end
-local room = is_ring and #messages or room_for(#messages, size_of, queue, redis.call('LLEN', queue), most, most_bytes)
+local unread = redis.call('LLEN', queue)
+local room = is_ring and #messages or room_for(#messages, size_of, queue, unread, most, most_bytes)
 call_with_all('LPUSH', queue, messages, room)
 local function drop(count) redis.call('LTRIM', queue, 0, -1 - count) end
 local function drop_one() return #redis.call('RPOP', queue) end
-local unread = redis.call('LLEN', queue)
+unread = unread + room
 local dropped = is_ring and drop_oldest(drop, drop_one, queue, unread, most, most_bytes) or 0
 return {room, unread - dropped, dropped}

@@ -2,6 +2,7 @@
 --
 -- Uses   messages
 -- KEYS   queue, unacknowledged, renewed, deliveries
+-- Checks unacknowledged
 -- ARGV   receipt, receive_next, counts_delivery
 
 use_reserve('hash', unacknowledged)
