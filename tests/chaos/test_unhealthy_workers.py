@@ -58,7 +58,7 @@ def test_a_maintenance_thread_that_dies_ends_the_process(arena: Arena) -> None:
         env=os.environ | as_environment(arena.settings()),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == EXIT_CODE, done.stderr

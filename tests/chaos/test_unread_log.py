@@ -82,7 +82,7 @@ def test_a_stalled_worker_without_its_watchdog_ends_too(arena: Arena) -> None:
         env=os.environ | as_environment(settings) | {"KP_METRICS_PORT": "0", "STALL_S": "300", **SOON_STALLED},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == _STALLED, done.stderr

@@ -90,6 +90,6 @@ def test_a_worker_does_not_start_without_its_checks(settings: Settings, tmp_path
 def test_compiled_rules_are_kept_in_our_cache_alone(tmp_path: Path) -> None:
     places = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     code = "import kp_scorer.checks.secrets"
-    subprocess.run([sys.executable, "-c", code], env=os.environ | places, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=os.environ | places, check=True, timeout=PATIENCE_S)
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     assert [path.name for path in (tmp_path / "cache" / "kp-scorer").iterdir()] == ["secrets"]

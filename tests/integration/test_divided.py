@@ -17,7 +17,7 @@ from tests.support.commands import run_in_shell
 from tests.support.documents import code_with
 from tests.support.outcomes import only_log, published
 from tests.support.paths import REPOSITORY
-from tests.support.processes import start_worker, wait_until
+from tests.support.processes import PATIENCE_S, start_worker, wait_until
 from tests.support.rendering import container_variables, overlay_settings
 from tests.support.traces import fresh_samples, jsonl
 
@@ -65,7 +65,7 @@ def route(traces: list[dict[str, Any]], url: str) -> list[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

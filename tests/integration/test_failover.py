@@ -89,7 +89,7 @@ class Guarded:
         """Ask the sentinel; it says nothing until it listens."""
         files = ("--cacert", "authority.pem", "--cert", "server.pem", "--key", "server.key")
         line = ["redis-cli", "--no-auth-warning", "--tls", *files, "-p", str(self._port), "-a", PASSWORD, *command]
-        return subprocess.run(line, cwd=self._folder, capture_output=True, text=True, check=False, timeout=20).stdout
+        return subprocess.run(line, cwd=self._folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S).stdout
 
     def _watch(self, directory: Path, executable: str, leaving: ExitStack) -> None:
         self._folder = directory

@@ -333,9 +333,8 @@ def test_a_refusal_has_the_words_of_redis_and_of_no_trace(server: Shipped) -> No
 def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     for name in ("redis.conf", "users.acl"):
         tmp_path.joinpath(name).write_text(resources.files("kp_scorer.reference").joinpath(name).read_text("utf-8"), "utf-8")
-    done = subprocess.run(
-        [default_server(), "redis.conf", "--port", "7"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=20
-    )
+    command = [default_server(), "redis.conf", "--port", "7"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
     assert "ACL" in done.stdout
 

@@ -76,7 +76,7 @@ def _in_protobuf(export: dict[str, Any]) -> bytes:
 def test_the_example_of_the_page_prints_its_decision(server: HttpServer) -> None:
     program = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
     variables = os.environ | {"KP_SERVER": server.url}
-    done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     decision = json.loads(done.stdout)["decision"]
     assert (decision["domain"], decision["agent_id"]) == ("code", "tide-agent")
 

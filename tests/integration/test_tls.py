@@ -141,7 +141,7 @@ def test_files_that_are_no_certificate_and_its_key_are_refused(authority: Author
     first, second = authority.pair("first"), authority.pair("second")
     encrypted = tmp_path / "encrypted.key"
     openssl: list[str | Path] = ["openssl", "pkey", "-in", first[1], "-aes256", "-passout", "pass:word", "-out", encrypted]
-    subprocess.run(openssl, check=True, capture_output=True, timeout=60)
+    subprocess.run(openssl, check=True, capture_output=True, timeout=PATIENCE_S)
     for pair in ((first[0], second[1]), (first[1], first[0]), (first[0], encrypted)):
         with pytest.raises(SettingsError, match=r"^broker\.url: ssl_certfile: expected a certificate in PEM and, there or in"):
             load_settings({"broker.url": secure("redis://localhost", authority, pair)})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.paths import REPOSITORY
-from tests.support.processes import output_of
+from tests.support.processes import PATIENCE_S, output_of
 
 EXAMPLES: Final = REPOSITORY / "tests" / "acceptance" / "node"
 _PACKAGES: Final = ("package.json", "package-lock.json")
@@ -39,4 +39,4 @@ def examples() -> list[Path]:
 def run(folder: Path, example: str, *arguments: str, stdin: str = "", variables: Mapping[str, str] | None = None) -> str:
     runner = ["npx", "--no-install", "tsx"] if example.endswith(".mts") else ["node"]
     environment = os.environ | dict(variables or {})
-    return output_of(*runner, example, *arguments, cwd=folder, env=environment, input=stdin, timeout=60)
+    return output_of(*runner, example, *arguments, cwd=folder, env=environment, input=stdin, timeout=PATIENCE_S)

@@ -24,7 +24,7 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 
 from tests.support.documents import code_with
-from tests.support.processes import free_port, wait_until
+from tests.support.processes import PATIENCE_S, free_port, wait_until
 from tests.support.required import required
 
 RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@localhost:5672//")
@@ -166,7 +166,7 @@ def evaluated(expression: str) -> str:
 
 def _output_of(*command: str, stdin: str = "") -> str:
     """Return the output of a command; empty if it fails."""
-    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     return result.stdout.strip() if result.returncode == 0 else ""
 
 

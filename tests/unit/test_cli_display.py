@@ -21,6 +21,7 @@ from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
 from tests.support import builders
 from tests.support.builders import MIDDLING
+from tests.support.processes import PATIENCE_S
 
 
 def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:
@@ -140,7 +141,8 @@ except ValueError:
 def logged(log_format: str, **variables: str) -> str:
     """Return what that program writes to stderr."""
     program = [sys.executable, "-c", LOGGING, log_format]
-    return subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True).stderr
+    done = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    return done.stderr
 
 
 @given(st.text(st.characters()))

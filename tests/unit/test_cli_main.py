@@ -13,6 +13,7 @@ from kp_scorer.cli.main import commands
 from tests.support.commands import ended
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
+from tests.support.processes import PATIENCE_S
 
 HEAVY: Final = {"celery", "fastapi", "kombu", "numpy", "openvino", "pydantic", "redis", "rich", "structlog", "torch"}
 
@@ -37,7 +38,7 @@ from kp_scorer.cli.main import main
 sys.argv[1:] = {arguments!r}
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     imported = set(done.stderr.splitlines()[-1].split())
     assert "click" in imported, done.stderr
     assert imported & HEAVY <= allowed

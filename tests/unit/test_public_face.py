@@ -13,6 +13,7 @@ import pytest
 from kp_scorer import Decision, ReasoningTrace, Settings
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes import PATIENCE_S
 
 ALIASES: Final = {"Reason", "Submitted", "Trace"}
 HEAVY: Final = {"celery", "kombu", "redis", "openvino", "torch", "transformers", "numpy"}
@@ -21,7 +22,7 @@ HEAVY: Final = {"celery", "kombu", "redis", "openvino", "torch", "transformers",
 def test_traces_errors_and_rows_are_light() -> None:
     code = "from kp_scorer import InvalidTrace, ReasoningTrace, ServiceUnavailable, TraceDead, rows"
     printing = f"{code}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", printing], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", printing], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert not set(json.loads(done.stdout)) & HEAVY
 
 

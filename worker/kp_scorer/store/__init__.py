@@ -3,7 +3,8 @@
 From the bottom up:
 
 ``connection``, ``condition``, ``keys`` and ``scripts`` with ``lua/``, which the queues in ``broker.redis_transport`` use too;
-``records``; ``ledger``, ``dead_letters``, ``novelty_log``, ``copies``, ``pinned_sets``, ``runs``, ``decision_stream``, ``usage``;
+``records``; ``ledger``, ``dead_letters``, ``novelty_log``, ``copies``, ``pinned_sets``, ``runs``, ``decision_stream``,
+``usage``;
 ``store``, which opens them.
 """
 
