@@ -6,15 +6,10 @@
 --        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
-<<<<<<< HEAD
 -- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
 -- :closed once it takes no more, with what it then knew of its outcome, or 1, or 'dead' once it is a dead letter;
--- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span.
-=======
--- :has_waited once it has waited in vain for spans that it lacks; :closed once it takes no more, with 'dead' once it is a dead letter;
--- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue, where its trace
--- goes, if whoever sent its first spans has a queue.
->>>>>>> 6e55c68a (Let each token of serve name the queue of its team)
+-- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue, where its
+-- trace goes, if whoever sent its first spans has a queue.
 
 local run = run_prefix .. run_id
 expect('hash', run)
@@ -48,8 +43,8 @@ else
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
 end
 if #fresh > 0 then redis.call('HDEL', run, ':has_waited') end
--- Redis' clock may have gone back since the first span.
 if not first_ms and queue ~= '' then redis.call('HSET', run, ':queue', queue) end
+-- Redis' clock may have gone back since the first span.
 first_ms = math.min(number(first_ms or now), now)
 redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
 local due_ms = math.min(now + quiet_ms, first_ms + longest_ms)
