@@ -130,6 +130,9 @@ def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, tr
         assert pinned
         assert sets.versions(["tasks"]) == [pinned.version]
     run("cache", "unpin", "tasks")
+    for name in ("export", "forget"):
+        # They search everything, and find nothing.
+        assert command(settings["operator"], name, "--agent", "nobody").exit_code == 1
 
 
 def _read_all(server: Shipped, settings: Settings, trace_ids: set[str]) -> None:

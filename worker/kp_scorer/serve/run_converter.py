@@ -38,7 +38,7 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
         check_values(raw, most_values)
         export = json.loads(raw)
         spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
-        attributes = _attributes(spans)
+        attributes = attributes_of(spans)
         values = {name: attributes.get(f"kp.{name}", supplied[name]) for name in SUPPLIED}
         unstated = [name for name in _ASSUMED if values[name] is None]
         converter = Converter(_fields(values | {name: _ASSUMED[name] for name in unstated}), limits, "otel")
@@ -107,7 +107,7 @@ def _nanoseconds(value: object) -> int:
     return int(text) if (text := str(value))[:20].isdecimal() and len(text) <= 20 else 0
 
 
-def _attributes(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def attributes_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the attributes of a run: the root's win over those of other spans, and a span's over its resource's."""
     root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
     pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))

@@ -93,6 +93,21 @@ class DecisionStream:
         """Return the approximate bytes of memory that the stream takes."""
         return bytes_in(self._client, self.name)
 
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the id of each entry, oldest first, with its decision as JSON, whether it was read or not."""
+        start = "-"
+        while True:
+            chunk: Any = self._client.xrange(self.name, start, "+", _READ_AT_ONCE)
+            for entry, fields in chunk:
+                yield entry, fields.get(b"decision", b"")
+            if len(chunk) < _READ_AT_ONCE:
+                return
+            start = f"({entry.decode()}"
+
+    def remove(self, entry: bytes) -> None:
+        """Remove an entry, which no group receives any more."""
+        self._client.xdel(self.name, entry)
+
     def reader(self, group: str, idle_ms: int) -> "StreamReader":
         """Return a consumer of a group; it also receives what other consumers have not acknowledged for ``idle_ms``."""
         return StreamReader(self._client, self.name, group, idle_ms)

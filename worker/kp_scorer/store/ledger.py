@@ -46,6 +46,10 @@ _WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long,
 LEASE_MS: Final = 5_000
 """A lease ends if its worker has not renewed it for this long, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
+_TEXTS: Final = (
+    *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
+)
+_WHOLE_AT_ONCE: Final = 100  # Each may have the text of a trace, of a megabyte.
 _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label", "revised")
 
 
@@ -257,6 +261,22 @@ class RedisLedger:
             either = zip(chunk, replies[::2], replies[1::2], strict=True)
             yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
 
+    def records(self, among: Iterable[str] | None = None, part: str = "") -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield the id of every record with its fields that are texts, in no order; or of those among these ids.
+
+        Late outcomes have records, too. ``part`` leaves out ids that do not contain it.
+        """
+        trace_ids = iter(self._scan_all(part) if among is None else among)
+        while chunk := list(islice(trace_ids, _WHOLE_AT_ONCE)):
+            pipeline = self._client.pipeline(transaction=False)
+            for trace_id in chunk:
+                pipeline.hmget(self._keys.record(trace_id), _TEXTS)
+            for trace_id, reply in zip(chunk, pipeline.execute(raise_on_error=False), strict=True):
+                # A key of another type is an error.
+                texts = dict(zip(_TEXTS, reply, strict=True)) if isinstance(reply, list) else {}
+                if fields := {name: text_in(value) for name, value in texts.items() if value is not None}:
+                    yield trace_id, fields
+
     def sample(self, most: int) -> tuple[list[str], int]:
         """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
         count = 0
@@ -406,10 +426,12 @@ class RedisLedger:
         return _erase_records(self._client, keys=self._keys, trace_ids=all_ids)[: len(trace_ids)]
 
     def _scan(self, part: str = "") -> Iterator[str]:
+        return (trace_id for trace_id in self._scan_all(part) if not trace_id.startswith(OUTCOME_ID_PREFIX))
+
+    def _scan_all(self, part: str) -> Iterator[str]:
         start = self._keys.record_prefix
         prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        trace_ids = (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
-        return (trace_id for trace_id in trace_ids if not trace_id.startswith(OUTCOME_ID_PREFIX))
+        return (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
 
 
 Ledger = RedisLedger | MemoryLedger  # MemoryLedger implements only what deciding needs.

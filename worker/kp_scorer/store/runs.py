@@ -1,7 +1,8 @@
 """Runs that arrive as spans. Redis collects them until they are complete; then one process claims and submits each."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
@@ -149,6 +150,14 @@ class Runs:
         """Return the number of runs that are being collected, and the bytes of all their spans."""
         held_bytes: Any = self._client.get(self._keys.runs_bytes)
         return int(self._client.zcard(self._keys.runs)), number_in(held_bytes)
+
+    def collected(self) -> Iterator[ClaimedRun]:
+        """Yield the runs that are being collected, with their spans."""
+        run_ids: Any = self._client.zrange(self._keys.runs, 0, -1)
+        for run_id in run_ids:
+            fields: Any = self._client.hgetall(self._keys.run(text_in(run_id)))
+            if run := _closed(run_id, list(chain(*fields.items()))):
+                yield run
 
     def claim(self) -> ClaimedRun | None:
         """Claim a run that is quiet; return None if none is. The claim ends after a minute."""

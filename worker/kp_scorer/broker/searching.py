@@ -1,0 +1,60 @@
+"""Finds submissions and decisions on queues in Redis, which are lists, and removes them."""
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, Final
+
+from celery import Celery
+from kombu import Producer
+
+from kp_scorer.broker.calls import with_producer
+from kp_scorer.broker.redis_transport.queue import QueueKeys
+from kp_scorer.broker.wire import leave_packed, open_item, submission_in
+from kp_scorer.decoding import Limits
+
+_READ_AT_ONCE: Final = 50  # A message may have a megabyte.
+
+
+def search_queue(
+    app: Celery, name: str, limits: Limits, is_wanted: Callable[[object], bool], *, remove: bool = False
+) -> Iterator[object]:
+    """Yield the wanted submissions or decisions on a queue in Redis, one perhaps twice; remove each if ``remove`` is set.
+
+    What is no JSON is not wanted. Messages in flight are not searched. Raises ServiceUnavailable.
+    """
+    start = 0
+    while True:
+
+        def search(producer: Producer, start: int = start) -> tuple[int, list[object], int]:
+            client = producer.channel.client
+            items = client.lrange(name, start, start + _READ_AT_ONCE - 1)
+            contents = [(item, _content(item, limits)) for item in items]
+            wanted = [(item, content) for item, content in contents if content is not None and is_wanted(content)]
+            removed = sum(client.lrem(name, 1, item) for item, _ in wanted) if remove else 0
+            return len(items), [content for _, content in wanted], removed
+
+        # Producers add at the front, which moves what was not read to higher places: no message is missed.
+        count, found, removed = with_producer(app, name, search)
+        yield from found
+        if not count:
+            return
+        start += count - removed
+
+
+def count_in_flight(app: Celery, name: str) -> int:
+    """Return how many messages of a queue in Redis are in flight."""
+    return with_producer(app, name, lambda producer: int(producer.channel.client.zcard(QueueKeys(name).renewed)))
+
+
+def _content(item: bytes, limits: Limits) -> Any:
+    """Return the submission or the decision in a message; None if it has none."""
+    # A producer may have written anything.
+    try:
+        opened = open_item(item)
+        headers = dict(opened.headers)
+        leave_packed(headers)
+        message = SimpleNamespace(content_type=opened.content_type, headers=headers, body=opened.body, properties={})
+        return json.loads(submission_in(message, limits))
+    except Exception:
+        return None

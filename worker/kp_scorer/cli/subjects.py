@@ -1,0 +1,202 @@
+"""Finds everything in Redis that belongs to an agent or to a namespace."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import wraps
+from itertools import chain, islice
+from typing import Any, Final, NamedTuple
+
+import click
+from celery import Celery
+
+from kp_scorer.broker.queues import results_queues, results_streams
+from kp_scorer.broker.searching import count_in_flight, search_queue
+from kp_scorer.broker.wire import trace_id_of
+from kp_scorer.cli.options import Command
+from kp_scorer.cli.output import print_note
+from kp_scorer.decoding import check_values
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.serve.run_converter import SERVICE, attributes_of
+from kp_scorer.settings import Settings
+from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLetter
+from kp_scorer.store.runs import MOST_VALUES, ClaimedRun
+from kp_scorer.trace import OUTCOME_ID_PREFIX, TRACE_ID_PREFIX, namespace_of
+
+Advance = Callable[[int, int | None], None]
+
+_ENTRIES_AT_ONCE: Final = 1_000
+_SHOWN_EVERY: Final = 1_000
+
+
+class Owner(NamedTuple):
+    """The trace that a content is about, and its agent; either is empty if the content does not say it."""
+
+    trace_id: str = ""
+    agent: object = ""
+
+
+class Subject(NamedTuple):
+    """An agent or a namespace; the other is empty."""
+
+    agent: str
+    namespace: str
+
+    def owns(self, owner: Owner) -> bool:
+        """Return whether this is the subject's."""
+        return namespace_of(owner.trace_id) == self.namespace if self.namespace else owner.agent == self.agent
+
+
+def subject_options(command: Command) -> Command:
+    """Add the options that name a subject, and pass the command the ``subject``; None if neither is there."""
+
+    @click.option("--agent", metavar="ID", default="", help="All of the agent with this metadata.agent_id.")
+    @click.option("--namespace", metavar="NAME", default="", help="All with this namespace in their id.")
+    @wraps(command)
+    def with_subject(agent: str, namespace: str, **options: Any) -> None:
+        if agent and namespace:
+            raise click.UsageError("expected either --agent or --namespace")
+        command(subject=Subject(agent, namespace) if agent or namespace else None, **options)
+
+    return with_subject
+
+
+class Search:
+    """Searches every place in Redis for what is a subject's, in chunks; each thing may come twice if it changes meanwhile."""
+
+    def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
+        """Show by ``advance`` how much was searched."""
+        self.unread = 0
+        """The number of dead letters so far of which nothing says whose they are."""
+        self._store = store
+        self._app = app
+        self._settings = settings
+        self._subject = subject
+        self._advance = advance
+        self._searched = 0
+
+    def records(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Yield the records of traces and of late outcomes, by id."""
+        namespace = self._subject.namespace
+        for part in (f"{TRACE_ID_PREFIX}{namespace}:", OUTCOME_ID_PREFIX) if namespace else ("",):
+            for trace_id, fields in self._store.ledger.records(part=part):
+                if self._owns(self._owner_of_record(trace_id, fields)):
+                    yield trace_id, fields
+
+    def vectors(self) -> Iterator[tuple[str, str, str, Any]]:
+        """Yield space, place, trace id and vector of the entries of novelty logs, and of the facts of gates.
+
+        Those of an agent are known by their records alone.
+        """
+        for log in self._store.novelty_logs():
+            yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))
+        for facts in self._store.all_facts():
+            stored = (each for each in chain(facts.all(), facts.all_kept()) if each.fact)
+            rows = ((str(each.place), each.fact.trace_id, each.fact.vector) for each in stored if each.fact)
+            yield from self._owned(facts.space, rows)
+
+    def _owned(self, space: str, rows: Iterator[tuple[str, str, Any]]) -> Iterator[tuple[str, str, str, Any]]:
+        while chunk := list(islice(rows, _ENTRIES_AT_ONCE)):
+            ids = {trace_id for _, trace_id, _ in chunk if trace_id}
+            owners: dict[str, object] = dict.fromkeys(ids, "")
+            if self._subject.agent:
+                owners |= {each: self._owner_of_record(each, fields).agent for each, fields in self._store.ledger.records(ids)}
+            for place, trace_id, vector in chunk:
+                if trace_id and self._owns(Owner(trace_id, owners[trace_id])):
+                    yield space, place, trace_id, vector
+
+    def dead_letters(self) -> Iterator[tuple[str, DeadLetter, bytes]]:
+        """Yield dead letters with the id of the trace that they are about, which may be empty, and their content."""
+        for letter in self._store.dead_letters.read():
+            payload = self._store.dead_letters.payload(letter.letter_id)
+            content = _parsed(payload)
+            owner = self._owner(content)
+            owner = owner._replace(trace_id=owner.trace_id or letter.trace_id)
+            if self._owns(owner):
+                yield owner.trace_id, letter, payload
+            elif content is None or not owner.trace_id:
+                self.unread += 1
+
+    def runs(self) -> Iterator[ClaimedRun]:
+        """Yield the runs that are being collected."""
+        return (each for each in self._store.runs.collected() if self._owns(_owner_of_run(each)))
+
+    def messages(self, *, remove: bool = False) -> Iterator[tuple[str, Any]]:
+        """Yield what waits on queues in Redis and on streams, each with the name of its place; with ``remove``, remove it."""
+        settings = self._settings
+        if settings.broker.is_redis:
+            for name in [*settings.queues.traces, *results_queues(settings, settings.kinds)]:
+                for content in search_queue(self._app, name, settings.limits, self._is_owned, remove=remove):
+                    yield name, content
+        for name in results_streams(settings, settings.kinds):
+            stream = self._store.decision_stream(name)
+            for entry, decision in stream.entries():
+                if self._is_owned(content := _parsed(decision)):
+                    if remove:
+                        stream.remove(entry)
+                    yield name, content
+
+    def note_unsearched(self) -> None:
+        """Print what may be the subject's and was not searched."""
+        if self.unread:
+            print_note(f"{self.unread} dead letters do not say whose they are: look at them by `kp-scorer dead-letter show`")
+        if not self._settings.broker.is_redis:
+            print_note("the queues of RabbitMQ are not searched: what waits there is scored, or read by others")
+            return
+        for name in [*self._settings.queues.traces, *results_queues(self._settings, self._settings.kinds)]:
+            if count := count_in_flight(self._app, name):
+                print_note(f"{count} messages of {name} are in flight and were not searched: repeat this once they are done")
+
+    def _owns(self, owner: Owner) -> bool:
+        self._searched += 1
+        if not self._searched % _SHOWN_EVERY:
+            self._advance(self._searched, None)
+        return self._subject.owns(owner)
+
+    def _is_owned(self, content: object) -> bool:
+        return self._owns(self._owner(content))
+
+    def _owner(self, content: object) -> Owner:
+        owner = owner_of(content)
+        if self._subject.agent and isinstance(content, dict) and content.get("@type") == "LateOutcome":
+            # Only the record of its trace says whose it is.
+            for trace_id, fields in self._store.ledger.records([owner.trace_id]):
+                return self._owner_of_record(trace_id, fields)
+        return owner
+
+    def _owner_of_record(self, record_id: str, fields: dict[str, str]) -> Owner:
+        content = (fields.get("decision") or fields.get("submission") or "").encode()
+        if not content and self._subject.agent:
+            # Of a dead trace, only the dead letter says whose it is.
+            content = self._store.dead_letters.payload(fields.get("letter", ""))
+        owner = self._owner(_parsed(content))
+        return owner if record_id.startswith(OUTCOME_ID_PREFIX) else Owner(record_id, owner.agent)
+
+
+def owner_of(content: object) -> Owner:
+    """Return the owner of a submission, a late outcome, a decision, or an export of spans."""
+    if not isinstance(content, dict):
+        return Owner()
+    # A trace may have any additional field.
+    if content.get("@type") != "ReasoningTrace" and isinstance(trace_id := content.get("trace_id"), str):
+        return Owner(trace_id, content.get("agent_id"))
+    if "resourceSpans" in content:
+        try:
+            return Owner("", attributes_of(content["resourceSpans"][0]["scopeSpans"][0]["spans"]).get(SERVICE))
+        except (LookupError, TypeError, AttributeError):
+            return Owner()
+    metadata = content.get("metadata")
+    return Owner(trace_id_of(content), metadata.get("agent_id") if isinstance(metadata, dict) else "")
+
+
+def _owner_of_run(run: ClaimedRun) -> Owner:
+    return Owner(run.trace_id, owner_of(_parsed(run.export)).agent)
+
+
+def _parsed(payload: bytes) -> Any:
+    """Parse JSON of a bounded number of values; return None if it is none, or has more."""
+    try:
+        check_values(payload, MOST_VALUES)
+        return json.loads(payload)
+    except (InvalidTrace, ValueError, RecursionError):
+        return None
