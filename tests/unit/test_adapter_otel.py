@@ -767,6 +767,24 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     assert [each["task"]["objective"] for each in traces] == ["How windy is it in Bergen?", "And in Voss?"]
 
 
+@pytest.mark.parametrize("resumed", ["null", '{"graph": null, "resume": "yes"}'], ids=["before a tool", "within a tool"])
+def test_run_that_waits_for_a_person_is_one_with_what_goes_on_after_him(resumed: str) -> None:
+    def invoked(number: int, put: str, *spans: Json) -> Json:
+        """What LangGraph does until it waits, or since it goes on: a trace by itself."""
+        attributes = {"span.kind": "AGENT", "input.value": put, "metadata": '{"thread_id": "t-7"}'}
+        own = [each | {"parentSpanId": "LangGraph@0"} for each in spans]
+        return export(*(each | {"traceId": f"{number}" * 32} for each in (span("LangGraph", 0, 90, attributes), *own)))
+
+    raised = {"name": "exception", "attributes": key_values({"exception.type": "langgraph.errors.GraphInterrupt"})}
+    waiting = [] if resumed == "null" else [tool("get_wind", 11, 12, "call_1", events=[raised])]
+    began = invoked(1, "How windy is it in Bergen?", WINDY[0], *waiting)
+    # Neither the arguments in this form nor the id of the call are those of the model.
+    went_on = tool("get_wind", 11, 12, attributes={"input.value": "Bergen", "output.value": "14 m/s"})
+    ended = invoked(2, resumed, went_on, chat(20, 30, [ASKED, CALLED, RETURNED], [ANSWERED]))
+    (trace,) = converted("otel", began, ended)
+    assert (trace["task"]["objective"], steps_in(trace)) == ("How windy is it in Bergen?", STEPS)
+
+
 def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch() -> None:
     reader = Converter(SUPPLIED, LIMITS, "otel")
     health: list[object] = [of_another_run(number, 0) for number in (1, 2)]

@@ -243,7 +243,7 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
     if run.answer and run.answer.text().strip():
         return run.answer, run.answer.text()
     last = next((piece for piece in reversed(pieces) if piece.kind != "result"), None)
-    if last and last.kind == "call" and "".join(filter(str.isalpha, last.name)).lower() in _LAST_CALLS:
+    if last and last.kind == "call" and ends_run(last):
         arguments = call_input(last) or {}
         if text := next((text for key in _ANSWERS if isinstance(text := arguments.get(key), str) and text.strip()), ""):
             return last.node, text
@@ -253,6 +253,11 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
                 return piece.node, piece.text
     refusal = run.node.refusal("expected a message of the agent, or a result of a tool: the last one is the result")
     raise Unfinished(refusal.line, refusal.problems)
+
+
+def ends_run(call: Piece) -> bool:
+    """Return whether an agent ends its run by this call."""
+    return "".join(filter(str.isalpha, call.name)).lower() in _LAST_CALLS
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:

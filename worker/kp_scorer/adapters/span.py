@@ -201,8 +201,8 @@ class Spans:
 
     def _pieces_of_value(self, value: Node, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
         content = value._replace(value=opened(value.value))
-        if kind == "model" and content.value == "None":
-            # Exporters that record messages as texts write this for an answer of calls alone.
+        if content.value == "null" or (kind == "model" and content.value == "None"):
+            # Exporters that record messages as texts write the latter for an answer of calls alone.
             return []
         try:
             in_value = pieces_in(content, speaker, transcript, is_model=kind == "model")

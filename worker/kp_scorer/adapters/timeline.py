@@ -10,12 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import Piece
-from kp_scorer.adapters.building import Run, digests_of, moment, trace_id
+from kp_scorer.adapters.building import Run, digests_of, ends_run, moment, trace_id
 from kp_scorer.adapters.conversation import Conversation, last_turn
+from kp_scorer.adapters.node import as_json
 from kp_scorer.adapters.span import Span, Spans, attributes_of, framework_of, without_content
 from kp_scorer.errors import NotRecorded, Problem
 
 _SKEW_NS: Final = 1_000_000  # A tool may seem to begin this long before the model that called it: clocks are coarse.
+_INTERRUPT: Final = "GraphInterrupt"  # LangGraph raises it in a node that waits for a person.
+_THREAD: Final = "thread_id"
+_STATES: Final = ("events", "status")
+"""The fields of a span with what was raised in it."""
 _MADE_BY_A_PROGRAM: Final = re.compile(r"\s*\"?(?:[{\[]|[A-Za-z_]\w*\(\w+=)")
 
 
@@ -39,16 +44,36 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
         record = described.object() | {"attributes": attributes_of(described).value}
         record |= {} if resource.value is None else {"resource": attributes_of(resource).value}
     started_us = next((span.started_ns // 1_000 for span in spans if span.started_ns), None)
+    # Some recorders have what interrupts a tool as its error.
+    pieces = [each for each in _pieces_of(read.all, roots) if each.kind != "result" or not each.text.startswith(_INTERRUPT)]
     return Run(
         node := spans[0].node,
         trace_id(kind, own_id, [span.node.value for span in spans]),
-        _pieces_of(read.all, roots),
+        pieces,
         None if started_us is None else moment(node, started_us),
         False if any(span.has_failed for span in _around_the_last_call(spans, roots)) else None,
         framework_of(spans),
         record=record,
-        is_part=len(roots) == 1 and roots[0].kind == "model",
+        is_part=(len(roots) == 1 and roots[0].kind == "model") or _is_interrupted(spans, pieces),
     )
+
+
+def _is_interrupted(spans: Sequence[Span], pieces: Sequence[Piece]) -> bool:
+    """Return whether a graph of LangGraph waits for a person: a node raises so, or a thread ends with a call of a tool."""
+    if any(_INTERRUPT in as_json([span.node.value.get(key) for key in _STATES]) for span in spans):
+        return True
+    waits = bool(pieces) and pieces[-1].kind == "call" and not ends_run(pieces[-1])
+    return waits and any(_THREAD in as_json(span.node.value) for span in spans)
+
+
+def _resumed(spans: Sequence[Span]) -> set[int]:
+    """Return the numbers of the tools with which an interrupted run goes on: its first model has their calls and results."""
+    models = (span for span in spans if span.kind == "model" and span.inputs)
+    if (first := min(models, key=lambda span: span.started_ns, default=None)) is None:
+        return set()
+    called = {piece.name for piece in last_turn(first.inputs) if piece.kind == "call"}
+    ended = ((number, span) for number, span in enumerate(spans) if (span.ended_ns or span.started_ns) <= first.started_ns)
+    return {number for number, span in ended if span.kind == "tool" and span.name in called}
 
 
 def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
@@ -59,6 +84,7 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
     The outermost span has the question in the user's words, which frameworks rephrase for the models.
     """
     repeated, failed = _repeated(spans)
+    repeated |= _resumed(spans)
     run = Conversation()
     for _, _, number, is_end in sorted(_moments(spans, repeated)):
         run.add(number, spans[number], is_end=is_end, has_failed=number in failed)
