@@ -299,6 +299,16 @@ def test_text_of_all_messages_has_the_role_before_each() -> None:
     assert steps_in(trace) == STEPS[2:]
 
 
+@pytest.mark.parametrize("arguments", [json.dumps(ARGUMENTS), "'" + json.dumps(ARGUMENTS) + "'"], ids=["json", "a text"])
+def test_chat_of_one_text_is_a_run_with_its_calls(arguments: str) -> None:
+    called = f'{THOUGHT} <functioncall> {{"name": "lock_state", "arguments": {arguments}}} <|endoftext|>'
+    chat = f"USER: {ASKED}\n\nASSISTANT: {called}\n\nFUNCTION RESPONSE: {RETURNED}\n\nASSISTANT: {ANSWER} <|endoftext|>\n"
+    for source in ({"system": f"SYSTEM: {SYSTEM}", "chat": chat}, {"sample": f"SYSTEM: {SYSTEM}\n{chat}"}):
+        (trace,) = converted("", source)
+        assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS)
+        assert trace["steps"][1]["input"] == ARGUMENTS
+
+
 @pytest.mark.parametrize(
     "wrapped",
     [

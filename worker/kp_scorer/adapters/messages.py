@@ -53,7 +53,10 @@ _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its me
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}
 """Some exporters record the definitions of tools among the messages."""
-_TRANSCRIPT: Final = re.compile(r"^(system|developer|user|human|assistant|ai|tool): ", re.MULTILINE | re.IGNORECASE)
+_TRANSCRIPT: Final = re.compile(
+    r"^(system|developer|user|human|assistant|ai|tool|function response): ", re.MULTILINE | re.IGNORECASE
+)
+_END_OF_TEXT: Final = "<|endoftext|>"
 
 
 class Transcript:
@@ -98,7 +101,7 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
     if isinstance(value, str):
         begins = _TRANSCRIPT.match(value) if is_model else None
         if begins and (speaker == "user" or begins[1].lower() in ("assistant", "ai")):
-            return list(_pieces_of_transcript(content))
+            return list(pieces_of(content._replace(value=message) for message in messages_in(value)))
         return None if value.lstrip().startswith(("{", "[")) else utterance(content, speaker, value)
     if isinstance(value, list) and value:
         # LangChain's models get a list of conversations, and each event has a list of one answer.
@@ -141,11 +144,12 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
     return None
 
 
-def _pieces_of_transcript(content: Node) -> Iterator[Piece]:
-    _, *parts = _TRANSCRIPT.split(content.text())
-    for role, text in zip(parts[::2], parts[1::2], strict=True):
-        if (speaker := SPEAKERS[role.lower()]) and text.strip() != "None":
-            yield from utterance(content, speaker, text.strip())
+def messages_in(transcript: str) -> list[dict[str, str]]:
+    """Return the messages in a text that has the role before each; none if it begins otherwise."""
+    before, *parts = _TRANSCRIPT.split(transcript)
+    texts = (text.strip().removesuffix(_END_OF_TEXT).strip() for text in parts[1::2])
+    messages = [{"role": role, "content": text} for role, text in zip(parts[::2], texts, strict=True) if text != "None"]
+    return [] if before.strip() else messages
 
 
 def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Piece]:

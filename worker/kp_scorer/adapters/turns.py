@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import Piece, sort_of
-from kp_scorer.adapters.messages import pieces_of
+from kp_scorer.adapters.messages import messages_in, pieces_of
 from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
 from kp_scorer.adapters.programs import without_programs
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
@@ -161,6 +161,15 @@ def list_of_turns(holder: Node) -> Node | None:
                 holder = holder.items()[key] if isinstance(key, int) else holder.at(key)
             return holder.parsed()
         level = [each for each in inner if isinstance(each[0], dict | list)]
+    return _transcript_in(holder)
+
+
+def _transcript_in(holder: Node) -> Node | None:
+    """Return the messages in a text of an object in which a user and an agent speak; None if there is none."""
+    for key, text in holder.value.items() if isinstance(holder.value, dict) else ():
+        messages = messages_in(text) if isinstance(text, str) else []
+        if {"user", "agent"} <= {SPEAKERS.get(role_of(message["role"])) for message in messages}:
+            return holder.at(key)._replace(value=messages)
     return None
 
 

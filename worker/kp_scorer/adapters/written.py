@@ -1,7 +1,7 @@
 """Reads the calls that a model writes into its text, where no interface takes them: one protocol, and one piece for each call.
 
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
-- ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen
+- ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, to the end
 - ``Action: NAME`` with ``Action Input: …`` of ReAct
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - ``[NAME(KEY="…"), …]`` of ToolACE
@@ -20,8 +20,10 @@ from typing import Any, Final
 from kp_scorer.adapters.blocks import Piece
 
 _TAG: Final = re.compile(
-    r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_call)>\s*+(?=\{))"
+    r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_?call)>\s*+(?=\{))"
 )
+_QUOTED: Final = re.compile(r"\s*+\{\s*+\"name\":\s*+\"([^\"]{1,100})\",\s*+\"arguments\":\s*+'(.*)'\s*+\}\s*+", re.DOTALL)
+"""A call of Glaive, whose arguments are JSON in quotes that JSON lacks."""
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
 _ACTION: Final = re.compile(
     r"^[ \t]*+Action:[ \t]*+([\w.:/ -]{1,100}?)(?:[ \t]*+\n[ \t]*+Action[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
@@ -108,7 +110,9 @@ def _tagged(piece: Piece) -> Iterator[Piece]:
         end = text.find(closing, tag.end())
         body = text[tag.end() : end if end >= 0 else len(text)]
         place = end + len(closing) if end >= 0 else len(text)
-        call = {"name": tag["name"], "arguments": _parameters(body)} if tag["name"] else _json(body)
+        quoted = None if tag["name"] else _QUOTED.fullmatch(body)
+        own = {"name": quoted[1], "arguments": quoted[2]} if quoted else _json(body)
+        call = {"name": tag["name"], "arguments": _parameters(body)} if tag["name"] else own
         if isinstance(call, dict) and isinstance(name := call.get("name"), str) and name:
             yield Piece(piece.node, "call", name=name, arguments=call.get("arguments", call.get("parameters")))
         else:
