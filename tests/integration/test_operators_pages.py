@@ -41,6 +41,9 @@ class Fleet:
         """A command with what is there in the place of each word that stands for something."""
         if re.search(r"\bTRACE_ID\b", command):
             command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
+        if re.search(r"\bAGENT\b", command):
+            self.decided("kp:agent:clerk")
+            command = re.sub(r"\bAGENT\b", "kp:agent:clerk", command)
         if re.search(r"\bID\b", command):
             command = re.sub(r"\bID\b", self.dead_lettered(), command)
         if command == "kp-scorer audit":
@@ -48,10 +51,12 @@ class Fleet:
             self.decided()
         return re.sub(r"\bGROUP\b", "readers", command)
 
-    def decided(self) -> str:
-        """The id of a trace that was just decided."""
+    def decided(self, agent: str | None = None) -> str:
+        """The id of a trace that was just decided, of this agent."""
+        trace = next(self._traces)
+        trace["metadata"]["agent_id"] = agent
         with Client(self.settings["client"]) as client:
-            return client.wait(client.submit(next(self._traces)), timeout_s=PATIENCE_S).trace_id
+            return client.wait(client.submit(trace), timeout_s=PATIENCE_S).trace_id
 
     def dead_lettered(self) -> str:
         """The id of a dead letter that was just stored."""

@@ -13,7 +13,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import leave_packed, open_item, submission_in
 from kp_scorer.decoding import Limits
 
-_READ_AT_ONCE: Final = 50  # A message may have a megabyte.
+_READ_AT_ONCE: Final = 20  # A message may have megabytes.
 
 
 def search_queue(
