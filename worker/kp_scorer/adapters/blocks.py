@@ -175,7 +175,7 @@ def _is_failure(fields: dict[str, Any]) -> bool:
 def _has_exit_code(fields: object) -> bool:
     """Return whether a field of an object is the code of a command that failed."""
     codes = [fields[key] for name, key in spelt(fields).items() if name in _EXIT_CODES] if isinstance(fields, dict) else []
-    return any(isinstance(code, int) and code for code in codes)
+    return any(isinstance(code, int | str) and str(code).strip("-0").isdecimal() for code in codes)
 
 
 def returned_in(value: object) -> tuple[str, bool]:
