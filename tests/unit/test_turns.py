@@ -214,6 +214,13 @@ ENVELOPES: Final[dict[str, object]] = {
             {"from": "assistant", "value": ANSWER},
         ]
     },
+    "numbers in the keys": {
+        "id": "001_002_003",
+        "specified_task": ASKED,
+        "message_10": {"role_name": "Keeper", "role_type": "RoleType.ASSISTANT", "role": "user", "content": ANSWER},
+        **{f"message_{number}": turn for number, turn in enumerate(CHAT[1:3], 1)},
+        "num_messages": 3,
+    },
     "a role that is a tool's name": {"messages": [*CHAT[:2], {"role": "lock_state", "content": RETURNED}, CHAT[3]]},
     "a role that nobody knows": {"messages": [*CHAT, {"role": "session_meta"}]},
     "XML": {

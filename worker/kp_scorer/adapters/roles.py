@@ -59,6 +59,9 @@ def with_role(value: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its role. Many have a type or an author instead, are in an envelope, or are a constructor call."""
     kind: object = named_type(value)
     fields: object = value
+    if role_of(value.get("role_type")) in SPEAKERS:
+        # CAMEL's role is that in the view of one agent, Zep's is a name.
+        return value | {"role": role_of(value["role_type"])}
     if isinstance(value.get("role"), str):
         return value
     if len(value) == 1 and isinstance(inner := next(iter(value.values())), dict) and role_of(next(iter(value))) in SPEAKERS:

@@ -4,6 +4,7 @@ A turn is a message, or a call, result or thought that stands for itself; a step
 observed; or an exchange, which has a question and its answer.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ QUESTIONS: Final = (
 )
 ANSWERS: Final = ("answer", "response", "output", "completion", "assistant", "finalanswer", "finalresult")
 _TASKS: Final = ("task", "userinput", "instruction", "goal", "objective")
+_NUMBERED: Final = re.compile(r"message_\d{1,6}")
+"""The keys of the messages of a chat of CAMEL, beside its task."""
 _EXCHANGES: Final = ("requests", "turns", "exchanges", "rounds", "history", "chat_history")
 _THOUGHTS: Final = ("thought", "thoughts", "reasoning", "modeloutput", "response")
 _TOOLS: Final = ("tool", "toolname", "action")
@@ -148,9 +151,14 @@ def _is_spoken(item: dict[str, Any]) -> bool:
 
 def list_of_turns(holder: Node) -> Node | None:
     """Return the list of turns in an object: the outermost, and of several on one level the longest; None if there is none."""
-    if isinstance(holder.value, dict) and isinstance(tree := holder.value.get("mapping"), dict):
+    fields = holder.value if isinstance(holder.value, dict) else {}
+    if isinstance(tree := fields.get("mapping"), dict):
         # The messages of a chat that branches are by their ids.
         return holder.at("mapping")._replace(value=list(tree.values()))
+    if len(keys := [key for key in fields if _NUMBERED.fullmatch(key) and is_message(fields[key])]) > 1:
+        task = holder.first("specified_task", "original_task").value
+        asked = [{"role": "user", "content": task}] if isinstance(task, str) else []
+        return holder._replace(value=[*asked, *(holder.at(key).value for key in sorted(keys, key=lambda key: (len(key), key)))])
     level: list[tuple[Any, tuple[str | int, ...]]] = [(holder.value, ())]
     for _ in range(_MOST_LEVELS):
         inner = [(parsed(value), (*path, key)) for outer, path in level for key, value in _within(outer)]
