@@ -166,7 +166,8 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert waited == samples["kp_scorer_processing_seconds_count"] == 20
         assert 0 < samples["kp_scorer_processing_seconds_sum"] < 60
         assert samples["kp_scorer_batch_traces_sum"] == samples["kp_scorer_window_entries"] == 20
-        assert (samples["kp_scorer_deliveries_total"], samples["kp_scorer_redeliveries_total"]) == (21, 0)
+        delivered = samples[f'kp_scorer_deliveries_total{{queue="{settings.queues.first}"}}']
+        assert (delivered, samples["kp_scorer_redeliveries_total"]) == (21, 0)
         assert (samples["kp_scorer_ready"], samples["kp_scorer_degraded"]) == (1, 0)
         assert samples["kp_scorer_mirror_lag_seconds"] < 10
         samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20))
@@ -489,7 +490,7 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
-    metrics = Metrics((), ["secrets"])
+    metrics = Metrics((), ["secrets"], ["traces"])
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
     backlog = Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered)
     metrics.set_backlog(backlog._replace(used_by_part={"redis": {"records": 0}}))

@@ -277,6 +277,28 @@ COUNT: Final = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]
 """What KEDA does: it checks the type of a key before it counts."""
 
 
+def test_a_team_writes_to_its_queue_alone_and_workers_take_from_all(server: Shipped, tmp_path: Path) -> None:
+    page = (REPOSITORY / "deploy" / "OPERATIONS.md").read_text("utf-8")
+    (rules,) = re.findall(r"^ +user producer-search on PASSWORD-OF-producer-search (.+)$", page, re.MULTILINE)
+    queues = {"traces.search": {}, "traces.support": {"weight": 3}}
+    trace, forbidden = fresh_samples(2)
+    with (
+        server.connect("administrator") as admin,
+        at_work(with_changed(server.settings("worker"), queues__traces=queues), tmp_path) as (worker, _),
+    ):
+        admin.execute_command("ACL", "SETUSER", "search", "on", ">secret", *rules.split())
+        with redis.Redis.from_url(f"redis://search:secret@127.0.0.1:{server.port}/0") as search:
+            search.lpush("traces.search", json.dumps(trace))
+            wait_until(lambda: worker.events("trace_decided"))
+            for key in ("traces.support", "traces", "traces.search.unacknowledged", "decisions.accepted"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    search.lpush(key, json.dumps(forbidden))
+            for act in ("LLEN traces.search", "RPOP traces.search", "DEL traces.search"):
+                assert _is_refused(search, act)
+        admin.acl_deluser("search")
+    assert "NOPERM" not in worker.text()
+
+
 def test_the_scaler_counts_waiting_messages_and_cannot_read_them(server: Shipped) -> None:
     (rules,) = re.findall(r"^ +user scaler on >PASSWORD (.+)$", (REPOSITORY / "deploy" / "README.md").read_text(), re.MULTILINE)
     with server.connect("administrator") as admin:

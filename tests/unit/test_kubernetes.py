@@ -17,7 +17,7 @@ from tests.support.paths import REPOSITORY
 from tests.support.rendering import container_variables, kubernetes, overlay_settings, unknown_settings
 
 FLEETS: Final = ("divided/code", "divided/rest")
-OVERLAYS: Final = ("redis", "rabbitmq", "gpu", *FLEETS)
+OVERLAYS: Final = ("redis", "rabbitmq", "gpu", "teams", *FLEETS)
 VERSIONS: Final = ("1.28", "1.37")
 """The oldest and the newest that the objects are held against."""
 
@@ -152,7 +152,7 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
         assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.first, intake_name(queues.first))]
     else:
         length = "2200" if overlay == "gpu" else "120"
-        assert counted == [("redis", {"listName": queues.first, "listLength": length})]
+        assert counted == [("redis", {"listName": name, "listLength": length}) for name in queues.traces]
     # Workers' passwords are not for whoever only counts.
     secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
     assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}

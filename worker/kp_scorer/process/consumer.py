@@ -150,7 +150,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         delivery = Delivery(message, self.restart_count, self._queue_of(message))
         deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
-        self._runtime.metrics.count_delivery(deliveries)
+        self._runtime.metrics.count_delivery(delivery.queue, deliveries)
         # A worker's death returns all its messages once, and RabbitMQ counts each lost connection as a delivery.
         delivery.is_suspect = deliveries > _TRUSTED_DELIVERIES
         try:

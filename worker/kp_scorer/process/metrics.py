@@ -32,7 +32,7 @@ class Metrics:
     def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
         """Count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
 
-        Likewise findings of these checks, and waits in these queues.
+        Likewise findings of these checks, and what comes by these queues.
         """
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
@@ -47,6 +47,7 @@ class Metrics:
         self._define_gauges()
         for queue in queues:
             self._queue_wait_s.labels(queue)
+            self._deliveries.labels(queue)
 
     def _define_counters(self) -> None:
         counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
@@ -57,7 +58,7 @@ class Metrics:
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
         self._dead_letters = Counter("dead_letters", "By this worker, for its report", registry=None)
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
-        self._deliveries = counter("deliveries", "Messages delivered")
+        self._deliveries = counter("deliveries", "Messages delivered", ("queue",))
         self._redeliveries = counter("redeliveries", "Messages redelivered")
         self._findings = counter("check_findings", "What checks find in traces, of all kinds, by check", ("check",))
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
@@ -162,9 +163,9 @@ class Metrics:
         self._blocked.set(bool(backlog.blocked))
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
-    def count_delivery(self, deliveries: int) -> None:
+    def count_delivery(self, queue: str, deliveries: int) -> None:
         """Count a delivery of a message; it is a redelivery if there were others before."""
-        self._deliveries.inc()
+        self._deliveries.labels(queue).inc()
         if deliveries > 1:
             self._redeliveries.inc()
 
