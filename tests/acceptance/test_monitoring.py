@@ -279,7 +279,8 @@ def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Se
 
 def test_doctor_names_workers_whose_settings_differ(settings: Settings, tmp_path: Path) -> None:
     lenient = with_changed(settings, scoring__threshold=0.2, metrics__port=free_port())
-    with at_work(settings, tmp_path), at_work(lenient, tmp_path):
+    with at_work(settings, tmp_path), at_work(lenient, tmp_path), Store.open(settings) as store:
+        wait_until(lambda: len(store.worker_reports()) == 2)
         code, findings = diagnosed(settings)
         assert code == 1
         (row,) = findings["workers"]
