@@ -139,6 +139,8 @@ def _commands(records: int) -> list[str]:
         "calibrate --stored --precision 90%",
         "quality --stored",
         "report --stored --text",
+        "export --agent nobody",
+        "export --namespace nobody",
         f"forget {_trace_id(0)}",
     ]
 

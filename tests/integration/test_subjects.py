@@ -12,6 +12,7 @@ import redis
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.runs import ReceivedSpan
 
 from tests.support.builders import minimal_payload
@@ -107,5 +108,9 @@ def test_all_of_a_subject_is_exported_and_erased_and_nothing_of_others(
     left = everything(redis_client)
     assert [line for line in left.splitlines() if ALICE in line or f"{NAMESPACES[ALICE]}:" in line] == []
     assert left.count(BOB) == before.count(BOB)
+    store.dead_letters.dead_letter(b"\xff", DeadLettering("malformed", "expected JSON"))
+    redis_client.zadd("traces.renewed", {"digest": 1})
     again = command(chosen, "forget", *asked)
     assert (again.exit_code, again.stdout) == (1, "")
+    assert "1 dead letters do not say whose they are" in again.stderr
+    assert "1 messages of traces are in flight and were not searched" in again.stderr
