@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes
+from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes, loads
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, decode_json, maximal_payload, minimal_payload, step
@@ -78,9 +78,24 @@ def test_small_json_is_within_the_limits_however_it_is_written_again(value: obje
     document = json.dumps(minimal_payload(steps=[step("thought", input={"a": value})]), ensure_ascii=ascii_alone)
     raw = document.replace("000000000000000.0", "e15").replace("Infinity", "1e999").encode("utf-8", "surrogatepass")
     limits = Limits(message_bytes=5 * len(raw), values=len(raw))
-    assert is_surely_within(len(raw), limits)
-    assert not is_surely_within(len(raw) + 1, limits)
+    assert is_surely_within(raw, limits)
+    assert not is_surely_within(raw + b" ", limits)
+    fewer = limits.model_copy(update={"values": 5})
+    assert not is_surely_within(raw, fewer)
     assert not re.search("bytes|values", problems_of(raw, limits))
+
+
+@given(VALUES, st.booleans())
+@example(["\ud800", 10**300, -0.0, 1e999, float("nan"), "\x7f\u20ac"], True)
+def test_json_is_parsed_as_python_parses_it(value: object, ascii_alone: bool) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_alone).encode("utf-8", "surrogatepass")
+    try:
+        expected = repr(json.loads(raw.decode("utf-8")))
+    except ValueError as error:
+        with pytest.raises(type(error)):
+            loads(raw)
+    else:
+        assert repr(loads(raw)) == expected
 
 
 @pytest.mark.parametrize("number", ["7" * 1_001, "-" + "7" * 1_001, "0." + "7" * 1_001, "1e" + "7" * 1_001])

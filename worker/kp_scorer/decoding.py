@@ -17,6 +17,7 @@ from itertools import accumulate, islice
 from typing import Annotated, Any, Final, Self
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import from_json
 
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import LateOutcome, ReasoningTrace
@@ -59,11 +60,20 @@ _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 
 
+def loads(raw: bytes) -> Any:
+    """Parse UTF-8 JSON as ``json.loads`` does, in a fraction of the time; raise what that raises."""
+    try:
+        return from_json(raw, cache_strings="keys")
+    except ValueError:
+        # It also refuses what json reads: lone surrogates, and nesting beyond 200.
+        return json.loads(raw.decode("utf-8"))
+
+
 def parse_json(raw: bytes, limits: Limits) -> object:
     """Parse UTF-8 JSON of at most ``limits.message_bytes`` and ``limits.values``; raise InvalidTrace, which names the place."""
     _check_size(raw, limits)
     try:
-        return json.loads(raw.decode("utf-8"))
+        return loads(raw)
     except UnicodeDecodeError as error:
         raise _invalid(f"expected UTF-8; byte {error.start} is not") from None
     except json.JSONDecodeError as error:
@@ -122,16 +132,20 @@ def _without_texts(raw: bytes, most_values: int) -> bytes:
     return _STRING.sub(b"", unescaped)
 
 
-def _too_many(json_bytes: bytes, most: int) -> str | None:
+def _may_exceed(json_bytes: bytes, most: int) -> bool:
     # Each comma precedes a value, each bracket stands for its first item, and there is the outermost value, of a byte at least.
-    if len(json_bytes) > most and 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most:
+    return len(json_bytes) > most and 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most
+
+
+def _too_many(json_bytes: bytes, most: int) -> str | None:
+    if _may_exceed(json_bytes, most):
         return f"expected at most {most} values"
     return _HUGE_NUMBER if _has_too_many_digits(json_bytes) else None
 
 
 def _has_too_many_digits(json_bytes: bytes) -> bool:
     # A number of this many digits has one at a multiple of _MOST_DIGITS; most texts have few digits at such places.
-    places = (place for place in range(0, len(json_bytes), _MOST_DIGITS) if json_bytes[place] in _DIGITS)
+    places = [at * _MOST_DIGITS for at, byte in enumerate(json_bytes[::_MOST_DIGITS]) if byte in _DIGITS]
     around = (json_bytes[max(0, place - _MOST_DIGITS) : place + _MOST_DIGITS + 1] for place in places)
     return any(_TOO_MANY_DIGITS in digits.translate(_DIGITS_ALIKE) for digits in around)
 
@@ -152,10 +166,10 @@ def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace,
     return check_trace(payload, limits), raw
 
 
-def is_surely_within(size_bytes: int, limits: Limits) -> bool:
-    """Return whether any JSON of ``size_bytes`` is within the limits of size and values, even after it is serialized again."""
-    # A value takes a byte at least. A byte becomes five at most: 1e15 is serialized as 1000000000000000.0.
-    return size_bytes <= min(limits.values, limits.message_bytes // 5)
+def is_surely_within(raw: bytes, limits: Limits) -> bool:
+    """Return whether JSON is within the limits of size and values, even after it is serialized again."""
+    # A byte becomes five at most: 1e15 is serialized as 1000000000000000.0.
+    return len(raw) <= limits.message_bytes // 5 and not _may_exceed(raw, limits.values)
 
 
 def check_trace(payload: object, limits: Limits) -> ReasoningTrace:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.decoding import Limits, check_values, least_bytes, parse_json
+from kp_scorer.decoding import Limits, check_values, least_bytes, loads, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_submission_id
@@ -79,7 +79,7 @@ def open_item(item: bytes) -> ListItem:
         return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))
     try:
         check_values(item, _MOST_ENVELOPE_VALUES)
-        message = json.loads(item.decode("utf-8"))
+        message = loads(item)
     except (InvalidTrace, ValueError):
         # Too many values for an envelope, or no JSON. The reason is reported later, as for the body of any message.
         return ListItem("application/json", {}, item)
@@ -210,7 +210,7 @@ def _parse(message: Any, limits: Limits) -> tuple[bytes, Any, bool]:
     body = _bounded_body(message, limits)
     if payload is None:
         try:
-            payload = json.loads(body.decode("utf-8"))
+            payload = loads(body)
         except json.JSONDecodeError as error:
             raise ValueError(f"body: not JSON: {error.msg} at line {error.lineno} column {error.colno}") from None
         except ValueError as error:

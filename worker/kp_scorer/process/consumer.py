@@ -11,7 +11,16 @@ from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.calls import described
 from kp_scorer.broker.publishing import acknowledge_all
-from kp_scorer.broker.wire import PACKED_BY, arguments_in, checked_id, deliveries_by, only_argument, queued_ms, trace_id_of
+from kp_scorer.broker.wire import (
+    PACKED_BY,
+    arguments_in,
+    checked_id,
+    deliveries_by,
+    only_argument,
+    queued_ms,
+    raw_body,
+    trace_id_of,
+)
 from kp_scorer.decision import Received
 from kp_scorer.decoding import Limits, check_late_outcome, check_trace, decode_trace, is_late_outcome, is_surely_within
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
@@ -189,7 +198,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
                 delivery.trace = check_late_outcome(payload, limits)
                 return
             # Most are small. Writing each as JSON again, for its exact size, would take half of the time.
-            is_small = PACKED_BY not in message.headers and is_surely_within(len(message.body), limits)
+            is_small = PACKED_BY not in message.headers and is_surely_within(raw_body(message), limits)
             delivery.trace = (check_trace if is_small else decode_trace)(payload, limits)
         except InvalidTrace as error:
             delivery.dead_lettering = DeadLettering("invalid", str(error), trace_id_of(payload), deliveries=deliveries)
