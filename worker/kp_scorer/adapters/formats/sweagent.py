@@ -12,6 +12,7 @@ from typing import Any
 from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
+from kp_scorer.adapters.formats import webarena
 from kp_scorer.adapters.messages import pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.written import with_written_calls
@@ -23,7 +24,8 @@ def fits(value: dict[str, Any]) -> bool:
     is_mini = "messages" in value and isinstance(value.get("info"), dict) and "exit_status" in value["info"]
     is_mini = is_mini or (isinstance(version, str) and version.startswith("mini-swe-agent"))
     steps = objects_in(value.get("trajectory"))
-    return is_mini or (isinstance(value.get("trajectory"), list) and not (steps and "role" in steps[0]))
+    is_other = (steps and "role" in steps[0]) or webarena.fits(value)
+    return is_mini or (isinstance(value.get("trajectory"), list) and not is_other)
 
 
 def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
