@@ -11,9 +11,10 @@ from kombu import Producer
 from kp_scorer.broker.calls import with_producer
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import leave_packed, open_item, submission_in
-from kp_scorer.decoding import Limits
+from kp_scorer.decoding import Limits, check_values
 
 _READ_AT_ONCE: Final = 20  # A message may have megabytes.
+_VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace.
 
 
 def search_queue(
@@ -21,7 +22,8 @@ def search_queue(
 ) -> Iterator[object]:
     """Yield the wanted submissions or decisions on a queue in Redis, one perhaps twice; remove each if ``remove`` is set.
 
-    What is no JSON is not wanted. Messages in flight are not searched. Raises ServiceUnavailable.
+    What is no JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
+    Raises ServiceUnavailable.
     """
     start = 0
     while True:
@@ -55,6 +57,8 @@ def _content(item: bytes, limits: Limits) -> Any:
         headers = dict(opened.headers)
         leave_packed(headers)
         message = SimpleNamespace(content_type=opened.content_type, headers=headers, body=opened.body, properties={})
-        return json.loads(submission_in(message, limits))
+        content = submission_in(message, limits)
+        check_values(content, limits.values + _VALUES_AROUND)
+        return json.loads(content)
     except Exception:
         return None

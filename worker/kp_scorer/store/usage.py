@@ -9,8 +9,8 @@ import redis
 from kp_scorer.store.decision_stream import bytes_in
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
 
-_SCANNED: Final = 2_000  # So many names take Redis a millisecond.
-_MEASURED: Final = 200
+_SCANNED: Final = 1_000  # Every worker does this every ten seconds, so all of it may take Redis some 3 ms.
+_MEASURED: Final = 100
 _ITEMS: Final = 50  # The fields of a key whose sizes count for all of its fields.
 
 
