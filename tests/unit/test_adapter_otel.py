@@ -783,6 +783,9 @@ def test_run_that_waits_for_a_person_is_one_with_what_goes_on_after_him(resumed:
     ended = invoked(2, resumed, went_on, chat(20, 30, [ASKED, CALLED, RETURNED], [ANSWERED]))
     (trace,) = converted("otel", began, ended)
     assert (trace["task"]["objective"], steps_in(trace)) == ("How windy is it in Bergen?", STEPS)
+    _, (unfinished,) = converted_and_refused("otel", [began])
+    assert isinstance(unfinished, Unfinished)
+    assert unfinished.is_part
 
 
 def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch() -> None:

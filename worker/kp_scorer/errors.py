@@ -102,6 +102,8 @@ class NotRecorded(NotConverted):
 class Unfinished(NotConverted):
     """An agent has called tools, and neither an answer nor a result is recorded."""
 
+    is_part = False  # True if it may be a beginning that another run repeats and continues.
+
 
 def _summary(problems: Sequence[Problem]) -> str:
     summary = "; ".join(f"{problem.field}: {problem.expected}" for problem in problems[:3])

@@ -252,7 +252,9 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
             if piece.kind == kind:
                 return piece.node, piece.text
     refusal = run.node.refusal("expected a message of the agent, or a result of a tool: the last one is the result")
-    raise Unfinished(refusal.line, refusal.problems)
+    error = Unfinished(refusal.line, refusal.problems)
+    error.is_part = run.is_part
+    raise error
 
 
 def ends_run(call: Piece) -> bool:

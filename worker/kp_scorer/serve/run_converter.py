@@ -51,8 +51,8 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     except NotRecorded as error:
         return {"left_out": "no_content", "detail": error.problems[0].expected, "is_open": True}
     except Unfinished as error:
-        # A call of a model alone is a beginning that another run repeats.
-        is_alone = len(spans) == 1 and not spans[0].get("parentSpanId")
+        # A call of a model alone is a beginning that another run repeats, as is a run that waits for a person.
+        is_alone = error.is_part or (len(spans) == 1 and not spans[0].get("parentSpanId"))
         return (
             {"left_out": "unfinished"}
             if is_alone
