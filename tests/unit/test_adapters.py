@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from kp_scorer.adapters import FORMATS, MOST_DEPTH, converter
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.shown import shown_by_python
 from kp_scorer.decoding import Limits
 from kp_scorer.trace import is_trace_id
 
@@ -334,6 +335,17 @@ def test_objects_of_a_format_fit_it_and_no_other_specific_format(name: str) -> N
     for item in objects_in(EXAMPLES[name] if isinstance(EXAMPLES[name], list) else [EXAMPLES[name]]):
         specific = [other for other, each in FORMATS.items() if each.fits(item) and not each.is_general]
         assert specific == ([] if FORMATS[name].is_general else [name])
+
+
+def test_more_values_shown_by_python_than_any_trace_has_are_not_read() -> None:
+    assert len(shown_by_python("[" + "1, " * 20_000 + "'1']", MOST_DEPTH)) == 20_001
+
+    def read_a_megabyte() -> None:
+        with pytest.raises(ValueError, match=r"^$"):
+            shown_by_python("[" + "a," * 497_000 + "1]='", MOST_DEPTH)
+
+    # To its end, these would be twenty times as many.
+    assert calls_during(read_a_megabyte) < 1_000_000
 
 
 def test_defect_of_the_package_refuses_only_the_run_that_hits_it(monkeypatch: pytest.MonkeyPatch) -> None:

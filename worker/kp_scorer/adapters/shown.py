@@ -23,6 +23,7 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _ESCAPED: Final = dict(zip("abfnrtv\\'\"\n", [*"\a\b\f\n\r\t\v\\'\"", ""], strict=True))
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
+_MOST_VALUES: Final = 50_000  # A trace may have 20,000. More take seconds to read, and are no trace.
 
 
 def shown_by_python(text: str, most_depth: int) -> Any:
@@ -39,6 +40,7 @@ class _Reader:
     def __init__(self, text: str, most_depth: int) -> None:
         self._tokens = _tokens(text)
         self._depth_left = most_depth
+        self._values_left = _MOST_VALUES
         self._kind, self._text = next(self._tokens)
 
     def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
@@ -70,6 +72,9 @@ class _Reader:
         return taken
 
     def _value(self) -> Any:
+        self._values_left -= 1
+        if self._values_left < 0:
+            raise ValueError
         match self._kind:
             case "text":
                 return self._texts()
