@@ -38,7 +38,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import COMMAND, command
 from tests.support.documents import code_with
-from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, new_run, open_server
+from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, in_protobuf, new_run, open_server
 from tests.support.late_outcomes import late_outcome
 from tests.support.processes import PATIENCE_S, at_work, free_port, opened, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
@@ -62,17 +62,6 @@ def server(served: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield server
 
 
-def _in_protobuf(export: dict[str, Any]) -> bytes:
-    """As an exporter sends it, with ids as bytes."""
-    spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    message = ParseDict(export, ExportTraceServiceRequest(), ignore_unknown_fields=True)
-    for span, fields in zip(message.resource_spans[0].scope_spans[0].spans, spans, strict=True):
-        span.trace_id, span.span_id = bytes.fromhex(fields["traceId"]), bytes.fromhex(fields["spanId"])
-        span.parent_span_id = bytes.fromhex(fields["parentSpanId"])
-    encoded: bytes = message.SerializeToString()
-    return encoded
-
-
 def test_the_example_of_the_page_prints_its_decision(server: HttpServer) -> None:
     program = [sys.executable, "-c", code_with("OTLPSpanExporter(")]
     variables = os.environ | {"KP_SERVER": server.url}
@@ -88,7 +77,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         server.export(chat_span(as_json, root["spanId"], said="I look."), kp__domain="code", service__name="tides").json == {}
     )
     assert server.export(root, kp__domain="finance", kp__confidence=1).json == {}
-    exported = _in_protobuf(export_of(chat_span(packed), kp__domain="code"))
+    exported = in_protobuf(export_of(chat_span(packed), kp__domain="code"))
     answer = server.ask("POST", "/v1/traces", gzip.compress(exported), content_type=PROTOBUF, content_encoding="GZip")
     assert (answer.status, answer.headers["content-type"], answer.body) == (200, PROTOBUF, b"")
 
@@ -105,12 +94,12 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         assert store.runs.agent_span(decision["trace_id"]) == root["spanId"]
 
 
-def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
+def test_spansin_protobuf_are_read_whatever_stands_between_them() -> None:
     parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
     # A varint, eight bytes, four bytes and a text, all unknown, and a span of more than a mebibyte, of which the ids remain.
     unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
     large = export_of(chat_span(new_run(), said="x" * 1_100_000))
-    body = unknown.join(map(_in_protobuf, [*parts, large])) + unknown
+    body = unknown.join(map(in_protobuf, [*parts, large])) + unknown
     by_run, rejected = spans_in(body, PROTOBUF, Limits())
     assert rejected == 0
     at_once = ExportTraceServiceRequest.FromString(body)
@@ -417,7 +406,7 @@ def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
     exported["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "openinference.instrumentation.langchain"}
     arguments = (json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000")
     convert: Any = load(arguments)[1]
-    for body, form in ((json.dumps(exported).encode(), "application/json"), (_in_protobuf(exported), PROTOBUF)):
+    for body, form in ((json.dumps(exported).encode(), "application/json"), (in_protobuf(exported), PROTOBUF)):
         ((_, spans),) = spans_in(body, form, Limits())[0].items()
         answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
         assert answer["trace"]["metadata"]["framework"] == "langchain"
@@ -575,7 +564,7 @@ def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, mon
 
 
 def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
-    measured = with_changed(settings, serve__port=free_port(), metrics__port=free_port())
+    measured = with_changed(settings, serve__port=free_port(), serve__grpc_port=0, metrics__port=free_port())
     url = f"http://127.0.0.1:{measured.metrics.of_serve().port}/metrics"
     variables = os.environ | as_environment(measured)
 
@@ -615,7 +604,7 @@ def test_a_full_redis_is_429_and_an_absent_one_503(
         client.config_set("maxmemory", 0)
         assert server.export(chat_span(new_run())).status == 200
         client.shutdown(nosave=True)
-        answer = server.ask("POST", "/v1/traces", _in_protobuf(export_of(chat_span(new_run()))), content_type=PROTOBUF)
+        answer = server.ask("POST", "/v1/traces", in_protobuf(export_of(chat_span(new_run()))), content_type=PROTOBUF)
         assert (answer.status, answer.headers["retry-after"]) == (503, "2")
         status = ExportTraceServiceResponse.FromString(b"\x0a" + bytes([len(answer.body)]) + answer.body)
         assert status.partial_success.error_message == "not reachable now, try again"

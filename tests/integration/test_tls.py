@@ -19,7 +19,7 @@ from kp_scorer.store import Store
 from tests.support.arena import BrokerName
 from tests.support.builders import first_queues
 from tests.support.http_server import open_server
-from tests.support.processes import PATIENCE_S, at_work, ending_within, wait_until
+from tests.support.processes import PATIENCE_S, at_work, ending_within, free_port, wait_until
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import PATIENT, own_queues
 from tests.support.tls import Authority, Listener
@@ -180,15 +180,17 @@ def test_serve_uses_a_renewed_certificate_and_no_half_of_one(settings: Settings,
     renewed, its_key = authority.pair("renewed", "DNS:localhost")
     first = certificate.read_text("ascii")
     files = {"serve__certificate": str(certificate), "serve__key": str(key)}
-    with open_server(settings, tmp_path / "server.log", **files) as server:
+    grpc_port = free_port()
+    with open_server(settings, tmp_path / "server.log", **files, serve__grpc_port=grpc_port) as server:
 
-        def shown() -> str:
-            return ssl.get_server_certificate(("127.0.0.1", server.port), timeout=PATIENCE_S)
+        def shown() -> set[str]:
+            addresses = [("127.0.0.1", port) for port in (server.port, grpc_port)]
+            return {ssl.get_server_certificate(address, timeout=PATIENCE_S) for address in addresses}
 
-        assert shown() == first
+        assert shown() == {first}
         shutil.copy(renewed, certificate)
-        assert shown() == first
-        wait_until(lambda: server.process.events("certificate_not_renewed"))
+        assert shown() == {first}
+        wait_until(lambda: len(server.process.events("certificate_not_renewed")) == 2)
         shutil.copy(its_key, key)
-        assert shown() == renewed.read_text("ascii")
-        assert len(server.process.events("certificate_renewed")) == 1
+        assert shown() == {renewed.read_text("ascii")}
+        assert len(server.process.events("certificate_renewed")) == 2

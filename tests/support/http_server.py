@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
+from google.protobuf.json_format import ParseDict
 from kp_scorer.settings import Settings
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import Worker, free_port, launch_worker, wait_until
@@ -21,7 +23,13 @@ CONTAINER_BYTES: Final = 2**30
 """What the containers of deploy have."""
 
 CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), *SERVE)
-SUPPLIED: Final[Mapping[str, Any]] = {"serve__confidence": 0.8, "serve__success": True, "serve__quiet_s": 0.3}
+SUPPLIED: Final[Mapping[str, Any]] = {
+    "serve__confidence": 0.8,
+    "serve__success": True,
+    "serve__quiet_s": 0.3,
+    # Servers of several tests run at once.
+    "serve__grpc_port": 0,
+}
 
 
 class Answer(NamedTuple):
@@ -62,11 +70,15 @@ class HttpServer:
         """Send spans in OTLP's JSON."""
         return self.ask("POST", "/v1/traces", export_of(*spans, **resource))
 
-    def status(self, run_id: str) -> dict[str, Any]:
+    def status(self, run_id: str, **headers: str) -> dict[str, Any]:
         """The status of a run, once it has ended."""
         path = f"/traces/kp:trace:otel:{run_id}"
-        ended = wait_until(lambda: status if (status := self.ask("GET", path).json).get("state") in ("decided", "dead") else {})
-        return dict(ended)
+
+        def ended() -> dict[str, Any]:
+            status: dict[str, Any] = self.ask("GET", path, **headers).json
+            return status if status.get("state") in ("decided", "dead") else {}
+
+        return dict(wait_until(ended))
 
 
 @contextmanager
@@ -86,6 +98,17 @@ def attributes(**values: object) -> list[dict[str, Any]]:
 
 def export_of(*spans: Mapping[str, Any], **resource: object) -> dict[str, Any]:
     return {"resourceSpans": [{"resource": {"attributes": attributes(**resource)}, "scopeSpans": [{"spans": list(spans)}]}]}
+
+
+def in_protobuf(export: dict[str, Any]) -> bytes:
+    """As an exporter sends it, with ids as bytes."""
+    spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    message = ParseDict(export, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    for span, fields in zip(message.resource_spans[0].scope_spans[0].spans, spans, strict=True):
+        span.trace_id, span.span_id = bytes.fromhex(fields["traceId"]), bytes.fromhex(fields["spanId"])
+        span.parent_span_id = bytes.fromhex(fields["parentSpanId"])
+    encoded: bytes = message.SerializeToString()
+    return encoded
 
 
 def text_message(role: str, content: str) -> str:

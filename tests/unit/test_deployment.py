@@ -200,7 +200,8 @@ def test_the_server_is_given_settings_that_exist_and_needs_its_token(
     tokens = Path(server["environment"]["KP_SERVE_TOKENS"]).name
     assert {tokens, "serve-broker-url", "serve-redis-url"} == set(server["secrets"])
     assert admits(read_tokens(str(secrets / tokens)), (secrets / tokens).read_text("utf-8").strip())
-    assert [port.rpartition(":")[2] for port in server["ports"]] == [str(Settings().serve.port)]
+    serving = Settings().serve
+    assert [port.rpartition(":")[2] for port in server["ports"]] == [str(serving.port), str(serving.grpc_port)]
 
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:

@@ -191,7 +191,11 @@ def test_the_server_has_a_grace_period_a_port_probes_and_a_service() -> None:
     assert pod("serve")["securityContext"] == pod("redis")["securityContext"]
     assert pod("serve")["terminationGracePeriodSeconds"] >= Settings().worker.grace_s + 5
     ports = {each["name"]: each["containerPort"] for each in server["ports"]}
-    assert ports == {"http": Settings().serve.port, "metrics": Settings().metrics.of_serve().port}
+    assert ports == {
+        "http": Settings().serve.port,
+        "grpc": Settings().serve.grpc_port,
+        "metrics": Settings().metrics.of_serve().port,
+    }
     assert [server[f"{name}Probe"]["httpGet"]["path"] for name in ("liveness", "readiness")] == ["/livez", "/readyz"]
     labels = labels_of("serve")
     assert objects("serve")["Service"]["spec"]["selector"] == labels != objects("redis")["Service"]["spec"]["selector"]
@@ -207,7 +211,7 @@ def test_the_server_is_monitored_scaled_and_disrupted_one_by_one() -> None:
     assert {port["name"]: port["targetPort"] for port in each["Service"]["spec"]["ports"]}["metrics"] == "metrics"
     assert overlay_settings("serve").metrics.host == "0.0.0.0"
     (open_to_all, open_to_prometheus) = each["NetworkPolicy"]["spec"]["ingress"]
-    assert open_to_all == {"ports": [{"port": "http"}]}
+    assert open_to_all == {"ports": [{"port": "http"}, {"port": "grpc"}]}
     assert open_to_prometheus == objects("redis")["NetworkPolicy"]["spec"]["ingress"][0] | {"ports": [{"port": "metrics"}]}
     scaled = each["HorizontalPodAutoscaler"]["spec"]
     assert scaled["scaleTargetRef"]["name"] == each["Deployment"]["metadata"]["name"]

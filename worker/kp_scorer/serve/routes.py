@@ -45,8 +45,8 @@ _BODY_WITHIN_S: Final = 20.0
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-_BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
-_REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
+BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
+REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
 """Exporters may add a prefix, as that of Langfuse does, or a slash."""
@@ -106,7 +106,7 @@ class _Handlers:
         )
         # By token, so that none keeps the others out.
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
-        self._most_of_one = _BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
+        self._most_of_one = BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
 
     async def authorize(
         self, request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -247,7 +247,7 @@ class _Handlers:
         token, most, received, body = request.state.token, self._most_bytes, 0, bytearray()
         self._requests[token] += 1
         try:
-            if self._requests[token] > _REQUESTS:
+            if self._requests[token] > REQUESTS:
                 raise QueueFull("serve: too many requests at once with this token")
             async with asyncio.timeout(_BODY_WITHIN_S):
                 async for chunk in request.stream():
@@ -258,7 +258,7 @@ class _Handlers:
                     if len(body) > most or received > most:
                         raise HTTPException(413, f"expected at most {most} bytes")
                     of_all = self._bytes_in_memory.total()
-                    if self._bytes_in_memory[token] > self._most_of_one or of_all > _BODIES * most:
+                    if self._bytes_in_memory[token] > self._most_of_one or of_all > BODIES * most:
                         raise QueueFull("serve: too many requests at once")
             if unpacking and (not unpacking.eof or unpacking.unused_data):
                 raise HTTPException(400, "expected one whole gzip stream")

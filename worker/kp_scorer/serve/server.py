@@ -1,15 +1,15 @@
-"""The process that serves: its socket, TLS, the time that a peer may take, and what SIGTERM does."""
+"""The process that serves: its sockets, TLS, the time that a peer may take, and what SIGTERM does."""
 
+import asyncio
 import logging
+import os
 import signal
 import socket
-import ssl
 from asyncio import Transport
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 import h11
@@ -19,9 +19,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
-from kp_scorer.files import check_writer
 from kp_scorer.logs import count_dropped_lines
 from kp_scorer.monitoring import http_server
+from kp_scorer.serve.certificates import Renewal, check_certificate
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.routes import make_app, read_tokens
 from kp_scorer.serve.submitter import Submitter
@@ -47,7 +47,7 @@ def serve(settings: Settings) -> None:
     Raises SettingsError if the tokens, the certificate or the port cannot be used.
     """
     tokens = read_tokens(settings.serve.tokens)
-    _check_certificate(settings.serve)
+    check_certificate(settings.serve)
     listener = _listener(settings.serve)
     # The size of a record in TLS. Asyncio's own buffers take 256 kB for each connection, even a closed one until it is
     # collected.
@@ -67,14 +67,48 @@ def serve(settings: Settings) -> None:
         app = metrics.measured(make_app(settings, store, clients, tokens, submitter, metrics))
         config = _config(settings, app, listener)
         if settings.serve.certificate:
-            listener.before_accept = _Renewal(settings.serve, config).renew
-        server = uvicorn.Server(config)
+            listener.before_accept = Renewal(settings.serve, partial(_load_certificate, config)).renew
+        server = _Server(config, settings.serve, len(tokens))
         # For a signal before uvicorn runs, and for the same signal once more, by which it ends.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
-        log.info("serve_ready", host=settings.serve.host, port=listener.getsockname()[1], tls=bool(settings.serve.certificate))
         server.run(sockets=[listener])
     log.info("serve_stopped")
+
+
+class _Server(uvicorn.Server):
+    # Answers gRPC in the same loop, from its start until what has begun is answered.
+
+    def __init__(self, config: uvicorn.Config, settings: ServeSettings, tokens: int) -> None:
+        super().__init__(config)
+        self._settings, self._tokens = settings, tokens
+        self._grpc: Any = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        settings = self._settings
+        if settings.grpc_port:
+            # It reads this once, on import, and would log what any peer can cause.
+            os.environ["GRPC_VERBOSITY"] = "NONE"
+            try:
+                # It takes 20 MB.
+                from kp_scorer.serve import grpc_server
+            except ModuleNotFoundError as error:
+                raise SettingsError(
+                    f"serve.grpc_port: there is no {error.name}: install kp-scorer[serve], or 0 for none"
+                ) from None
+            self._grpc = await grpc_server.start(settings, self.config.loaded_app, self._tokens, _MOST_REQUESTS)
+        await super().startup(sockets)
+        port = sockets[0].getsockname()[1] if sockets else settings.port
+        grpc_port = settings.grpc_port or None
+        log.info("serve_ready", host=settings.host, port=port, grpc_port=grpc_port, tls=bool(settings.certificate))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.create_task(self._grpc.stop(self.config.timeout_graceful_shutdown)) if self._grpc else None
+        await super().shutdown(sockets)
+        if draining:
+            if self.force_exit:
+                await self._grpc.stop(None)
+            await draining
 
 
 def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Config:
@@ -174,44 +208,9 @@ class _Protocol(H11Protocol):
             self.transport.close()
 
 
-class _Renewal:
-    """Puts a certificate that was replaced in use for new connections, as one expires sooner than a process ends."""
-
-    def __init__(self, settings: ServeSettings, config: uvicorn.Config) -> None:
-        self._settings, self._config = settings, config
-        self._last = self._files()
-
-    def _files(self) -> list[tuple[int, int]]:
-        states = (Path(file).stat() for file in (self._settings.certificate, self._settings.key))
-        return [(state.st_ino, state.st_mtime_ns) for state in states]
-
-    def renew(self) -> None:
-        """Read both files again if either has changed; a pair that does not fit, or not yet, leaves the old one in use."""
-        with suppress(OSError):
-            if (files := self._files()) == self._last:
-                return
-            self._last = files
-            try:
-                # A pair that does not fit would break the context.
-                _check_certificate(self._settings)
-            except SettingsError as error:
-                log.warning("certificate_not_renewed", detail=str(error))
-                return
-            context: Any = self._config.ssl
-            context.load_cert_chain(self._settings.certificate, self._settings.key, password="")
-            log.info("certificate_renewed")
-
-
-def _check_certificate(settings: ServeSettings) -> None:
-    if not settings.certificate:
-        return
-    try:
-        for file in (settings.certificate, settings.key):
-            check_writer(file)
-        # Without a password OpenSSL would ask for one on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key, password="")
-    except OSError as error:
-        raise SettingsError(f"serve.certificate, serve.key: cannot be used: {error.strerror}") from None
+def _load_certificate(config: uvicorn.Config) -> None:
+    context: Any = config.ssl
+    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
 
 
 def _listener(settings: ServeSettings) -> _Listener:

@@ -391,10 +391,11 @@ class MetricsSettings(Section):
 
 
 class ServeSettings(Section):
-    """The HTTP server: its address, its tokens, fields that spans do not carry, limits on spans, and kept runs."""
+    """The server of HTTP and gRPC: its address, its tokens, fields that spans do not carry, limits on spans, and kept runs."""
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535)] = 4318
+    grpc_port: Annotated[int, Field(ge=0, le=65_535)] = 4317
     tokens: str = ""
     certificate: str = ""
     key: str = ""

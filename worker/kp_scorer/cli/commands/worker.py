@@ -32,7 +32,7 @@ def worker(settings: Settings) -> None:
 @click.command(epilog="Example: kp-scorer serve --set serve.confidence=0.8 --set serve.success=true")
 @service_options
 def serve(settings: Settings) -> None:
-    """Take traces and OpenTelemetry spans over HTTP, and answer with decisions, until SIGTERM or Ctrl-C.
+    """Take traces over HTTP and OpenTelemetry spans over HTTP or gRPC, and answer with decisions, until SIGTERM or Ctrl-C.
 
     POST /v1/traces is where exporters of OpenTelemetry send; POST /traces takes JSON; GET /traces/ID has the decision.
     """
