@@ -199,7 +199,7 @@ class Runtime:
             ),
             acknowledger,
             self.metrics,
-            group_size=max(settings.worker.batch_size, self._pass_texts),
+            group_size=self._group_size(),
             weights={name: queue.weight for name, queue in settings.queues.traces.items()},
             # Only RabbitMQ takes back a message that stays unacknowledged for long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
@@ -217,6 +217,11 @@ class Runtime:
     @property
     def _pass_texts(self) -> int:
         return self._novelty.embedder.pass_texts if self._novelty else 0
+
+    def _group_size(self) -> int:
+        size = max(self._settings.worker.batch_size, self._pass_texts)
+        # RabbitMQ's limit in flight is by the largest message, and may be below what turns by weight need.
+        return size if len(self._queues) == 1 else max(1, min(size, self.most_in_flight() // 4))
 
     def most_in_flight(self) -> int:
         """Return the most messages of each queue that may be in flight.
