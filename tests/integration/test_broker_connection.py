@@ -128,7 +128,7 @@ def test_a_worker_that_is_started_for_another_queue_is_not_ready(
 def _reasons(store: Store) -> list[str]:
     """The queues that workers report they do not consume; all other reasons are none."""
     reasons = [reason for report in store.worker_reports() for reason in report.not_ready]
-    return [reason.split("the queue ")[1].split(",")[0] for reason in reasons if "does not consume" in reason]
+    return [reason.split("does not consume ")[1].split(",")[0] for reason in reasons if "does not consume" in reason]
 
 
 def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Settings, tmp_path: Path) -> None:

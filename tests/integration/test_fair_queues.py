@@ -62,6 +62,8 @@ def test_a_backlog_of_one_producer_leaves_another_its_share(shared: Settings, tm
         burst = submitted(small, BURST)
         assert {status.state for status in small.as_completed(burst, PATIENCE_S)} == {"decided"}
         assert store.ledger.counts().pending > BACKLOG / 4, "the backlog was gone before"
+        # Workers write a line once the decision is stored.
+        wait_until(lambda: {*burst} <= {*decided(worker)})
         order = decided(worker)
     # Its share is a third of the worker: in the time of its burst the worker decides three times as many.
     places = [place for place, trace_id in enumerate(order) if trace_id in {*burst}]

@@ -188,5 +188,5 @@ def test_what_others_record_is_converted_and_scored_in_process() -> None:
 
 
 def test_an_unknown_format_raises_an_error_that_names_those_there_are() -> None:
-    with pytest.raises(SettingsError, match=r"^format_name: expected one of atif, .*, got 'chats'$"):
+    with pytest.raises(SettingsError, match=r"^format_name: expected one of amazon-q, .*, got 'chats'$"):
         next(convert([{}], format_name="chats"))

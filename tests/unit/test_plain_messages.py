@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from kombu.message import Message
 from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, ListItem, arguments_in, only_argument, open_item, submission_in
-from kp_scorer.decoding import decode_trace
+from kp_scorer.decoding import decode_trace, loads
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, maximal_payload, minimal_payload
@@ -125,14 +125,13 @@ def test_an_item_that_is_neither_envelope_nor_object_is_refused(item: bytes) -> 
 
 @pytest.mark.parametrize("delivered", ["in an envelope", "plain on a list", "poison"])
 def test_a_body_is_parsed_once_and_not_held(delivered: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts: list[str] = []
-    loads = json.loads
+    parsed: list[bytes] = []
 
-    def watched(text: str) -> Any:
-        texts.append(text)
-        return loads(text)
+    def watched(raw: bytes) -> Any:
+        parsed.append(raw)
+        return loads(raw)
 
-    monkeypatch.setattr("kp_scorer.broker.wire.json.loads", watched)
+    monkeypatch.setattr("kp_scorer.broker.wire.loads", watched)
     body = json.dumps(TRACE).encode()
     received = message(body, **(open_item(body).parsed if delivered == "plain on a list" else {}))
     if delivered == "poison":
@@ -140,4 +139,4 @@ def test_a_body_is_parsed_once_and_not_held(delivered: str, monkeypatch: pytest.
     else:
         assert only_argument(*arguments_in(received, LIMITS)) == TRACE
         assert received.properties == {}
-    assert texts == [body.decode()]
+    assert parsed == [body]
