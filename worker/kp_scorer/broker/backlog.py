@@ -99,14 +99,12 @@ def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
     return counts | {name: store.decision_stream(name).count_unread() for name in results_streams(settings, settings.kinds)}
 
 
-def _used_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, float]:
-    """Return the used shares of the limit in bytes, if there is one; without queues on RabbitMQ, which reports no bytes."""
-    if not (most := settings.results_bytes):
-        return {}
+def _decision_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
+    """Return the bytes of each queue and stream of decisions; without queues on RabbitMQ, which reports no bytes."""
     used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.kinds)}
     if settings.broker.is_redis:
         used |= {name: _bytes_on(app, name) for name in results_queues(settings, settings.kinds)}
-    return {name: size_bytes / most for name, size_bytes in used.items()}
+    return used
 
 
 def _bytes_on(app: Celery, key: str) -> int:
@@ -114,19 +112,17 @@ def _bytes_on(app: Celery, key: str) -> int:
 
 
 def _used_by_part(
-    app: Celery, settings: Settings, store: Store, spaces: Collection[str], servers: Mapping[str, Condition]
+    app: Celery, settings: Settings, store: Store, spaces: Collection[str], decisions: int, servers: Mapping[str, Condition]
 ) -> dict[str, dict[str, int]]:
-    """Measure what each part takes in each Redis; leave out a server that this user may not look at."""
+    """Measure what each part takes in each Redis, beside the bytes of ``decisions``; empty if this user may not look."""
     parts = {"redis": store.used_by_part(spaces)}
     if not parts["redis"]:
         return {}
-    streams = results_streams(settings, settings.kinds)
-    parts["redis"]["decisions"] = sum(store.decision_stream(name).used_bytes() for name in streams)
+    on_broker = parts.setdefault("broker" if "broker" in servers else "redis", {}) if settings.broker.is_redis else {}
     if settings.broker.is_redis:
-        on_broker = parts.setdefault("broker" if "broker" in servers else "redis", {})
         on_broker["queues"] = sum(_bytes_on(app, key) for name in submission_queues(settings) for key in QueueKeys(name).all)
-        decisions = sum(_bytes_on(app, name) for name in results_queues(settings, settings.kinds))
-        on_broker["decisions"] = on_broker.get("decisions", 0) + decisions
+    # Streams are in the Redis of the ledger.
+    (parts["redis"] if settings.results.via == "stream" else on_broker)["decisions"] = decisions
     used = {name: (servers[name].bytes_used or 0) for name in parts}
     return {name: each | {"other": max(0, used[name] - sum(each.values()))} for name, each in parts.items()}
 
@@ -168,13 +164,15 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequ
     """
     decisions = unread(app, settings, store)
     limit = settings.queues.results_limit
-    used_bytes = _used_bytes(app, settings, store)
+    decision_bytes, most_bytes = _decision_bytes(app, settings, store), settings.results_bytes
+    used_bytes = {name: size_bytes / most_bytes for name, size_bytes in decision_bytes.items()} if most_bytes else {}
     # On RabbitMQ, only a publisher notices that a queue's bytes are used up. A worker passes its own report: if each of many
     # workers read those of all, Redis would do little else.
     reports = store.worker_reports() if reports is None else reports
     full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}
     full.update(name for report in reports for name in report.full)
     servers = conditions(app, settings.broker, settings.redis, store)
+    spaces = {report.space for report in reports if report.space}
     return Backlog(
         submissions=_submissions(app, settings),
         decisions=decisions,
@@ -187,6 +185,6 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequ
         used_bytes=used_bytes,
         dead_lettered=store.dead_letters.dead_lettered(),
         rings=tuple(filter(settings.is_ring, decisions)),
-        used_by_part=_used_by_part(app, settings, store, {report.space for report in reports if report.space}, servers),
+        used_by_part=_used_by_part(app, settings, store, spaces, sum(decision_bytes.values()), servers),
         at_s=time.monotonic(),
     )

@@ -320,6 +320,7 @@ class RedisLedger:
 
         Any thread may call this.
         """
+        # By a command that users of earlier versions of users.acl may call, as they may not EXISTS.
         self.copies_traces = self._client.memory_usage(self._keys.copies) is not None
         # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
