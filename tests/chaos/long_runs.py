@@ -6,10 +6,11 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -28,12 +29,22 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def perform(chosen: argparse.Namespace, on_arena: Callable[[Arena, argparse.Namespace], dict[str, Any]]) -> int:
-    """Run on an arena of its own, print the summary as JSON to stdout, and return the exit code: 1 if it has a violation."""
+_NONE: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def perform(
+    chosen: argparse.Namespace,
+    on_arena: Callable[[Arena, argparse.Namespace], dict[str, Any]],
+    queues: Mapping[str, Any] = _NONE,
+) -> int:
+    """Run on an arena of its own, print the summary as JSON to stdout, and return the exit code: 1 if it has a violation.
+
+    ``queues`` are settings of queues in place of those with names of their own.
+    """
     with (
         tempfile.TemporaryDirectory() as directory,
         own_virtual_host(RABBITMQ_URL) if chosen.broker == "rabbitmq" else nullcontext("") as url,
-        Arena(chosen.broker, url, Path(directory), own_queues()) as arena,
+        Arena(chosen.broker, url, Path(directory), {**own_queues(), **queues}) as arena,
     ):
         summary = on_arena(arena, chosen)
     print(json.dumps(vars(chosen) | summary))  # noqa: T201

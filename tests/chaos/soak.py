@@ -5,6 +5,10 @@ closed, or Redis is killed and started again. The first worker lives through it 
 through the readings after the warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided
 once and published, every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first
 in any case: its copy of the log fills up to 11,000 entries.
+
+With ``--teams``, three producers share the load, each with a queue of its own: one submits seven tenths of it, in a burst each
+two minutes, the others two tenths and one tenth steadily. ``waits_s`` has the median and the 95th percentile of each, from
+submitting to the decision.
 """
 
 import argparse
@@ -15,6 +19,9 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from datetime import datetime
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +38,10 @@ _AUDIT_S: Final = 180.0
 """The log keeps 11,000 entries, more than a load of 40 a second adds between two audits."""
 
 _WORKERS: Final = 3
+_TEAMS: Final = {"traces.bursts": 0.7, "traces.steady": 0.2, "traces.rare": 0.1}
+"""The share of the load that each queue gets."""
+
+_BURST_S: Final = 120.0
 _FLAT_MB_PER_HOUR: Final = 1.0
 
 
@@ -44,7 +55,10 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between two disasters")
     parser.add_argument("--rate", type=float, default=20.0, metavar="TRACES_PER_S")
     parser.add_argument("--embedder", choices=["words", "default"], default="words")
-    return perform(parser.parse_args(), lambda arena, chosen: _Soak(arena, chosen).run())
+    parser.add_argument("--teams", action="store_true", help="with three producers of unequal load, each with its own queue")
+    chosen = parser.parse_args()
+    queues: dict[str, Any] = {"queues.traces": {queue: {} for queue in _TEAMS}} if chosen.teams else {}
+    return perform(chosen, lambda arena, chosen: _Soak(arena, chosen).run(), queues)
 
 
 class _Soak:
@@ -55,7 +69,9 @@ class _Soak:
         embedder = {"embedding.embedder": "words"} if chosen.embedder == "words" else {"embedding.threads": 1}
         self._settings = arena.settings_behind_proxies(**embedder)
         self._load = traces(10**9, self._chance)
-        self._submitted: list[str] = []
+        self._shares = _TEAMS if chosen.teams else {self._settings.queues.first: 1.0}
+        self._submitted: dict[str, dict[str, float]] = {queue: {} for queue in self._shares}
+        """By queue and trace id, the time since 1970."""
         self._broken = Counter[str]()
         self._audits = 0
         self._memory: list[tuple[float, float]] = []
@@ -70,7 +86,7 @@ class _Soak:
             try:
                 self._soak(fleet, survivor)
                 # The log keeps only the newest entries, so that not every decision has one.
-                self._arena.finish(fleet, self._submitted, store_lost_writes=True)
+                self._arena.finish(fleet, self._trace_ids(), store_lost_writes=True)
             # Whatever ends the run: an hour's readings are worth more than the traceback alone.
             except Exception as error:
                 traceback.print_exc()
@@ -81,7 +97,8 @@ class _Soak:
         if violation is None and slope - margin > _FLAT_MB_PER_HOUR:
             violation = f"memory grows by {slope:.2f} MB an hour, give or take {margin:.2f}"
         return {
-            "submitted": len(self._submitted),
+            "submitted": len(self._trace_ids()),
+            "waits_s": {queue: self._waits_s(times) for queue, times in self._submitted.items()},
             "broken": dict(self._broken),
             "exit_codes": dict(codes),
             "audits": self._audits,
@@ -96,17 +113,34 @@ class _Soak:
         end = started + 60 * self._chosen.minutes
         every = {self._break: self._chosen.every, self._read: _READ_S, self._audit: _AUDIT_S}
         due = {action: started + seconds for action, seconds in every.items()}
-        with Client(self._settings) as client:
+        with ExitStack() as opened:
+            clients = {queue: opened.enter_context(Client(self._settings, queue=queue)) for queue in self._shares}
             while (now := time.monotonic()) < end:
-                # A producer that was held up catches up, as agents would that all tried again.
-                missing = int((now - started) * self._chosen.rate) - len(self._submitted)
-                self._submitted += submit(client, list(itertools.islice(self._load, min(missing, 100))), patience_s=120)
+                for queue, client in clients.items():
+                    self._submit(queue, client, now - started)
                 time.sleep(0.2)
                 assert survivor.is_running(), "the worker that nobody killed has ended"
                 for action, at in due.items():
                     if now >= at:
                         due[action] = now + every[action]
                         action(fleet, survivor, now - started)
+
+    def _submit(self, queue: str, client: Client, elapsed_s: float) -> None:
+        """Submit the traces that the queue lacks by now; a producer that was held up catches up, as agents would."""
+        due_s = elapsed_s // _BURST_S * _BURST_S if queue == "traces.bursts" else elapsed_s
+        times, at = self._submitted[queue], time.time()
+        missing = int(due_s * self._chosen.rate * self._shares[queue]) - len(times)
+        for trace_id in submit(client, list(itertools.islice(self._load, max(0, min(missing, 100)))), patience_s=120):
+            times[trace_id] = at
+
+    def _trace_ids(self) -> list[str]:
+        return [trace_id for times in self._submitted.values() for trace_id in times]
+
+    def _waits_s(self, times: Mapping[str, float]) -> list[float]:
+        with Client(self._settings) as client:
+            decided = [status.decision for status in client.look_up(list(times)) if status and status.decision]
+        waits = [datetime.fromisoformat(each.decided_at).timestamp() - times[each.trace_id] for each in decided]
+        return [round(float(np.percentile(waits, percent)), 2) for percent in (50, 95)] if waits else []
 
     def _break(self, fleet: Fleet, _survivor: psutil.Process, _elapsed_s: float) -> None:
         kind = self._chance.choice(["kill", "terminate", "cut store", "cut broker", "restart Redis"])
@@ -127,7 +161,7 @@ class _Soak:
         self._memory.append((elapsed_s, survivor.memory_info().rss / 1e6))
 
     def _audit(self, _fleet: Fleet, survivor: psutil.Process, elapsed_s: float) -> None:
-        say(f"{elapsed_s:.0f} s, {len(self._submitted)} submitted, {survivor.memory_info().rss / 1e6:.1f} MB")
+        say(f"{elapsed_s:.0f} s, {len(self._trace_ids())} submitted, {survivor.memory_info().rss / 1e6:.1f} MB")
         run_command("audit", settings=self._settings)
         self._audits += 1
 

@@ -47,7 +47,7 @@ class Arena:
     """A store and a broker of one test's own, each behind a proxy. With Redis as the broker, both are one."""
 
     def __init__(
-        self, broker: BrokerName, broker_url: str, directory: Path, queues: Mapping[str, str], store: RedisServer | None = None
+        self, broker: BrokerName, broker_url: str, directory: Path, queues: Mapping[str, Any], store: RedisServer | None = None
     ) -> None:
         """Prepare; the servers start when the context is entered. ``broker_url`` is empty for Redis."""
         self.broker = broker
@@ -70,21 +70,22 @@ class Arena:
         return self.settings(broker__url=self.broker_proxy.url, redis__url=self.store_proxy.url, **changed)
 
     def waiting(self) -> int:
-        """Return the number of messages that wait on the queue of traces; those in flight do not count."""
-        queue = self.settings().queues.first
+        """Return the number of messages that wait on the queues of traces; those in flight do not count."""
+        queues = self.settings().queues.traces
         if self.broker == "redis":
             with self.redis.connect() as client:
-                return int(client.llen(queue))
+                return sum(int(client.llen(queue)) for queue in queues)
         with Connection(self._broker_url) as connection, connection.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).message_count)
+            return sum(int(channel.queue_declare(queue, passive=True).message_count) for queue in queues)
 
     def is_idle(self) -> bool:
-        queue = self.settings().queues.first
+        queues = self.settings().queues.traces
         if self.broker == "rabbitmq":
             # A message that was requeued in between waits again.
-            return not (self.waiting() or unacknowledged(self._broker_url, queue) or self.waiting())
+            in_flight = any(unacknowledged(self._broker_url, queue) for queue in queues)
+            return not (self.waiting() or in_flight or self.waiting())
         with self.redis.connect() as client:
-            return is_drained(client, queue)
+            return all(is_drained(client, queue) for queue in queues)
 
     def finish(self, fleet: Fleet, submitted: Collection[str], dead: Collection[str] = (), **expected: Any) -> None:
         """Wait until every trace has ended, stop the workers gracefully, and check what they left."""
