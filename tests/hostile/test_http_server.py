@@ -32,7 +32,7 @@ BODY_S, HEADERS_S = 12.0, 10.0
 """How long the server waits for either here; it waits for 20 s and for 15 s elsewhere."""
 LIMITS: Final = (
     "ServeSettings.run_spans=20 ServeSettings.runs=30 "
-    f"serve.routes._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"
+    f"serve.bodies._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"
 )
 
 # The bounds are the server's own; that its user may do what it does in each kind of Redis, one of them shows.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 import yaml
 from kp_scorer.errors import SettingsError
-from kp_scorer.serve.routes import admits, read_tokens
+from kp_scorer.serve.tokens import admits, read_tokens
 from kp_scorer.settings import Settings, load_settings
 
 from tests.support.paths import REPOSITORY

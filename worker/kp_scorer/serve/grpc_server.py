@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.types import ASGIApp, Message
 
 from kp_scorer.errors import QueueFull, SettingsError
+from kp_scorer.serve.bodies import BODIES, REQUESTS
 from kp_scorer.serve.certificates import Renewal
-from kp_scorer.serve.routes import BODIES, REQUESTS
 from kp_scorer.serve.submitter import PROTOBUF
 from kp_scorer.settings.sections import ServeSettings
 

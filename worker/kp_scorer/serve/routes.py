@@ -1,68 +1,49 @@
-"""The ASGI application: the input, the output and the tokens of each path.
+"""The ASGI application: the input and the output of each path.
 
 Handlers wait in the event loop, and work in threads.
 """
 
-import asyncio
-import hmac
 import os
-import re
-import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from hashlib import sha256
 from importlib.metadata import version
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import anyio.to_thread
 import structlog
 from fastapi import Depends, FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
-from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, Reason, ServiceUnavailable, SettingsError, TraceConflict
-from kp_scorer.files import check_writer, read_text
+from kp_scorer.errors import InvalidTrace, QueueFull, Reason, ServiceUnavailable
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
-from kp_scorer.logs import Seldom, raised_at
+from kp_scorer.serve.bodies import Bodies
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submitter, failure, spans_in, success
+from kp_scorer.serve.refusals import refuse_in
+from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submitter, spans_in, success
+from kp_scorer.serve.tokens import admits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import TraceState
 from kp_scorer.trace import is_submission_id, outcome_key
 
-_BODY_WITHIN_S: Final = 20.0
-_RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
-REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
-_OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
-"""Exporters may add a prefix, as that of Langfuse does, or a slash."""
 _REJECTED: Final = {
     "closed": "spans after their run was submitted or forgotten",
     "dead": "a run that is a dead letter: replay that",
     "too_large": "a run that is over the limits",
 }
-_MOST_TOKEN_BYTES: Final = 65_536
-_MOST_PATH: Final = 100  # Characters of a path in a line of the log.
-_SELDOM: Final = Seldom()
-_TOKEN: Final = re.compile(r"([!-~]{16,512})(?:\s+(\S+))?")
 
 log = structlog.get_logger("kp_scorer.serve.routes")
-
-Result = TypeVar("Result")
 
 
 class SubmittedTrace(BaseModel):
@@ -91,22 +72,18 @@ class _Handlers:
         self, settings: Settings, store: Store, clients: Mapping[str, Client], tokens: Mapping[str, str], metrics: ServeMetrics
     ) -> None:
         self._metrics = metrics
-        self._most_bytes = settings.serve.body_bytes
+        most_bytes = settings.serve.body_bytes
+        self._bodies = Bodies(most_bytes, len(tokens))
         self._store = store
         self._clients = clients
         self._tokens = tokens
         self._limits = settings.limits
-        self._of_bodies = settings.limits.model_copy(update={"message_bytes": self._most_bytes, "values": _MOST_VALUES})
+        self._of_bodies = settings.limits.model_copy(update={"message_bytes": most_bytes, "values": _MOST_VALUES})
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
         # delays none.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
-        self._kept, self._of_kept = (
-            KeptRuns(settings.serve.kept, settings) if settings.serve.kept else None,
-            anyio.CapacityLimiter(1),
-        )
-        # By token, so that none keeps the others out.
-        self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
-        self._most_of_one = BODIES * self._most_bytes // (2 if len(tokens) > 1 else 1)
+        self._kept = KeptRuns(settings.serve.kept, settings) if settings.serve.kept else None
+        self._of_kept = anyio.CapacityLimiter(1)
 
     async def authorize(
         self, request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
@@ -128,12 +105,12 @@ class _Handlers:
         """Drop OpenTelemetry's metrics, so that an exporter that sends all of its signals here reports no errors."""
         media_type = _media_type(request, JSON, PROTOBUF)
         return Response(
-            await self._work_on(request, self._of_spans, lambda _: success(media_type, 0, "")), media_type=media_type
+            await self._bodies.work_on(request, self._of_spans, lambda _: success(media_type, 0, "")), media_type=media_type
         )
 
     async def _export(self, request: Request, signal: Signal) -> Response:
         media_type = _media_type(request, JSON, PROTOBUF)
-        answer = await self._work_on(
+        answer = await self._bodies.work_on(
             request, self._of_spans, partial(self._store_spans, media_type, signal, request.state.queue)
         )
         return Response(answer, media_type=media_type)
@@ -162,7 +139,7 @@ class _Handlers:
         rows have the reasons.
         """
         media_type = _media_type(request, JSON, *_JSON_LINES)
-        rows = await self._work_on(request, self._of_traces, partial(self._submit_all, media_type, request.state.queue))
+        rows = await self._bodies.work_on(request, self._of_traces, partial(self._submit_all, media_type, request.state.queue))
         refused = sum(row.state != "pending" for row in rows)
         status = 202 if not refused else 422 if refused == len(rows) else 207
         return JSONResponse({"traces": [row.model_dump(exclude_defaults=True) for row in rows]}, status)
@@ -194,7 +171,7 @@ class _Handlers:
         """
         _media_type(request, JSON)
         submit = partial(self._submit_outcome, trace_id, request.state.queue)
-        outcome_id = await self._work_on(request, self._of_traces, submit)
+        outcome_id = await self._bodies.work_on(request, self._of_traces, submit)
         return JSONResponse({"trace_id": trace_id, "outcome_id": outcome_id}, 202)
 
     def _submit_outcome(self, trace_id: str, queue: str, body: bytes) -> str:
@@ -238,39 +215,6 @@ class _Handlers:
         # Runs may be large, and writing them would hold up all other requests.
         return await anyio.to_thread.run_sync(answer, limiter=self._of_kept)
 
-    async def _work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
-        """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
-        encoding = request.headers.get("content-encoding", "identity").lower()
-        if encoding not in ("identity", "gzip"):
-            raise HTTPException(415, "expected Content-Encoding gzip, or none")
-        unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
-        token, most, received, body = request.state.token, self._most_bytes, 0, bytearray()
-        self._requests[token] += 1
-        try:
-            if self._requests[token] > REQUESTS:
-                raise QueueFull("serve: too many requests at once with this token")
-            async with asyncio.timeout(_BODY_WITHIN_S):
-                async for chunk in request.stream():
-                    received += len(chunk)
-                    unpacked = unpacking.decompress(chunk, most + 1 - len(body)) if unpacking else chunk
-                    body += unpacked
-                    self._bytes_in_memory[token] += len(unpacked)
-                    if len(body) > most or received > most:
-                        raise HTTPException(413, f"expected at most {most} bytes")
-                    of_all = self._bytes_in_memory.total()
-                    if self._bytes_in_memory[token] > self._most_of_one or of_all > BODIES * most:
-                        raise QueueFull("serve: too many requests at once")
-            if unpacking and (not unpacking.eof or unpacking.unused_data):
-                raise HTTPException(400, "expected one whole gzip stream")
-            return await anyio.to_thread.run_sync(work, bytes(body), limiter=limiter)
-        except TimeoutError:
-            raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
-        except (zlib.error, ClientDisconnect) as error:
-            raise HTTPException(400, "expected gzip" if isinstance(error, zlib.error) else "disconnected") from None
-        finally:
-            self._requests[token] -= 1
-            self._bytes_in_memory[token] -= len(body)
-
 
 def make_app(
     settings: Settings,
@@ -306,27 +250,8 @@ def make_app(
         app.get(path)(probe)
         # Some monitors probe by HEAD.
         app.head(path, include_in_schema=False)(probe)
-    app.add_middleware(_OneLength)
-    for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, TraceConflict, ServiceUnavailable):
-        app.add_exception_handler(kind, _refused)
-    app.add_exception_handler(Exception, _refused)
+    refuse_in(app)
     return app
-
-
-class _OneLength:
-    """Refuses requests with two lengths, as a proxy may believe the other one, and closes their connections (RFC 9112)."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
-        if path := _OTLP_PATH.fullmatch(scope.get("path", "")):
-            scope["path"] = path[1]
-        if {name for name, _ in scope["headers"]} >= {b"content-length", b"transfer-encoding"}:
-            message = "expected Content-Length or Transfer-Encoding, not both"
-            app = Response(failure(JSON, message), 400, {"Connection": "close"}, JSON)
-        await app(scope, receive, send)
 
 
 def _takes(types: Mapping[str, object]) -> dict[str, Any]:
@@ -349,59 +274,3 @@ def _row(number: int, result: Submitted, secret: str) -> SubmittedTrace:
     if isinstance(result, InvalidTrace):
         return SubmittedTrace(number=number, state="invalid", problems=[problem._asdict() for problem in result.problems])
     return SubmittedTrace(number=number, state="conflict", trace_id=result.trace_id)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    """Return the answer to a refused request; it names fields and sizes, never content."""
-    status, message, headers = 400, str(error), dict[str, str]()
-    if isinstance(error, HTTPException):
-        status, message, headers = error.status_code, error.detail, dict(error.headers or {})
-    elif isinstance(error, ServiceUnavailable):
-        # Exporters try again, and any peer may.
-        if _SELDOM.is_due(message):
-            log.warning("request_put_off", detail=message)
-        status = 429 if isinstance(error, QueueFull) else 503
-        message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
-    elif isinstance(error, RequestValidationError):
-        status, message = 422, "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
-    elif isinstance(error, TraceConflict):
-        status = 409
-    elif not isinstance(error, InvalidTrace | NotConverted):
-        # The message may quote a trace.
-        log.error("request_failed", error=type(error).__name__, where=raised_at(error))
-        status, message = 500, "an error of ours, see the log"
-    is_unknown = status == 404 and "route" not in request.scope
-    if (status in (401, 415) or is_unknown) and _SELDOM.is_due((peer := request.client.host if request.client else "", status)):
-        log.warning("request_refused", status=status, peer=peer, path=request.url.path[:_MOST_PATH], detail=message)
-    is_binary = _OTLP_PATH.fullmatch(request.url.path) and request.headers.get("content-type") == PROTOBUF
-    media_type = PROTOBUF if is_binary else JSON
-    return Response(failure(media_type, message), status, headers, media_type)
-
-
-def read_tokens(file: str) -> dict[str, str]:
-    """Read a file with a token on each line, and perhaps a queue behind it; lines that begin with # are comments.
-
-    Return the queue of each token, empty for the first queue. Without a file there are no tokens.
-
-    Raises SettingsError if it cannot be read, others may write to it, it has no token, or a line is no token.
-    """
-    try:
-        if file:
-            check_writer(file)
-        lines = read_text(file, _MOST_TOKEN_BYTES).splitlines() if file else []
-    except OSError as error:
-        raise SettingsError(f"serve.tokens: {file}: {error.strerror}") from None
-    rows = [_TOKEN.fullmatch(line.strip()) for line in lines if line.strip() and not line.startswith("#")]
-    tokens = {row[1]: row[2] or "" for row in rows if row}
-    if file and not (rows and all(rows)):
-        message = "expected a token of 16 to 512 ASCII characters on each line, and perhaps a queue behind it"
-        raise SettingsError(f"serve.tokens: {file}: {message}")
-    return tokens
-
-
-def admits(tokens: Collection[str], token: str) -> bool:
-    """Return whether a request with this token, or an empty one, is admitted; without ``tokens`` every request is."""
-    # Digests have one length, and all of them are compared, so the duration reveals nothing.
-    own = sha256(token.encode("utf-8", "surrogatepass")).digest()
-    matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]
-    return any(matches) or not matches

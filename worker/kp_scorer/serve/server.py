@@ -23,8 +23,9 @@ from kp_scorer.logs import count_dropped_lines
 from kp_scorer.monitoring import http_server
 from kp_scorer.serve.certificates import Renewal, check_certificate
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.routes import make_app, read_tokens
+from kp_scorer.serve.routes import make_app
 from kp_scorer.serve.submitter import Submitter
+from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store import Store

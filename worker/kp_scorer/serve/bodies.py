@@ -1,0 +1,63 @@
+"""Reads the bodies of requests, within bounds of size, memory and time."""
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import anyio.to_thread
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from kp_scorer.errors import QueueFull
+
+BODIES: Final = 8  # The most bodies of the largest size that may be in memory at once; requests beyond them get 429.
+REQUESTS: Final = 256  # The most requests of one token in progress at once: half of the connections that the server keeps.
+_BODY_WITHIN_S: Final = 20.0
+
+Result = TypeVar("Result")
+
+
+class Bodies:
+    """The bodies in memory, counted by token, so that none keeps the others out."""
+
+    def __init__(self, most_bytes: int, tokens: int) -> None:
+        """Admit bodies of ``most_bytes`` each, unpacked; one of several tokens gets half of the memory."""
+        self._most_bytes = most_bytes
+        self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
+        self._most_of_one = BODIES * most_bytes // (2 if tokens > 1 else 1)
+
+    async def work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
+        """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
+        encoding = request.headers.get("content-encoding", "identity").lower()
+        if encoding not in ("identity", "gzip"):
+            raise HTTPException(415, "expected Content-Encoding gzip, or none")
+        unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+        token, most, received, body = request.state.token, self._most_bytes, 0, bytearray()
+        self._requests[token] += 1
+        try:
+            if self._requests[token] > REQUESTS:
+                raise QueueFull("serve: too many requests at once with this token")
+            async with asyncio.timeout(_BODY_WITHIN_S):
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    unpacked = unpacking.decompress(chunk, most + 1 - len(body)) if unpacking else chunk
+                    body += unpacked
+                    self._bytes_in_memory[token] += len(unpacked)
+                    if len(body) > most or received > most:
+                        raise HTTPException(413, f"expected at most {most} bytes")
+                    of_all = self._bytes_in_memory.total()
+                    if self._bytes_in_memory[token] > self._most_of_one or of_all > BODIES * most:
+                        raise QueueFull("serve: too many requests at once")
+            if unpacking and (not unpacking.eof or unpacking.unused_data):
+                raise HTTPException(400, "expected one whole gzip stream")
+            return await anyio.to_thread.run_sync(work, bytes(body), limiter=limiter)
+        except TimeoutError:
+            raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
+        except (zlib.error, ClientDisconnect) as error:
+            raise HTTPException(400, "expected gzip" if isinstance(error, zlib.error) else "disconnected") from None
+        finally:
+            self._requests[token] -= 1
+            self._bytes_in_memory[token] -= len(body)

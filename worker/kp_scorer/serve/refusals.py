@@ -1,0 +1,73 @@
+"""Answers requests that are refused. An answer names fields and sizes, never content."""
+
+import re
+from typing import Final
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, ServiceUnavailable, TraceConflict
+from kp_scorer.logs import Seldom, raised_at
+from kp_scorer.serve.submitter import JSON, PROTOBUF, failure
+
+_OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
+"""Exporters may add a prefix, as that of Langfuse does, or a slash."""
+_RETRY_AFTER: Final = {"Retry-After": "2"}
+_MOST_PATH: Final = 100  # Characters of a path in a line of the log.
+_SELDOM: Final = Seldom()
+
+log = structlog.get_logger("kp_scorer.serve.refusals")
+
+
+def refuse_in(app: FastAPI) -> None:
+    """Have an application answer all errors of its handlers, and requests whose length is ambiguous."""
+    app.add_middleware(_OneLength)
+    for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, TraceConflict, ServiceUnavailable):
+        app.add_exception_handler(kind, _refused)
+    app.add_exception_handler(Exception, _refused)
+
+
+class _OneLength:
+    """Refuses requests with two lengths, as a proxy may believe the other one, and closes their connections (RFC 9112)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if path := _OTLP_PATH.fullmatch(scope.get("path", "")):
+            scope["path"] = path[1]
+        if {name for name, _ in scope["headers"]} >= {b"content-length", b"transfer-encoding"}:
+            message = "expected Content-Length or Transfer-Encoding, not both"
+            app = Response(failure(JSON, message), 400, {"Connection": "close"}, JSON)
+        await app(scope, receive, send)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Return the answer to a refused request; it names fields and sizes, never content."""
+    status, message, headers = 400, str(error), dict[str, str]()
+    if isinstance(error, HTTPException):
+        status, message, headers = error.status_code, error.detail, dict(error.headers or {})
+    elif isinstance(error, ServiceUnavailable):
+        # Exporters try again, and any peer may.
+        if _SELDOM.is_due(message):
+            log.warning("request_put_off", detail=message)
+        status = 429 if isinstance(error, QueueFull) else 503
+        message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
+    elif isinstance(error, RequestValidationError):
+        status, message = 422, "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
+    elif isinstance(error, TraceConflict):
+        status = 409
+    elif not isinstance(error, InvalidTrace | NotConverted):
+        # The message may quote a trace.
+        log.error("request_failed", error=type(error).__name__, where=raised_at(error))
+        status, message = 500, "an error of ours, see the log"
+    is_unknown = status == 404 and "route" not in request.scope
+    if (status in (401, 415) or is_unknown) and _SELDOM.is_due((peer := request.client.host if request.client else "", status)):
+        log.warning("request_refused", status=status, peer=peer, path=request.url.path[:_MOST_PATH], detail=message)
+    is_binary = _OTLP_PATH.fullmatch(request.url.path) and request.headers.get("content-type") == PROTOBUF
+    media_type = PROTOBUF if is_binary else JSON
+    return Response(failure(media_type, message), status, headers, media_type)
