@@ -204,6 +204,17 @@ def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:
         yield key.decode("utf-8", "backslashreplace")
 
 
+def entries_in(client: redis.Redis, stream: str, at_once: int) -> Iterator[tuple[bytes, dict[bytes, bytes]]]:
+    """Yield the id and the fields of each entry of a stream, oldest first; read ``at_once`` in a round trip."""
+    start = "-"
+    while True:
+        chunk: Any = client.xrange(stream, start, "+", at_once)
+        yield from chunk
+        if len(chunk) < at_once:
+            return
+        start = f"({chunk[-1][0].decode()}"
+
+
 def is_full(error: redis.exceptions.RedisError) -> bool:
     """Return whether Redis refused a command because its memory limit is reached."""
     # Redis 7 names the error, and 6.2 quotes it within that of the script.

@@ -2,19 +2,19 @@
 
 from collections.abc import Collection, Sequence
 from threading import Event
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import redis
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.connection import entries_in, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import parsed_in, text_in
 from kp_scorer.trace import ReasoningTrace
 
 _TTL_MS: Final = 60_000  # Without their reader, the copies expire after this time.
 _HEARD_AFTER_S: Final = 5.0  # A worker that has not looked for this long counts as dead.
-_ERASED_AT_ONCE: Final = 100  # A trace may have a megabyte.
+_SEARCHED_AT_ONCE: Final = 100  # A trace may have a megabyte.
 
 
 class Copy(NamedTuple):
@@ -75,14 +75,9 @@ class Copies:
 
     def erase(self, trace_ids: Collection[str]) -> None:
         """Remove the copies of these traces. If their reader has read one already, it erases what it has made of that."""
-        start = "-"
-        while True:
-            chunk: Any = self._client.xrange(self._key, start, "+", _ERASED_AT_ONCE)
-            if not chunk:
-                return
-            if ids := [each for each, fields in chunk if text_in(fields.get(b"i")) in trace_ids]:
-                self._client.xdel(self._key, *ids)
-            start = f"({chunk[-1][0].decode()}"
+        for copy_id, fields in entries_in(self._client, self._key, _SEARCHED_AT_ONCE):
+            if text_in(fields.get(b"i")) in trace_ids:
+                self._client.xdel(self._key, copy_id)
 
     def end(self) -> None:
         """Have workers copy no more traces, and remove the copies."""

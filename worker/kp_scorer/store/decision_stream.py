@@ -9,7 +9,7 @@ import redis
 
 from kp_scorer.decision import Decision
 from kp_scorer.spans.context import NO_CONTEXT, Context
-from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.connection import entries_in, reports_outages
 from kp_scorer.store.scripts import row, script
 
 _READ_AT_ONCE: Final = 16
@@ -95,14 +95,8 @@ class DecisionStream:
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the id of each entry, oldest first, with its decision as JSON, whether it was read or not."""
-        start = "-"
-        while True:
-            chunk: Any = self._client.xrange(self.name, start, "+", _READ_AT_ONCE)
-            for entry, fields in chunk:
-                yield entry, fields.get(b"decision", b"")
-            if len(chunk) < _READ_AT_ONCE:
-                return
-            start = f"({entry.decode()}"
+        for entry, fields in entries_in(self._client, self.name, _READ_AT_ONCE):
+            yield entry, fields.get(b"decision", b"")
 
     def remove(self, entry: bytes) -> None:
         """Remove an entry, which no group receives any more."""

@@ -12,7 +12,7 @@ import redis
 
 from kp_scorer.errors import WindowDiffers
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, Erasure, Place, Tail, Window
-from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.connection import entries_in, reports_outages
 from kp_scorer.store.keys import Keys, LogKeys
 from kp_scorer.store.records import text_in
 from kp_scorer.store.scripts import VECTOR, script
@@ -91,14 +91,8 @@ class RedisLog:
 
     def entries(self) -> Iterator[Entry]:
         """Read the whole log, oldest first, in chunks."""
-        start = "-"
-        while True:
-            chunk: Any = self._client.xrange(self._own.log, start, "+", READ_CHUNK)
-            for entry_id, fields in chunk:
-                yield _entry(entry_id, list(chain(*fields.items())))
-            if len(chunk) < READ_CHUNK:
-                return
-            start = f"({chunk[-1][0].decode()}"
+        for entry_id, fields in entries_in(self._client, self._own.log, READ_CHUNK):
+            yield _entry(entry_id, list(chain(*fields.items())))
 
     def newest(self, count: int) -> list[Entry]:
         """Return at most ``count`` of the newest entries, newest first."""
