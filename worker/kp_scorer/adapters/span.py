@@ -19,6 +19,7 @@ from kp_scorer.adapters.node import MOST_DEPTH, Node, as_json, objects_in, opene
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
 
+SERVICE: Final = "service.name"  # The attribute of a resource that names the agent.
 OWN_KIND: Final = "row.kind"  # The attribute that rows of stores get.
 _MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
 _ERROR: Final = (2, "STATUS_CODE_ERROR", "ERROR")
@@ -319,6 +320,14 @@ def attributes_of(holder: Node) -> Node:
     return pairs._replace(value={key: value for key, value in values.items() if value != _REDACTED})
 
 
+def attributes_of_run(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the attributes of a run in OTLP's JSON: the root's win over other spans', and a span's over its resource's."""
+    root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
+    pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
+    values = {str(pair.get("key")): pair.get("value") for pair in pairs}
+    return {key: next(iter(value.values()), None) for key, value in values.items() if isinstance(value, dict)}
+
+
 def _results_of(span: Node, attributes: Node, answered: Sequence[Node]) -> list[Piece]:
     has_failed = _is_failed(span) or any(
         text_in(each.value).lower() not in ("ok", "success", "default", "debug", "warning")
@@ -396,6 +405,6 @@ def _scope(span: Node) -> str:
 def without_content(span: Node) -> str:
     """Return what is expected of the instrumentation of a span that has no messages."""
     resource = span.at("resource")
-    service = resource.value and attributes_of(resource).value.get("service.name")
+    service = resource.value and attributes_of(resource).value.get(SERVICE)
     switch = next(variable for prefix, variable in _SWITCHES.items() if _scope(span).startswith(prefix))
     return f"expected messages, which {_scope(span) or 'the instrumentation'} in {service} does not record: set {switch}"

@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import click
 from celery import Celery
 
+from kp_scorer.adapters.span import SERVICE, attributes_of_run
 from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.searching import count_in_flight, search_queue
 from kp_scorer.broker.wire import trace_id_of
@@ -16,7 +17,6 @@ from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import check_values
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.serve.run_converter import SERVICE, attributes_of
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
@@ -185,7 +185,7 @@ def owner_of(content: object) -> Owner:
         return Owner(trace_id, content.get("agent_id"))
     if "resourceSpans" in content:
         try:
-            return Owner("", attributes_of(content["resourceSpans"][0]["scopeSpans"][0]["spans"]).get(SERVICE))
+            return Owner("", attributes_of_run(content["resourceSpans"][0]["scopeSpans"][0]["spans"]).get(SERVICE))
         except (LookupError, TypeError, AttributeError):
             return Owner()
     metadata = content.get("metadata")

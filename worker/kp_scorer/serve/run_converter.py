@@ -11,11 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import digests_of
+from kp_scorer.adapters.span import SERVICE, attributes_of_run
 from kp_scorer.bounded import Answers
 from kp_scorer.decoding import Limits, check_values
 from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished
 
-SERVICE: Final = "service.name"
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
 """The fields that no convention of spans has. Attributes with the prefix ``kp.`` carry them, on a root span or its resource."""
 _DEFAULTS: Final = {"domain": "default", "privacy_level": "private", "visibility": "private"}
@@ -38,7 +38,7 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
         check_values(raw, most_values)
         export = json.loads(raw)
         spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
-        attributes = attributes_of(spans)
+        attributes = attributes_of_run(spans)
         values = {name: attributes.get(f"kp.{name}", supplied[name]) for name in SUPPLIED}
         unstated = [name for name in _ASSUMED if values[name] is None]
         converter = Converter(_fields(values | {name: _ASSUMED[name] for name in unstated}), limits, "otel")
@@ -105,14 +105,6 @@ def _is_open(spans: Sequence[dict[str, Any]], *, is_answered: bool) -> bool:
 
 def _nanoseconds(value: object) -> int:
     return int(text) if (text := str(value))[:20].isdecimal() and len(text) <= 20 else 0
-
-
-def attributes_of(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the attributes of a run: the root's win over those of other spans, and a span's over its resource's."""
-    root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
-    pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
-    values = {str(pair.get("key")): pair.get("value") for pair in pairs}
-    return {key: next(iter(value.values()), None) for key, value in values.items() if isinstance(value, dict)}
 
 
 def _fields(values: dict[str, Any]) -> SuppliedFields:

@@ -27,6 +27,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kp_scorer.adapters.node import source
+from kp_scorer.adapters.span import SERVICE
 from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_for_sending, parse_json
@@ -42,7 +43,7 @@ from kp_scorer.errors import (
 )
 from kp_scorer.logs import Seldom, raised_at
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.run_converter import SERVICE, SUPPLIED
+from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering

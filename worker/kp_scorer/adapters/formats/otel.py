@@ -15,7 +15,7 @@ from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.columns import span_in
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in, parsed
-from kp_scorer.adapters.span import Spans, any_value, attributes_of, integer, own_id_in
+from kp_scorer.adapters.span import SERVICE, Spans, any_value, attributes_of, integer, own_id_in
 from kp_scorer.adapters.timeline import run_of
 
 _IS_LOG: Final = "isLog"
@@ -74,9 +74,7 @@ def _span_of_jaeger(span: Node, page: Node) -> Node:
         "name": span.at("operationName").value,
         "scope": {"name": tags.get("otel.scope.name")},
         "events": [{"name": fields.pop("event", ""), "attributes": fields} for fields in logs],
-        "resource": {
-            "attributes": _by_key(page.at(*process, "tags")) | {"service.name": page.at(*process, "serviceName").value}
-        },
+        "resource": {"attributes": _by_key(page.at(*process, "tags")) | {SERVICE: page.at(*process, "serviceName").value}},
         "tags": tags,
     }
     return span_in(span._replace(value=span.object() | own))
