@@ -80,7 +80,10 @@ def most_in_flight(settings: Settings, least: int = 0) -> int:
 
 
 def _in_flight_bytes(settings: Settings) -> int:
-    """Return the most bytes of messages of each queue that a worker may have in flight."""
+    """Return the most bytes of messages of each queue that a worker may have in flight.
+
+    An idle queue keeps its share: RabbitMQ sets the limit once, when consuming begins, and any queue may fill at any time.
+    """
     return settings.worker.in_flight_bytes // len(settings.queues.traces)
 
 
