@@ -20,7 +20,7 @@ import pytest
 import redis
 import yaml
 from celery import Celery
-from kp_scorer.broker.backlog import Backlog
+from kp_scorer.broker.backlog import Backlog, UnreadDecisions
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import results_queue
@@ -492,9 +492,9 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"], ["traces"])
+    unread = UnreadDecisions({"decisions.accepted": 0}, {}, limit=100, most_bytes=0, full=(), rings=(), at_s=0.0)
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
-    backlog = Backlog({"traces": 0}, {"decisions.accepted": 0}, (), 0, 0.0, servers, dead_lettered=dead_lettered)
-    metrics.set_backlog(backlog._replace(used_by_part={"redis": {"records": 0}}))
+    metrics.set_backlog(Backlog({"traces": 0}, unread, 0, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}}))
     metrics.count_decisions_dropped("decisions.rejected", 0)
     metrics.work_age_s.labels("submission_resender")
     return samples_of(generate_latest(metrics.registry).decode())

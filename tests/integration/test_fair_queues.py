@@ -98,7 +98,7 @@ def test_nothing_is_lost_as_queues_come_and_go_and_workers_are_killed(
                 worker.process.kill()
         with at_work(grown, tmp_path), make_celery(grown) as app, Store.open(grown) as store:
             assert len(list(of_new.as_completed(all_ids, PATIENCE_S))) == len(all_ids)
-            assert {*grown.queues.traces} <= {*look_at_backlog(app, grown, store).submissions}
+            assert {*grown.queues.traces} <= {*look_at_backlog(app, grown, store, ()).submissions}
         # Those that are drained may go.
         with at_work(with_changed(shared, queues__traces=small), tmp_path) as (_, client):
             all_ids.append(submitted(client, 1)[0])

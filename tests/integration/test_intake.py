@@ -190,7 +190,7 @@ def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
         assert client.wait(client.submit(first), timeout_s=PATIENCE_S).trace_id == first["id"]
         assert [event["queue"] for event in worker.events("intake_unusable")] == [name]
         with make_celery(ours) as app, Store.open(ours) as store:
-            assert name in look_at_backlog(app, ours, store).submissions
+            assert name in look_at_backlog(app, ours, store, ()).submissions
         # Once it is deleted, the worker makes it anew.
         rabbitmq.delete("intake")
         wait_until(lambda: _is_declared(settings_here))

@@ -20,7 +20,7 @@ from celery import Celery
 from kombu import Queue
 from kp_scorer import read_decisions, store
 from kp_scorer.broker import redis_transport
-from kp_scorer.broker.backlog import unread
+from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
@@ -256,7 +256,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(server: Shipped) ->
     with make_celery(settings) as app, Store.open(settings) as store:
         declare_queues(app, list(results_queues(settings, settings.kinds).values()))
         publish(Publisher(app, settings, store), decision("kp:trace:called"))
-        assert sum(unread(app, settings, store).values()) == 1
+        assert sum(unread_decisions(app, settings, store, ()).counts.values()) == 1
     assert server.refused() == []
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from kp_scorer.broker.backlog import look_at_backlog
+from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.errors import SettingsError
@@ -64,10 +64,10 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
     with at_work(settings, tmp_path) as (worker, client), make_celery(settings) as app, Store.open(settings) as store:
         client.submit_many([trace | {"padding": "x" * 5_000} for trace in short_traces(TRACES, seed=7)])
         wait_until(lambda: worker.events("results_full"))
-        wait_until(lambda: look_at_backlog(app, settings, store).full == (accepted,))
-        backlog = look_at_backlog(app, settings, store)
+        wait_until(lambda: unread_decisions(app, settings, store, store.worker_reports()).full == (accepted,))
+        unread = unread_decisions(app, settings, store, ())
         # RabbitMQ does not tell how many bytes a queue has.
-        assert backlog.used(accepted) > 0.9 if settings.broker.is_redis else not backlog.used_bytes
+        assert unread.used(accepted) > 0.9 if settings.broker.is_redis else not unread.bytes
         status = command(settings, "doctor")
         assert (status.exit_code, "workers wait when it is full" in status.output) == (1, True)
 
@@ -77,14 +77,14 @@ def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Set
     accepted = limited.queues.accepted
     with make_celery(limited) as app, Store.open(limited) as store:
         redis_client.lpush(accepted, *["{}"] * 300)
-        before = look_at_backlog(app, limited, store)
+        before = unread_decisions(app, limited, store, ())
         assert 0.2 < before.used(accepted) < 0.5
         redis_client.lpush(accepted, *["x" * 40_000] * 25)
-        now = look_at_backlog(app, limited, store)
+        now = unread_decisions(app, limited, store, ())
         # It would be full by its bytes after less than twice as much, and by its number after more than twenty times as much.
         assert 0 < now.full_in_s(accepted, before) < 2 * (now.at_s - before.at_s)
         redis_client.lpush(accepted, *["x" * 40_000] * 40)
-        assert look_at_backlog(app, limited, store).full == (accepted,), "nobody had to publish to it"
+        assert unread_decisions(app, limited, store, ()).full == (accepted,), "nobody had to publish to it"
 
 
 def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

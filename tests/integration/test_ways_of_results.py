@@ -15,7 +15,7 @@ import pytest
 import redis
 from amqp.exceptions import NotFound
 from kombu import Connection, Queue
-from kp_scorer.broker.backlog import unread
+from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client
@@ -265,7 +265,7 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
         assert "RabbitMQ has no queue" in line["detail"]
         assert "start a worker of the app that consumes it" in line["detail"]
         with make_celery(settings) as app:
-            assert unread(app, settings, store) == {}
+            assert unread_decisions(app, settings, store, ()).counts == {}
         with with_shop(settings, tmp_path):
             received = scene.read_until(lambda received: traces_in(received) == TRACES)
     assert_each_once(submitted, received)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from kp_scorer.broker.backlog import Backlog
+from kp_scorer.broker.backlog import Backlog, UnreadDecisions
 from kp_scorer.broker.wire import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
@@ -147,8 +147,9 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
     assert watchdog.why_not_live() == ["finisher: the thread has died", "consumer: stalled for 121 of 120 s"]
 
 
-UNREAD = {"decisions.accepted": 3, "decisions.rejected": 5}
-BACKLOG = Backlog({"traces": 0}, UNREAD, ("decisions.rejected",), 2, 7.5, {"redis": Condition(0.5, 3)})
+COUNTS = {"decisions.accepted": 3, "decisions.rejected": 5}
+UNREAD = UnreadDecisions(COUNTS, {}, limit=100, most_bytes=0, full=("decisions.rejected",), rings=(), at_s=0.0)
+BACKLOG = Backlog({"traces": 0}, UNREAD, 2, 7.5, {}, {"redis": Condition(0.5, 3)}, "", {})
 
 
 def decided(domain: str, **changed: Any) -> Decision:
@@ -213,15 +214,16 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
     evictions = [samples[f'kp_scorer_redis_{name}{{server="redis"}}'] for name in ("evicts", "evicted_keys")]
     assert evictions == [0, 3]
-    full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in BACKLOG.decisions}
+    full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in COUNTS}
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
     assert not any(name.startswith("kp_scorer_decisions_dropped_total{") for name in samples)
-    metrics.set_backlog(BACKLOG._replace(rings=("decisions.rejected",)))
+    metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(rings=("decisions.rejected",))))
     # Of a series that begins with 1, rates miss the first.
     assert samples_from(metrics)['kp_scorer_decisions_dropped_total{queue="decisions.rejected"}'] == 0
-    metrics.set_backlog(BACKLOG._replace(limit=10, used_bytes={"decisions.accepted": 0.9, "decisions.rejected": 0.4}))
+    of_bytes = {"decisions.accepted": 90, "decisions.rejected": 40}
+    metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(limit=10, bytes=of_bytes, most_bytes=100)))
     samples = samples_from(metrics)
-    used = {name: samples[f'kp_scorer_results_used_ratio{{queue="{name}"}}'] for name in BACKLOG.decisions}
+    used = {name: samples[f'kp_scorer_results_used_ratio{{queue="{name}"}}'] for name in COUNTS}
     assert used == {"decisions.accepted": 0.9, "decisions.rejected": 0.5}
     (info,) = (name for name in samples if name.startswith("kp_scorer_info{"))
     assert 'engine="python"' in info

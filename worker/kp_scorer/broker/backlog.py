@@ -6,9 +6,8 @@ The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUna
 import math
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from celery import Celery
@@ -29,43 +28,52 @@ from kp_scorer.store.store import WorkerReport
 _SCANNED_AT_ONCE: Final = 1_000
 
 
-class Backlog(NamedTuple):
-    """The numbers of messages and submissions that wait at one moment."""
+class UnreadDecisions(NamedTuple):
+    """The unread decisions on each existing queue and stream, at one moment."""
 
-    submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
-    decisions: Mapping[str, int]  # Unread decisions, by queue or stream.
-    full: tuple[str, ...]  # The queues and streams that accept no more decisions, so that workers wait.
-    pending: int  # Submissions in the ledger that are neither decided nor dead.
-    oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
-    servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
-    blocked: str = ""  # Why RabbitMQ accepts no messages; empty if it does.
-    limit: int = 100_000  # The most unread decisions that each queue or stream accepts.
-    # By queue or stream: the used share of its bytes in Redis, if these are limited.
-    used_bytes: Mapping[str, float] = MappingProxyType({})
-    dead_lettered: Mapping[Reason, int] = MappingProxyType({})  # By reason: the number of dead letters since the ledger began.
-    # The queues and streams that drop their oldest decisions when they are full, so that no worker waits.
-    rings: tuple[str, ...] = ()
-    # By server and part: the bytes that the part takes there, by a sample. ``other`` is what no part explains.
-    used_by_part: Mapping[str, Mapping[str, int]] = MappingProxyType({})
-    at_s: float = 0.0  # The time of the measurement, by the monotonic clock.
+    counts: Mapping[str, int]
+    bytes: Mapping[str, int]  # The memory that each takes in Redis; without queues on RabbitMQ, which reports no bytes.
+    limit: int  # The most decisions that each accepts.
+    most_bytes: int  # The most bytes that each accepts in Redis; 0 is no limit.
+    full: tuple[str, ...]  # Those that accept no more, so that workers wait.
+    rings: tuple[str, ...]  # Those that drop their oldest decisions when they are full, so that no worker waits.
+    at_s: float  # The time of the measurement, by the monotonic clock.
+
+    def used_bytes(self, name: str) -> float | None:
+        """Return the used share of the bytes of a queue or stream in Redis; None if these are not limited."""
+        return self.bytes[name] / self.most_bytes if self.most_bytes and name in self.bytes else None
 
     def used(self, name: str) -> float:
-        """Return the used share of a queue or stream of decisions: of its places or, if that is more, of its bytes in Redis."""
-        return max(self.decisions[name] / self.limit, self.used_bytes.get(name, 0.0))
+        """Return the used share of a queue or stream: of its places or, if that is more, of its bytes in Redis."""
+        return max(self.counts[name] / self.limit, self.used_bytes(name) or 0.0)
 
-    def full_in_s(self, name: str, earlier: "Backlog") -> float:
+    def full_in_s(self, name: str, earlier: "UnreadDecisions") -> float:
         """Return the seconds until a queue or stream is full at its growth since ``earlier``; infinite if it does not grow."""
         shares = [
-            (self.used_bytes.get(name, 0.0), earlier.used_bytes.get(name, 0.0)),
-            (self.decisions[name] / self.limit, earlier.decisions.get(name, 0) / self.limit),
+            (self.used_bytes(name) or 0.0, earlier.used_bytes(name) or 0.0),
+            (self.counts[name] / self.limit, earlier.counts.get(name, 0) / self.limit),
         ]
         left_s = [max(0.0, 1 - now) * (self.at_s - earlier.at_s) / (now - then) for now, then in shares if now > then]
         return min(left_s, default=math.inf)
 
 
-def count_oversized(app: Celery, settings: Settings) -> dict[str, int]:
-    """Return by list the numbers of messages that were too large for a worker and are kept beside their queue on Redis."""
-    lists = [QueueKeys(name).oversized for name in settings.queues.traces]
+class Backlog(NamedTuple):
+    """What waits at one moment, and the condition of the servers that hold it."""
+
+    submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
+    unread: UnreadDecisions
+    pending: int  # Submissions in the ledger that are neither decided nor dead.
+    oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
+    dead_lettered: Mapping[Reason, int]  # By reason: the number of dead letters since the ledger began.
+    servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
+    blocked: str  # Why RabbitMQ accepts no messages; empty if it does.
+    # By server and part: the bytes that the part takes there, by a sample. ``other`` is what no part explains.
+    used_by_part: Mapping[str, Mapping[str, int]]
+
+
+def count_oversized(app: Celery, queues: Iterable[str]) -> dict[str, int]:
+    """Return by list the numbers of messages that were too large for a worker and are kept beside these queues on Redis."""
+    lists = [QueueKeys(name).oversized for name in queues]
     return with_producer(app, "oversized", lambda producer: {each: int(producer.channel.client.llen(each)) for each in lists})
 
 
@@ -90,21 +98,33 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
     return with_producer(app, queue.name, find)
 
 
-def unread(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
-    """Count the unread decisions on each existing queue and stream that decisions are published to."""
-    counts = {}
-    for queue in results_queues(settings, settings.kinds).values():
+def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> UnreadDecisions:
+    """Count the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
+
+    ``reports`` are those of the workers that say which have no room.
+    """
+    counts, used = {}, {}
+    for name, queue in results_queues(settings, settings.kinds).items():
         with suppress(NoQueue):
-            counts[queue.name] = waiting(app, queue)
-    return counts | {name: store.decision_stream(name).count_unread() for name in results_streams(settings, settings.kinds)}
-
-
-def _decision_bytes(app: Celery, settings: Settings, store: Store) -> dict[str, int]:
-    """Return the bytes of each queue and stream of decisions; without queues on RabbitMQ, which reports no bytes."""
-    used = {name: store.decision_stream(name).used_bytes() for name in results_streams(settings, settings.kinds)}
-    if settings.broker.is_redis:
-        used |= {name: _bytes_on(app, name) for name in results_queues(settings, settings.kinds)}
-    return used
+            counts[name] = waiting(app, queue)
+        if settings.broker.is_redis:
+            used[name] = _bytes_on(app, name)
+    for name in results_streams(settings, settings.kinds):
+        stream = store.decision_stream(name)
+        counts[name], used[name] = stream.count_unread(), stream.used_bytes()
+    unread = UnreadDecisions(
+        counts,
+        used,
+        settings.queues.results_limit,
+        settings.results_bytes,
+        full=(),
+        rings=tuple(filter(settings.is_ring, counts)),
+        at_s=time.monotonic(),
+    )
+    # On RabbitMQ, only a publisher notices that a queue's bytes are used up.
+    without_room = {name for report in reports for name in report.full}
+    full = (name for name in counts if unread.used(name) >= 1 or name in without_room)
+    return unread._replace(full=tuple(name for name in full if name not in unread.rings))
 
 
 def _bytes_on(app: Celery, key: str) -> int:
@@ -118,11 +138,14 @@ def _used_by_part(
     parts = {"redis": store.used_by_part(spaces)}
     if not parts["redis"]:
         return {}
-    on_broker = parts.setdefault("broker" if "broker" in servers else "redis", {}) if settings.broker.is_redis else {}
+    of_queues = "broker" if "broker" in servers else "redis"
     if settings.broker.is_redis:
-        on_broker["queues"] = sum(_bytes_on(app, key) for name in submission_queues(settings) for key in QueueKeys(name).all)
-    # Streams are in the Redis of the ledger.
-    (parts["redis"] if settings.results.via == "stream" else on_broker)["decisions"] = decisions
+        keys = (key for name in settings.queues.traces for key in QueueKeys(name).all)
+        parts.setdefault(of_queues, {})["queues"] = sum(_bytes_on(app, key) for key in keys)
+    if settings.results.via == "stream":
+        parts["redis"]["decisions"] = decisions
+    elif settings.broker.is_redis:
+        parts[of_queues]["decisions"] = decisions
     used = {name: (servers[name].bytes_used or 0) for name in parts}
     return {name: each | {"other": max(0, used[name] - sum(each.values()))} for name, each in parts.items()}
 
@@ -157,34 +180,22 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
     return submissions
 
 
-def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport] | None = None) -> Backlog:
+def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> Backlog:
     """Measure the backlog, in one or two round trips for each queue and some ten for what takes memory.
 
-    ``reports`` are those of the workers that say which queues have no room, and which logs there are; by default all are read.
+    ``reports`` are those of the workers that say which queues have no room, and which logs there are. A worker passes its own:
+    if each of many read those of all, Redis would do little else.
     """
-    decisions = unread(app, settings, store)
-    limit = settings.queues.results_limit
-    decision_bytes, most_bytes = _decision_bytes(app, settings, store), settings.results_bytes
-    used_bytes = {name: size_bytes / most_bytes for name, size_bytes in decision_bytes.items()} if most_bytes else {}
-    # On RabbitMQ, only a publisher notices that a queue's bytes are used up. A worker passes its own report: if each of many
-    # workers read those of all, Redis would do little else.
-    reports = store.worker_reports() if reports is None else reports
-    full = {name for name, count in decisions.items() if count >= limit or used_bytes.get(name, 0.0) >= 1}
-    full.update(name for report in reports for name in report.full)
+    unread = unread_decisions(app, settings, store, reports)
     servers = conditions(app, settings.broker, settings.redis, store)
     spaces = {report.space for report in reports if report.space}
     return Backlog(
         submissions=_submissions(app, settings),
-        decisions=decisions,
-        full=tuple(name for name in decisions if name in full and not settings.is_ring(name)),
+        unread=unread,
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),
+        dead_lettered=store.dead_letters.dead_lettered(),
         servers=servers,
         blocked=blocked(app, settings.broker),
-        limit=limit,
-        used_bytes=used_bytes,
-        dead_lettered=store.dead_letters.dead_lettered(),
-        rings=tuple(filter(settings.is_ring, decisions)),
-        used_by_part=_used_by_part(app, settings, store, spaces, sum(decision_bytes.values()), servers),
-        at_s=time.monotonic(),
+        used_by_part=_used_by_part(app, settings, store, spaces, sum(unread.bytes.values()), servers),
     )

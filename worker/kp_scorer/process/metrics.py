@@ -142,13 +142,14 @@ class Metrics:
         """Show the backlog that was just read."""
         for name, count in backlog.submissions.items():
             self._waiting.labels(name, "submissions").set(count)
-        for name, count in backlog.decisions.items():
+        unread = backlog.unread
+        for name, count in unread.counts.items():
             self._waiting.labels(name, "decisions").set(count)
-            self._full.labels(name).set(name in backlog.full)
-            if name in backlog.rings:
+            self._full.labels(name).set(name in unread.full)
+            if name in unread.rings:
                 self._decisions_dropped.labels(name)
             else:
-                self._results_used.labels(name).set(backlog.used(name))
+                self._results_used.labels(name).set(unread.used(name))
         self._pending.set(backlog.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
         for reason, count in backlog.dead_lettered.items():

@@ -12,7 +12,7 @@ import click
 from celery import Celery
 from kombu import Exchange, Queue
 
-from kp_scorer.broker.backlog import lists_beside, look_at_backlog
+from kp_scorer.broker.backlog import lists_beside, unread_decisions
 from kp_scorer.broker.calls import broker_condition, check_publishing, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.queues import results_queues, submission_queues
@@ -137,26 +137,26 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
 
 
 def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
-    backlog = before = look_at_backlog(app, settings, store)
-    if any(map(before.used, before.decisions)):
+    unread = before = unread_decisions(app, settings, store, store.worker_reports())
+    if any(map(before.used, before.counts)):
         time.sleep(_LOOKS_APART_S)
-        backlog = look_at_backlog(app, settings, store)
-    for name, unread in backlog.decisions.items():
-        is_nearly_full = name in backlog.full or backlog.used(name) >= _NEARLY_FULL
-        left_s = backlog.full_in_s(name, before)
+        unread = unread_decisions(app, settings, store, store.worker_reports())
+    for name, number in unread.counts.items():
+        is_nearly_full = name in unread.full or unread.used(name) >= _NEARLY_FULL
+        left_s = unread.full_in_s(name, before)
         if not is_nearly_full and left_s > _SOON_S:
             continue
-        size = f", {backlog.used_bytes[name]:.0%} of its bytes" if name in backlog.used_bytes else ""
-        if name in backlog.full and backlog.used(name) < 1:
+        used_bytes = unread.used_bytes(name)
+        size = "" if used_bytes is None else f", {used_bytes:.0%} of its bytes"
+        if name in unread.full and unread.used(name) < 1:
             size = ", and has no room for more bytes"
         time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
-        count = f"{name} has {unread} unread decisions of {backlog.limit}{size}{time_left}"
-        if name in backlog.rings:
+        count = f"{name} has {number} unread decisions of {unread.limit}{size}{time_left}"
+        if name in unread.rings:
             yield "advice", f"{count}, and when full drops the oldest: read them, or take rejected out of results.publish"
         else:
             yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
-    if backlog.oldest_pending_s > settings.ledger.resend_after_s:
-        waits_s = backlog.oldest_pending_s
+    if (waits_s := store.ledger.oldest_pending_s()) > settings.ledger.resend_after_s:
         yield "advice", f"the oldest pending submission waits for {waits_s:.0f} s: start more workers, or see what they log"
 
 

@@ -162,7 +162,7 @@ def _note_oversized(settings: Settings) -> None:
     if settings.broker.is_redis:
         try:
             with make_celery(settings) as app:
-                oversized = count_oversized(app, settings)
+                oversized = count_oversized(app, settings.queues.traces)
         except ServiceUnavailable as error:
             # The trace is erased even if the broker does not answer.
             print_note(f"{settings.queues.first}.oversized could not be looked at: {error}")

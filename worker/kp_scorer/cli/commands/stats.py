@@ -39,15 +39,16 @@ def stats(settings: Settings) -> None:
         row: dict[str, Any] = store.ledger.counts()._asdict()
         row["dropped"] = store.dead_letters.dropped()
         domains, row["guards"], row["revised"] = store.ledger.tallies()
-        backlog = look_at_backlog(app, settings, store)
-        row["waiting"] = {**backlog.submissions, **backlog.decisions}
+        reports = store.worker_reports()
+        backlog = look_at_backlog(app, settings, store, reports)
+        row["waiting"] = {**backlog.submissions, **backlog.unread.counts}
         if settings.broker.is_redis:
-            row["oversized"] = sum(count_oversized(app, settings).values())
+            row["oversized"] = sum(count_oversized(app, settings.queues.traces).values())
         row["bytes"] = backlog.used_by_part
-        row["workers"] = list(map(_described, store.worker_reports()))
+        row["workers"] = list(map(_described, reports))
     row["domains"] = {domain: count for domain, count in domains.items() if domain in named}
     row["unknown_domains"] = {domain: count for domain, count in domains.items() if domain not in named}
-    row["full"] = list(backlog.full)
+    row["full"] = list(backlog.unread.full)
     counted = row["pending"] + row["decided"] + row["dead"]
     if row["submitted"] != counted:
         print_note(f"the ledger has lost records: submitted {row['submitted']} is not pending + decided + dead, {counted}")
