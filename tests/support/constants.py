@@ -1,6 +1,6 @@
 """``python -m tests.support.constants MODULE ARGUMENT …`` runs a module with other constants of settings or of modules.
 
-``CONSTANTS`` names them and their values, with spaces in between: ``LedgerSettings.max_resends=0 client.clients.LEAST_S=2``.
+``CONSTANTS`` names them and their values, with spaces in between: ``LedgerSettings.max_resends=0 client.waiting.LEAST_S=2``.
 """
 
 import json

@@ -11,8 +11,8 @@ from typing import Any
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.publishing import Publisher
 from kp_scorer.client import Client, Status
-from kp_scorer.client.clients import status_of
 from kp_scorer.client.decisions import open_results
+from kp_scorer.client.waiting import status_of
 from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import Report, audit
