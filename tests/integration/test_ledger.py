@@ -10,7 +10,7 @@ from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
+from kp_scorer.store import Store, ledger_reader
 from kp_scorer.store import ledger as ledger_module
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.ledger import RedisLedger
@@ -165,7 +165,7 @@ def test_declaration_with_other_names_than_its_file_fails(function: Callable[...
 
 def test_call_loads_a_script_that_redis_does_not_have(redis_client: redis.Redis) -> None:
     redis_client.script_flush()
-    assert ledger_module._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
+    assert ledger_reader._counts(redis_client, keys=KEYS) == SubmissionCounts(0, 0, 0, 0)
 
 
 def test_the_script_of_clients_is_loaded_only_if_redis_does_not_have_it(redis_client: redis.Redis) -> None:

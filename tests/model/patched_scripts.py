@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from kp_scorer.store import dead_letters, ledger, novelty_log, scripts
+from kp_scorer.store import dead_letters, ledger, ledger_reader, novelty_log, scripts
 
 NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
@@ -80,7 +80,7 @@ def patched_scripts(mutant: Mutant | None = None) -> Iterator[None]:
 
 
 def _compile() -> None:
-    for module in (dead_letters, ledger, novelty_log):
+    for module in (dead_letters, ledger, ledger_reader, novelty_log):
         for each in vars(module).values():
             if isinstance(each, scripts.Script):
                 each.compile()

@@ -1,25 +1,20 @@
 """The ledger in Redis: one hash for each trace, which only scripts change, so that no process sees it half changed."""
 
-import re
 import secrets
 import uuid
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import nsmallest
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 import redis
 
-from kp_scorer.decision import Decision
-from kp_scorer.errors import REASONS, QueueFull, ServiceUnavailable, TraceConflict, TraceDead
+from kp_scorer.errors import QueueFull, TraceConflict, TraceDead
 from kp_scorer.gate import GateBounds
-from kp_scorer.novelty.verification import DecidedTrace
-from kp_scorer.store.connection import names_of, reports_outages
+from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import KEPT_S, Keys
+from kp_scorer.store.ledger_reader import LedgerReader, record_in
 from kp_scorer.store.records import (
-    DAMAGED_DECISION,
     Committed,
     Identity,
     LostSubmission,
@@ -28,17 +23,12 @@ from kp_scorer.store.records import (
     Revised,
     Revision,
     Submission,
-    SubmissionCounts,
-    Tallies,
     TraceState,
     Verdict,
     dead_letter_id_of,
-    number_in,
-    parsed_in,
     text_in,
 )
-from kp_scorer.store.scripts import nothing, row, rows, script
-from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, begins
+from kp_scorer.store.scripts import nothing, rows, script
 
 _CLAIMED_AT_ONCE: Final = 100
 _READ_AT_ONCE: Final = 500
@@ -46,11 +36,6 @@ _WORKER_LEASE_MS: Final = 5_000  # A worker that has not reported for this long,
 LEASE_MS: Final = 5_000
 """A lease ends if its worker has not renewed it for this long, whether the worker lives or not."""
 _WORKERS_REMEMBERED_MS: Final = 3_600_000
-_TEXTS: Final = (
-    *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
-)
-_WHOLE_AT_ONCE: Final = 100  # Each may have the text of a trace, of a megabyte.
-_LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempts", "since_ms", "resends", "label", "revised")
 
 
 class _Lease(NamedTuple):
@@ -70,56 +55,19 @@ class _SubmissionRow(NamedTuple):
     dead_letter_id: str
 
 
-def _record(
-    state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
-) -> Record:
-    """Read a record's fields. Anyone with write access to Redis can have changed them."""
-    if state == b"decided":
-        decided = parsed_in(Decision, decision)
-        return Record("decided", digest or b"", decided) if decided else _damaged(digest, DAMAGED_DECISION)
-    if state == b"dead":
-        if (cause := text_in(reason)) not in REASONS:
-            return _damaged(digest, "the ledger's record of it, reason: expected why the trace is dead")
-        return Record("dead", digest or b"", None, cause, text_in(detail))
-    if state != b"pending":
-        return _damaged(digest, "the ledger's record of it, state: expected pending, decided or dead")
-    return Record("pending", digest or b"", attempts=number_in(attempts), is_held=bool(is_held))
-
-
-def _damaged(digest: bytes, problem: str) -> Record:
-    return Record("dead", digest or b"", None, "damaged", problem)
-
-
 def _committed(trace_id: str, outcome: bytes, decision: bytes = b"", reason: bytes = b"", detail: bytes = b"") -> Committed:
     if outcome in (b"stands", b"dead"):
-        record = _record(b"decided" if decision else b"dead", b"", decision, reason, detail, 0)
+        record = record_in(b"decided" if decision else b"dead", b"", decision, reason, detail, 0)
         # A record without a decision has a reason.
         return record.decision or TraceDead(trace_id, record.reason, record.detail)  # type: ignore[arg-type]
     return TraceConflict(trace_id) if outcome == b"conflict" else outcome.decode()  # type: ignore[return-value]  # by commit.lua
-
-
-def _looked_up(reply: Any) -> Record | None:
-    if isinstance(reply, redis.exceptions.ResponseError) and "WRONGTYPE" in str(reply):
-        return _damaged(b"", "the ledger's record of it: expected a hash")
-    if isinstance(reply, Exception):
-        raise reply
-    state, digest, *fields, since_ms, resends, label, revised = reply
-    if state is None and not any((*fields, since_ms, resends)):
-        # The trace has no record, or one with only a place.
-        return None
-    record, good = _record(state, digest, *fields), {b"good": True, b"bad": False}.get(label)
-    if record.decision and revised is not None:
-        record = _record(state, digest, revised, *fields[1:])._replace(first=record.decision)
-        late = record.decision and record.decision.revised_by
-        good = late.success if good is None and late else good
-    return record._replace(since_ms=number_in(since_ms), resends=number_in(resends), good=good)
 
 
 @script(tuple[int, list[bytes]])
 def _submit(*, keys: Keys, submissions: Sequence[_SubmissionRow]) -> None: ...
 
 
-@script(rows(_record))
+@script(rows(record_in))
 def _acquire(*, keys: Keys, lease: _Lease, alone: bool, identities: Sequence[Identity]) -> None: ...
 
 
@@ -157,10 +105,6 @@ def _claim_lost(
 def _count_resend(*, keys: Keys, trace_id: str) -> None: ...
 
 
-@script(row(SubmissionCounts))
-def _counts(*, keys: Keys) -> None: ...
-
-
 @script(lambda states: [text_in(state) for state in states])
 def _label(*, keys: Keys, labels: Sequence[_Label]) -> None: ...
 
@@ -170,13 +114,12 @@ def _erase_records(*, keys: Keys, trace_ids: Sequence[str]) -> None: ...
 
 
 @reports_outages("ledger")
-class RedisLedger:
-    """The records of traces, for one worker or one client; ServiceUnavailable if Redis cannot be reached."""
+class RedisLedger(LedgerReader):
+    """The records of traces and their transitions, for one worker or one client."""
 
     def __init__(self, client: redis.Redis, keys: Keys, ttl_ms: int, lease_ms: int = LEASE_MS) -> None:
         """Keep records for ``ttl_ms`` after their end, and hold a trace for ``lease_ms`` after each renewal."""
-        self._client = client
-        self._keys = keys
+        super().__init__(client, keys)
         self._ttl_ms = ttl_ms
         self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
@@ -184,8 +127,6 @@ class RedisLedger:
         # Commits carry traces to be copied. Before the first renewal they may do so in vain, so that no copy is left out.
         self.copies_traces = True
         self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Where commits store facts; without a gate there are none.
-        self.damaged: dict[str, str] = {}
-        """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
 
     def load_scripts(self) -> None:
         """Load the script that clients call, as they may load none, unless Redis has it. A restarted Redis has no scripts.
@@ -195,13 +136,6 @@ class RedisLedger:
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
         self._client.set(self._keys.outcome_secret, secrets.token_hex(16), nx=True)
-
-    def outcome_secret(self) -> str:
-        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; ServiceUnavailable until a worker has made it."""
-        secret: Any = self._client.get(self._keys.outcome_secret)
-        if not secret:
-            raise ServiceUnavailable("ledger: it has no secret of late outcomes yet: start a worker")
-        return text_in(secret)
 
     def submit(self, submissions: Sequence[Submission]) -> list[TraceState | TraceConflict]:
         """Note submissions as pending before they are sent. Idempotent.
@@ -219,86 +153,6 @@ class RedisLedger:
             cast("TraceState", state.decode()) if state else TraceConflict(submission.trace_id)
             for submission, state in zip(submissions, states, strict=True)
         ]
-
-    def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
-        """Read records, in order; None for a trace that has none."""
-        pipeline = self._client.pipeline(transaction=False)
-        for trace_id in trace_ids:
-            pipeline.hmget(self._keys.record(trace_id), _LOOKED_UP)
-        return [_looked_up(reply) for reply in pipeline.execute(raise_on_error=False)]
-
-    def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
-        """Read decisions, in order; None for a trace that has none. Damaged records are noted in :attr:`damaged`."""
-        decided: list[DecidedTrace | None] = []
-        for trace_id, record in zip(trace_ids, self.look_up(trace_ids), strict=True):
-            if record and record.reason == "damaged":
-                self.damaged[trace_id] = record.detail
-            if record and record.decision:
-                decided.append(DecidedTrace(record.decision, record.digest, record.good, record.first))
-            else:
-                decided.append(None)
-        return decided
-
-    def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
-        """Yield every stored decision, in no order, or those of the traces with these ids.
-
-        A decision made meanwhile may be missing. One may come twice if Redis loses most of its keys meanwhile.
-        """
-        trace_ids = iter(self._scan() if among is None else among)
-        while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
-            yield from filter(None, self.decided(chunk))
-
-    def labelled(self, among: Iterable[str] | None = None) -> Iterator[str]:
-        """Yield the ids of all traces with a label, or of those among these ids, in no order. No decision is read."""
-        trace_ids = iter(self._scan() if among is None else among)
-        while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
-            pipeline = self._client.pipeline(transaction=False)
-            for trace_id in chunk:
-                pipeline.hstrlen(self._keys.record(trace_id), "label")
-                pipeline.hstrlen(self._keys.record(trace_id), "revised")
-            replies = pipeline.execute(raise_on_error=False)
-            # A key of another type is an error in both replies.
-            either = zip(chunk, replies[::2], replies[1::2], strict=True)
-            yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
-
-    def records(self, among: Iterable[str] | None = None, part: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the id of every record with its fields that are texts, in no order; or of those among these ids.
-
-        Late outcomes have records, too. ``part`` leaves out ids that do not contain it.
-        """
-        trace_ids = iter(self._scan_all(part) if among is None else among)
-        while chunk := list(islice(trace_ids, _WHOLE_AT_ONCE)):
-            pipeline = self._client.pipeline(transaction=False)
-            for trace_id in chunk:
-                pipeline.hmget(self._keys.record(trace_id), _TEXTS)
-            for trace_id, reply in zip(chunk, pipeline.execute(raise_on_error=False), strict=True):
-                # A key of another type is an error.
-                texts = dict(zip(_TEXTS, reply, strict=True)) if isinstance(reply, list) else {}
-                if fields := {name: text_in(value) for name, value in texts.items() if value is not None}:
-                    yield trace_id, fields
-
-    def sample(self, most: int) -> tuple[list[str], int]:
-        """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
-        count = 0
-
-        def counted() -> Iterator[str]:
-            nonlocal count
-            for trace_id in self._scan():
-                count += 1
-                yield trace_id
-
-        # Python salts the hash of texts in each process, so the choice is random; an id that comes twice has one hash.
-        return list(dict.fromkeys(nsmallest(most, counted(), key=hash))), count
-
-    def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
-        """Return the ids of at most ``most`` traces with this beginning, in no order; None without the permission to look.
-
-        Redis scans the names of all its keys, which takes a second for a million.
-        """
-        try:
-            return list(islice((each for each in self._scan(beginning) if begins(each, beginning)), most))
-        except redis.exceptions.NoPermissionError:
-            return None
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read the records of traces about to be decided, in order, and create missing ones.
@@ -374,27 +228,6 @@ class RedisLedger:
         """Count a resend of a claimed submission."""
         _count_resend(self._client, keys=self._keys, trace_id=trace_id)
 
-    def counts(self) -> SubmissionCounts:
-        """Count the submissions, as of one moment."""
-        return _counts(self._client, keys=self._keys)
-
-    def tallies(self) -> Tallies:
-        """Return the tallies of decisions, each with the largest first."""
-        fields: Any = self._client.hgetall(self._keys.tallies)
-        counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        for field, count in sorted(fields.items()):
-            kind, _, name = text_in(field).partition(" ")
-            counts[kind][name] = number_in(count)
-        return Tallies(*(dict(Counter(counts[kind]).most_common()) for kind in ("decided", "guard", "revised")))
-
-    def oldest_pending_s(self) -> float:
-        """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
-        oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
-        seconds, microseconds = self._client.time()
-        # Another application wrote a time before 1970; the submission resender removes it.
-        is_sent = oldest and oldest[0][1] > 0
-        return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
-
     def label(self, labels: Mapping[str, bool]) -> dict[str, str]:
         """Label decided traces as good or not; return the states of the others: pending, dead or unknown."""
         states: dict[str, str] = {}
@@ -405,34 +238,10 @@ class RedisLedger:
             states.update(zip(trace_ids, replies, strict=True))
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
-    def late_outcomes(self, *trace_ids: str) -> list[str]:
-        """Return the ids of late outcomes of traces, also of those that wait for one."""
-        pipeline = self._client.pipeline(transaction=False)
-        for trace_id in trace_ids:
-            pipeline.hget(self._keys.record(trace_id), "outcomes")
-        replies = pipeline.execute(raise_on_error=False)
-        return [outcome_id for listed in replies if isinstance(listed, bytes) for outcome_id in text_in(listed).split()]
-
-    def waiting_outcome(self, trace_id: str) -> LateOutcome | None:
-        """Return the first late outcome that waits for a trace; None if none does."""
-        for outcome_id in self.late_outcomes(trace_id):
-            submission: Any = self._client.hget(self._keys.record(outcome_id), "submission")
-            if late := parsed_in(LateOutcome, submission):
-                return late
-        return None
-
     def erase(self, *trace_ids: str) -> list[int]:
         """Remove the records of traces, their decisions and late outcomes with them; return how many each had (0 or 1)."""
         all_ids = [*trace_ids, *self.late_outcomes(*trace_ids)]
         return _erase_records(self._client, keys=self._keys, trace_ids=all_ids)[: len(trace_ids)]
-
-    def _scan(self, part: str = "") -> Iterator[str]:
-        return (trace_id for trace_id in self._scan_all(part) if not trace_id.startswith(OUTCOME_ID_PREFIX))
-
-    def _scan_all(self, part: str) -> Iterator[str]:
-        start = self._keys.record_prefix
-        prefix, middle = (re.sub(r"[][*?\\]", r"\\\g<0>", text) for text in (start, part))
-        return (key.removeprefix(start) for key in names_of(self._client, f"{prefix}*{middle}*", "hash"))
 
 
 Ledger = RedisLedger | MemoryLedger  # MemoryLedger implements only what deciding needs.
