@@ -21,7 +21,8 @@ from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.text_embedder import Tokens
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import RedisSettings, WorkerSettings
+from kp_scorer.settings.sections import WorkerSettings
+from kp_scorer.settings.server_sections import RedisSettings
 from kp_scorer.store.connection import connect
 from kp_scorer.trace import ReasoningTrace
 

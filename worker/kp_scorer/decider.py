@@ -13,13 +13,13 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
+from kp_scorer.gate import Batch, Fact, FactLog, Gate, GateBounds, Weighed
 from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
-from kp_scorer.scoring import Policy, Score, novelty_of, recoveries, score
+from kp_scorer.scoring import Policy, novelty_of, recoveries, score
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import NO_VECTORS, UnreadableAction
+from kp_scorer.settings.settings import NO_VECTORS
 from kp_scorer.store import Store
 from kp_scorer.store.ledger import Ledger
 from kp_scorer.store.records import Identity, Record, Verdict
@@ -32,8 +32,7 @@ log = library_logger(__name__)
 Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: another worker is deciding the trace.
 
 UNREADABLE: Final = (
-    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
-    "or novelty.unreadable to unknown"
+    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all"
 )
 Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with earlier traces, and with pinned sets.
 
@@ -56,10 +55,8 @@ class NoveltyMeter:
         log: NoveltyLog,
         window: Window,
         pins: Pins | None = None,
-        unreadable: UnreadableAction = "score",
     ) -> None:
         self.embedder = embedder
-        self._unreadable = unreadable
         self._has_logged_unreadable = False
         self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
@@ -114,14 +111,13 @@ class NoveltyMeter:
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text says too little about the trace."""
+        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text has no words."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:
             self._has_logged_unreadable = True
             log.warning("text_unreadable", unknown_tokens=novelty.unknown_tokens, detail=UNREADABLE)
-        is_unknown = not has_words or (novelty.is_unreadable and self._unreadable == "unknown")
-        if is_unknown and novelty.nearest and not novelty.duplicate_of:
+        if not has_words and novelty.nearest and not novelty.duplicate_of:
             return novelty.model_copy(update={"source": "unreadable", "nearest": None})
         return novelty
 
@@ -143,7 +139,7 @@ def open_gate(settings: Settings, novelty: NoveltyMeter | None, facts: FactLog) 
         return None
     if novelty is None:
         raise SettingsError(NO_VECTORS)
-    return Gate(facts, novelty.embedder.dimensions, settings.gate.bounds, settings.routing.policy)
+    return Gate(facts, novelty.embedder.dimensions, GateBounds(), settings.routing.share)
 
 
 @dataclass(slots=True)
@@ -334,13 +330,13 @@ class Decider:
         trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
-        bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
+        bounds = self.policy.bounds(domain)
         is_copy = novelty.duplicate_of is not None
         guards = (
             *self.policy.guard_confidence(trace.outcome.confidence),
-            *self.policy.guard_novelty(domain, scored.dimensions.novelty, novelty.source, is_copy=is_copy),
+            *self.policy.guard_novelty(scored.dimensions.novelty, novelty.source, is_copy=is_copy),
         )
-        gate = self._gate_result(trace, scored, weighed) if weighed else None
+        gate = self._gate_result(trace, weighed) if weighed else None
         demanded = [each.outcome for part in (pending.checks, pinned) for each in part]
         return Decision(
             trace_id=trace.id,
@@ -366,15 +362,14 @@ class Decider:
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _gate_result(self, trace: ReasoningTrace, scored: Score, weighed: Weighed) -> GateResult:
-        assert self.gate, "it has weighed the trace"
+    def _gate_result(self, trace: ReasoningTrace, weighed: Weighed) -> GateResult:
         adds, bar, share, nearest, as_of = weighed
         named = nearest if self.names_nearest else None
         return GateResult(
             adds=adds,
             bar=bar,
             share=share,
-            eligible=self.gate.policy.admits(trace.metadata.success, scored.dimensions.outcome_confidence),
+            eligible=trace.metadata.success,
             nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
             as_of=str(as_of),
         )

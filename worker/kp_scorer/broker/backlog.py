@@ -19,7 +19,7 @@ from kp_scorer.broker.queues import results_queues, results_streams, submission_
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings, RedisSettings
+from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in

@@ -14,7 +14,7 @@ from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings, RedisSettings
+from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.store.connection import RenewedCredentials, leave_replicas, renew_credentials, sentinel_options, tls_options
 
 # Only Linux has this option.
@@ -131,7 +131,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
         "worker_concurrency": most_in_flight(settings),
-        "worker_enable_remote_control": settings.worker.remote_control,
+        "worker_enable_remote_control": False,
         # Without this, Celery warns whenever a connection is lost. It has no task to cancel: traces in flight are decided all
         # the same, and redelivered.
         "worker_cancel_long_running_tasks_on_connection_loss": True,

@@ -7,7 +7,8 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import DecisionKind
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings, dead_name, intake_name
+from kp_scorer.settings.queue_sections import dead_name, intake_name
+from kp_scorer.settings.server_sections import BrokerSettings
 from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000

@@ -117,7 +117,7 @@ class Runtime:
             # With a GPU, all cores tokenize: in two arenas, 16 threads waited for each other, 12 ms a trace.
             limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
-        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names, settings.queues.traces)
+        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.demands, settings.queues.traces)
         count_dropped_lines(metrics.log_lines_dropped.inc)
         # This comes first, because a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
@@ -136,7 +136,7 @@ class Runtime:
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,
-            checks=Checks(settings.checks) if settings.checks.names else None,
+            checks=Checks(settings.checks) if settings.checks.demands else None,
             sample=settings.review.sample,
             gate=open_facts(settings, self.store, self._novelty, self._startup),
         )
@@ -186,7 +186,7 @@ class Runtime:
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._decider,
-            Reviser(self.store.ledger, settings.routing.policy, settings.worker.max_attempts),
+            Reviser(self.store.ledger, settings.worker.max_attempts),
             PublishStage(
                 self._app,
                 self._publisher,
@@ -194,7 +194,6 @@ class Runtime:
                 settings.limits,
                 settings.worker.max_attempts,
                 self.metrics,
-                settings.log.decisions,
                 self._recorder,
             ),
             acknowledger,

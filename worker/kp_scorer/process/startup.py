@@ -103,7 +103,7 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
         # An operator has to pin a missing set. For that, `up` must have started its Redis.
         startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
     own_log, window = store.novelty_log(embedder.space), settings.novelty.window()
-    novelty = NoveltyMeter(embedder, own_log, window, pins, settings.novelty.unreadable)
+    novelty = NoveltyMeter(embedder, own_log, window, pins)
     # Redis answered a moment ago, but may have gone away since.
     log.info("novelty_log_read", entries=startup.wait_for("redis", novelty.cache.catch_up))
     return novelty

@@ -12,7 +12,9 @@ from pydantic_core import ErrorDetails
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import read_toml
-from kp_scorer.settings.sections import ScoringSettings, Settings, read_secret
+from kp_scorer.settings.sections import ScoringSettings
+from kp_scorer.settings.server_sections import read_secret
+from kp_scorer.settings.settings import Settings
 
 Sections = dict[str, dict[str, Any]]
 

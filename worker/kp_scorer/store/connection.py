@@ -13,7 +13,7 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.settings.sections import BrokerSettings, RedisSettings
+from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.settings.urls import ServerUrl
 
 T = TypeVar("T")

@@ -23,7 +23,8 @@ from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import NoQueue, ScorerError
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import BrokerSettings, EmbeddingSettings, LedgerSettings, RecipeName, RedisSettings
+from kp_scorer.settings.sections import EmbeddingSettings, LedgerSettings, RecipeName
+from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.settings.urls import ServerUrl, is_loopback
 from kp_scorer.store import Store
 from kp_scorer.trace import namespace_of
