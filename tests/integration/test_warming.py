@@ -1,4 +1,4 @@
-"""A fleet gets another recipe: its next log is warmed with what is decided meanwhile, and then the workers are replaced."""
+"""A fleet gets another embedder: its next log is warmed with what is decided meanwhile, and then the workers are replaced."""
 
 import sys
 import threading
@@ -26,7 +26,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND, command
 from tests.support.fleet import start_fleet
 from tests.support.outcomes import place_in_log, published
-from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, opened, wait_until
+from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, at_work, opened, wait_until
 from tests.support.traces import fresh_samples, new_id, rows_in, short_traces
 
 WINDOW: Final = 60
@@ -36,13 +36,13 @@ DIGEST: Final = bytes(16)
 
 @contextmanager
 def under_load(settings: Settings, submitted: list[str]) -> Iterator[Callable[[], None]]:
-    """Submit some 20 traces a second, whose ids are added to ``submitted``, until the function is called that this yields."""
+    """Submit some 40 traces a second, whose ids are added to ``submitted``, until the function is called that this yields."""
     ended = Event()
 
     def load() -> None:
         with Client(settings) as client:
             for trace in short_traces(5_000, seed=3):
-                if ended.wait(0.05):
+                if ended.wait(0.025):
                     return
                 submitted.append(client.submit(trace))
 
@@ -65,14 +65,13 @@ def filled(settings: Settings) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_a_fleet_under_load_changes_its_recipe_and_no_window_is_shorter(
+def test_a_fleet_under_load_changes_its_embedder_and_no_window_is_shorter(
     settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    small = {"worker__concurrency": IN_FLIGHT, "embedding__threads": 1}
-    old = with_changed(settings, novelty__recipe="trace", novelty__max_elements=WINDOW, **small)
-    new, submitted = with_changed(old, novelty__recipe="asked_and_did"), list[str]()
+    old = with_changed(settings, novelty__max_elements=WINDOW, worker__concurrency=IN_FLIGHT)
+    new, submitted = with_changed(old, embedding__embedder="words"), list[str]()
     with under_load(old, submitted) as stop_load:
-        with start_fleet(old, tmp_path / "old", 3, KP_SCORER_WORKER) as fleet:
+        with start_fleet(old, tmp_path / "old", 3, FAST_WORKER) as fleet:
             wait_until(lambda: [*filled(old).values()] == [1])
             with opened(sys.executable, *COMMAND[1:], "cache", "warm", env=as_environment(new)) as warming:
                 wait_until(lambda: [*filled(old).values()] == [1, 1])
@@ -89,7 +88,7 @@ def test_a_fleet_under_load_changes_its_recipe_and_no_window_is_shorter(
     assert store.ledger.counts() == (len(submitted), 0, len(submitted), 0)
     assert set(Counter(each["trace_id"] for each in published(new)).values()) == {1}
     old_log, next_log = ([each.trace_id for each in log.entries()] for log in store.novelty_logs())
-    by_new = [each for each in decisions.values() if "asked_and_did" in str(each.novelty.space)]
+    by_new = [each for each in decisions.values() if str(each.novelty.space).startswith("words")]
     first = min(map(place_in_log, by_new))
     before, after = next_log[: first - 1], next_log[first - 1 :]
     assert len(before) >= WINDOW
