@@ -1,9 +1,11 @@
-"""The real model: promise by promise, for each engine, on texts of every length; README's test scores the real traces."""
+"""The real model, promise by promise; README's test scores the real traces, and other models are with the engines."""
 
 import json
 import os
+import subprocess
 import sys
 from itertools import chain
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -22,8 +24,7 @@ from kp_scorer.store.records import MemoryLedger
 
 from tests.support.builders import load_embedder, make_trace, step
 from tests.support.processes import output_of
-from tests.support.required import require_torch
-from tests.support.traces import fresh_samples, sample_traces
+from tests.support.traces import fresh_samples
 
 
 @pytest.fixture(scope="module")
@@ -31,67 +32,32 @@ def openvino() -> Embedder:
     return load_embedder(embedder="openvino")
 
 
-@pytest.fixture(scope="module")
-def torch_on_cpu() -> Embedder:
-    require_torch()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kp_scorer.embedding.select._GPU_DEVICES", ())
-        return load_embedder(embedder="torch")
+TEXTS: Final = ["refund a double charge", "tree " * 600]
+HEAVY: Final = ("torch", "transformers", "sentence_transformers")
+LOAD_AND_TELL: Final = f"""
+import json, sys
+from kp_scorer.embedding.select import select_embedder
+from kp_scorer.settings.sections import EmbeddingSettings
+embedder = select_embedder(EmbeddingSettings())
+vectors = embedder and embedder.embed({TEXTS!r}).tolist()
+print(json.dumps({{"engine": embedder and embedder.engine, "vectors": vectors}}))
+"""
 
 
-@pytest.fixture(scope="module")
-def torch_on_gpu() -> Embedder:
-    require_torch()
-    import torch  # which takes seconds, in every process that collects this file
-
-    if not torch.cuda.is_available():
-        pytest.skip("there is no GPU that torch can use")
-    return load_embedder(embedder="torch")
-
-
-@pytest.fixture(scope="module", params=["openvino", "torch_on_cpu", "torch_on_gpu"])
-def embedder(request: pytest.FixtureRequest) -> Embedder:
-    selected: Embedder = request.getfixturevalue(request.param)
-    return selected
-
-
-@pytest.fixture(scope="module", params=["openvino", "torch_on_gpu"])
-def compared(request: pytest.FixtureRequest) -> Embedder:
-    """One that is held against torch on the CPU."""
-    selected: Embedder = request.getfixturevalue(request.param)
-    return selected
-
-
-def test_vectors_are_those_of_every_other_engine(compared: Embedder, torch_on_cpu: Embedder) -> None:
-    of_samples = [decode_trace(trace, Limits()).embedding_text for trace in sample_traces()[::4]]
-    just_below_a_full_one = ["tree river castle " * 4 + "tree " * count for count in (1, 2, 480, 497, 498, 499)]
-    for texts in (of_samples, just_below_a_full_one):
-        cosines = (compared.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
-        assert cosines.min() > 1 - 1e-4
-    assert compared.space == torch_on_cpu.space
-    assert compared.dimensions == torch_on_cpu.dimensions
-
-
-def test_texts_get_the_same_unit_vectors_together_and_alone(embedder: Embedder) -> None:
-    texts = [
-        "",
-        "a",
-        "e\u0301 \u96e8 \u2603",
-        "refund a double charge",
-        "tree " * 30,
-        "tree " * 31,
-        "river " * 200,
-        "b " * 2_000,
-    ]
-    together = embedder.embed(texts)
-    assert together.shape == (len(texts), embedder.dimensions)
-    assert together.dtype == np.float32
-    assert np.allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-5)
-    alone = np.concatenate([embedder.embed([text]) for text in texts])
-    # Half the digits of single precision, or of half precision where sums are done in another order.
-    tolerance = 1e-5 if "f32" in embedder.engine else 2e-3
-    assert np.abs(together - alone).max() < tolerance
-    assert embedder.embed([]).shape == (0, embedder.dimensions)
+def test_the_default_model_needs_no_torch_and_leaves_nothing(
+    openvino: Embedder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))")
+    for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    done = subprocess.run([sys.executable, "-B", "-c", LOAD_AND_TELL], capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout.splitlines()[-1])
+    assert loaded["engine"].startswith("openvino")
+    assert np.array_equal(np.array(loaded["vectors"], np.float32), openvino.embed(TEXTS))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["sitecustomize.py"]
 
 
 def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(openvino: Embedder) -> None:

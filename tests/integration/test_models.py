@@ -1,25 +1,37 @@
-"""Any sentence-transformers model gives the vectors that sentence-transformers' own ``encode`` gives."""
+"""Any sentence-transformers model gives the vectors that sentence-transformers' own ``encode`` gives, on every engine.
+
+All tests that import torch are here: it takes some ten seconds of a core, in each process of the suite that does so.
+"""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
-from kp_scorer.embedding.embedder import RECIPES, Embedder, Vectors
+from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.embedding import openvino_engine
+from kp_scorer.embedding.bert_graph import build, openvino
+from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Ids, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
-from kp_scorer.errors import SettingsError
+from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
+from kp_scorer.errors import EngineUnavailable, SettingsError
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import load_embedder, minimal_payload
 from tests.support.commands import command
 from tests.support.json_files import change_json
 from tests.support.required import require_torch
+from tests.support.traces import sample_traces
 
 # Importing torch takes seconds, which every process of the suite would spend, as it collects all tests.
 if TYPE_CHECKING:
+    from kp_scorer.embedding.packed import PackedPasses
     from sentence_transformers import SentenceTransformer
+
+pytestmark = pytest.mark.slow
 
 TEXTS = [
     "refund a double charge",
@@ -84,6 +96,8 @@ def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: 
     assert (vectors * expected).sum(axis=1).min() > 1 - 2e-3
 
 
+# Of fewer tokens than the recipe takes, and of more.
+@pytest.mark.parametrize("tiny", ["mpnet", "gpt2"], indirect=True)
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
     tokenized = embedder.tokenize("tree " * 2_000 + "\x1e" + "river " * 2_000)
@@ -93,7 +107,10 @@ def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
 
 def test_openvino_runs_models_of_berts_family_and_torch_the_others(tiny: Tiny) -> None:
     selected, expected = load_embedder(model=str(tiny.directory)), tiny.encode(TEXTS)
-    assert selected.engine.startswith("openvino" if tiny.directory.name in OF_BERT else "torch")
+    if tiny.directory.name not in OF_BERT:
+        assert selected.engine.startswith("torch")
+        return
+    assert selected.engine.startswith("openvino")
     # A processor with bfloat16 computes with three decimal digits.
     tolerance = 2e-3 if "bf16" in selected.engine else 1e-4
     for vectors in (selected.embed(TEXTS), np.concatenate([selected.embed([text]) for text in TEXTS])):
@@ -191,3 +208,184 @@ def test_a_model_that_needs_code_of_its_own_is_refused_for_that(tiny: Tiny, tmp_
     change_json(copy.directory / "config.json", model_type="own", auto_map={"AutoModel": "own.Own", "AutoConfig": "own.Config"})
     with pytest.raises(SettingsError, match=r"^embedding\.model: .* needs code of its own \(trust_remote_code\)"):
         on_torch(copy)
+
+
+def default_model(engine: str) -> Embedder:
+    with pytest.MonkeyPatch.context() as patch:
+        if engine != "torch_on_gpu":
+            patch.setattr("kp_scorer.embedding.select._GPU_DEVICES", ())
+        elif not has_gpu():
+            pytest.skip("there is no GPU that torch can use")
+        return load_embedder(embedder=engine.partition("_")[0])
+
+
+def has_gpu() -> bool:
+    require_torch()
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture(scope="module")
+def torch_on_cpu() -> Embedder:
+    require_torch()
+    return default_model("torch_on_cpu")
+
+
+@pytest.fixture(scope="module", params=["openvino", "torch_on_gpu"])
+def compared(request: pytest.FixtureRequest) -> Embedder:
+    """An engine that is held against torch on the CPU."""
+    return default_model(request.param)
+
+
+def test_vectors_are_those_of_every_other_engine(compared: Embedder, torch_on_cpu: Embedder) -> None:
+    of_samples = [decode_trace(trace, Limits()).embedding_text for trace in sample_traces()[::4]]
+    just_below_a_full_one = ["tree river castle " * 4 + "tree " * count for count in (1, 2, 480, 497, 498, 499)]
+    for texts in (of_samples, just_below_a_full_one):
+        cosines = (compared.embed(texts) * torch_on_cpu.embed(texts)).sum(axis=1)
+        assert cosines.min() > 1 - 1e-4
+    assert compared.space == torch_on_cpu.space
+    assert compared.dimensions == torch_on_cpu.dimensions
+
+
+def test_texts_get_the_same_unit_vectors_together_and_alone(compared: Embedder, torch_on_cpu: Embedder) -> None:
+    texts = ["", "a", "e\u0301 \u96e8 \u2603", "refund a double charge"]
+    texts += ["tree " * 30, "tree " * 31, "river " * 200, "b " * 2_000]
+    for embedder in (compared, torch_on_cpu):
+        together = embedder.embed(texts)
+        assert together.shape == (len(texts), embedder.dimensions)
+        assert together.dtype == np.float32
+        assert np.allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-5)
+        alone = np.concatenate([embedder.embed([text]) for text in texts])
+        # Half the digits of single precision, or of half precision where sums are done in another order.
+        tolerance = 1e-5 if "f32" in embedder.engine else 2e-3
+        assert np.abs(together - alone).max() < tolerance
+        assert embedder.embed([]).shape == (0, embedder.dimensions)
+
+
+def test_the_graph_gives_the_vectors_of_sentence_transformers() -> None:
+    require_torch()
+    import torch
+    from kp_scorer.embedding.torch_engine import load_model, unit_vectors
+
+    default = find_model("")
+    assert default
+    model = load_model(default.path, default.tokenizer, default.max_tokens, "cpu")
+    with torch.no_grad():
+        for weights in model.parameters():
+            # As the graph's are.
+            weights.copy_(weights.half())
+    built = openvino.compile_model(build(default), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for texts, length in ((1, 1), (1, 512), (2, 200), (4, 96)):
+        ids = np.arange(1_000, 1_000 + texts * length).reshape(texts, length)
+        mask = np.ones_like(ids)
+        mask[0, length - length // 3 :] = 0
+        with torch.inference_mode():
+            expected = unit_vectors(model, torch.from_numpy(ids), torch.from_numpy(mask)).numpy()
+        assert np.abs(built([ids, mask])[0] - expected).max() < 1e-5
+
+
+class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
+    """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
+
+    def run(self, inputs: Sequence[Any]) -> list[Vectors]:
+        selected = super().run(inputs)
+        return [*selected[:-1], selected[-1][:, ::-1]] if len(selected) > 1 else selected
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_streams_that_give_one_text_two_vectors_are_compiled_anew(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    right = openvino_engine._Streams
+    made: list[int] = []
+
+    def wrong_at_first(core: Any, model: Any, streams: int) -> openvino_engine._Streams:
+        made.append(streams)
+        return (WrongSideBySide if len(made) <= 4 else right)(core, model, streams)
+
+    texts = ["tree " * count for count in (1, 2, 2, 30, 50, 200, 200)]
+    on_one_thread = OpenVinoEmbedder(files(tiny), TRACE, 1).embed(texts)
+    monkeypatch.setattr(openvino_engine, "_Streams", wrong_at_first)
+    selected = OpenVinoEmbedder(files(tiny), TRACE, 3)
+    assert made == [1, 1, 3, 3] * 2
+    assert [record.msg for record in caplog.records] == ["streams_disagree"]
+    assert np.abs(selected.embed(texts) - on_one_thread).max() < 2e-3
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_an_engine_that_gives_one_text_two_vectors_is_not_used(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_engine, "_Streams", WrongSideBySide)
+    monkeypatch.setattr(openvino_engine, "_TRIES", 1)
+    with pytest.raises(EngineUnavailable, match="openvino gives different vectors for one text"):
+        OpenVinoEmbedder(files(tiny), TRACE, 2)
+
+
+@pytest.fixture(params=["bert", "xlm_roberta"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> "SentenceTransformer":
+    """A model whose passes can be packed: of one the mean counts, of the other the first token."""
+    require_torch()
+    from tests.support.tiny_models import save_tiny
+
+    return save_tiny(request.param, tmp_path)
+
+
+def packed(model: "SentenceTransformer") -> "PackedPasses | None":
+    import torch
+    from kp_scorer.embedding.torch_engine import packed_passes
+
+    return packed_passes(model, torch.device("cpu"), 4_096, 100)
+
+
+def padded_vectors(model: "SentenceTransformer", rows: list[Ids]) -> Vectors:
+    import torch
+    from kp_scorer.embedding.torch_engine import unit_vectors
+
+    ids = [torch.tensor([row]) for row in rows]
+    with torch.inference_mode():
+        return np.concatenate([unit_vectors(model, each, torch.ones_like(each)) for each in ids])
+
+
+def test_texts_of_any_length_in_one_pass_get_their_own_vectors(model: "SentenceTransformer") -> None:
+    passes = packed(model)
+    assert passes
+    pad_id = int(model.tokenizer.pad_token_id)
+    rows = [[0, 9, 8, 2], [5], [0, 7, pad_id, pad_id, 30, 2], list(range(100)), [0, pad_id]]
+    assert np.abs(passes.run(rows) - padded_vectors(model, rows)).max() < 1e-4
+
+
+def test_a_model_whose_packed_vectors_would_differ_runs_padded(
+    model: "SentenceTransformer", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+    from kp_scorer.embedding.packed import PackedModel
+
+    def all_first(_: PackedModel, ids: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(ids)
+
+    monkeypatch.setattr(PackedModel, "_positions", all_first)
+    assert packed(model) is None
+    assert caplog.messages == ["model_not_packed"]
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_pass_that_finds_no_memory_becomes_smaller_ones(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from kp_scorer.embedding.torch_engine import TorchEmbedder
+
+    embedder = TorchEmbedder(files(tiny), TRACE, 1, "cpu")
+    run_pass, passes, most = embedder.run_pass, [], embedder.max_tokens
+    run = embedder._vectors
+
+    def scarce(group: list[Ids]) -> Vectors:
+        passes.append(len(group))
+        if len(group) > 2:
+            raise torch.OutOfMemoryError
+        return run(group)
+
+    rows = [[1, 9, 2], [1, 7, 8, 2], [1, 2], [1, 30, 2], [1, 31, 31, 2]]
+    expected = run_pass(rows, together=True)
+    monkeypatch.setattr(embedder, "_vectors", scarce)
+    assert np.abs(embedder.run_pass(rows, together=True) - expected).max() < 1e-5
+    assert passes == [5, 2, 3, 1, 2]
+    assert embedder.max_tokens < most
