@@ -11,7 +11,7 @@ from tests.model.runs import cut_down, prepared, repeat, run
 from tests.model.scenarios import SCENARIOS
 from tests.model.server import Server
 
-RUNS: Final = 80
+RUNS: Final = 40
 LENGTH: Final = 100
 
 

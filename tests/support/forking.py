@@ -26,12 +26,15 @@ from select import select
 from typing import Any, Final
 
 _IMPORTED: Final = (
-    "celery.apps.worker",
-    "celery.backends.redis",
-    "celery.bin.celery",
-    "celery.concurrency.thread",
+    "billiard.pool",
+    *("celery.app.control", "celery.app.events", "celery.app.log", "celery.apps.worker", "celery.backends.redis"),
+    *("celery.bin.celery", "celery.concurrency.thread", "celery.events.receiver", "celery.fixups.django"),
+    *("celery.worker.autoscale", "celery.worker.strategy"),
+    "encodings.idna",
     "kp_scorer.app",
+    "kp_scorer.broker.redis_transport.channel",
     "kp_scorer.cli.main",
+    "kp_scorer.serve.server",
     *(
         f"kp_scorer.cli.commands.{name}"
         for name in ("audit", "cache", "dead_letter", "doctor", "forget", "report", "stats", "submit", "up", "worker")
