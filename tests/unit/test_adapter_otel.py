@@ -668,6 +668,20 @@ def test_calls_recorded_beside_each_other_are_one() -> None:
     assert steps(WINDY[0], answer) == STEPS
 
 
+def test_tool_whose_span_has_another_id_and_no_arguments_is_the_one_that_the_model_called() -> None:
+    twice = message("assistant", CALL, CALL | {"id": "call_2", "arguments": {"town": "Oslo"}})
+    results = [{"type": "tool_call_response", "id": f"call_{number}", "response": f"{number} m/s"} for number in (1, 2)]
+    tools = [tool("get_wind", 11, 19, "adk-7"), tool("get_wind", 12, 18, "adk-8")]
+    spans = [chat(0, 10, [ASKED], [twice]), *tools, chat(20, 30, [ASKED, twice, message("tool", *results)], [ANSWERED])]
+    assert steps(*spans) == [
+        STEPS[0],
+        ("tool_call", "get_wind", 'get_wind({"town": "Oslo"})'),
+        ("observation", "1 m/s"),
+        ("observation", "2 m/s"),
+        STEPS[2],
+    ]
+
+
 def test_what_a_recorder_wraps_is_unwrapped() -> None:
     returned = {"content": "Error: no wind", "type": "tool", "tool_call_id": "call_1"}
     constructor = {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "ToolMessage"], "kwargs": returned}
@@ -815,6 +829,7 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
         ("@mastra/otel-exporter", "mastra"),
         ("strands.telemetry.tracer", "strands"),
         ("gcp.vertex.agent", "google-adk"),
+        ("gen_ai", "ai-sdk"),
         ("langfuse-sdk", "langfuse"),
         ("pydantic-ai", "pydantic-ai"),
         ("", None),

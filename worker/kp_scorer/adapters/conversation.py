@@ -262,8 +262,8 @@ class Conversation:
                 or self._unanswered.first("id", piece.call_id, piece.name)
                 or self._waiting.first("id", piece.call_id)
                 or self._waiting.first("name", piece.name, "")
-                # Frameworks may give the calls that they carry out ids of their own.
-                or self._waiting.first("words", self._words(piece))
+                # Frameworks may give the calls that they carry out ids of their own, and leave out the arguments.
+                or self._waiting.first(*(("name", piece.name) if piece.arguments is None else ("words", self._words(piece))))
                 or self._running(piece, span)
             )
         else:

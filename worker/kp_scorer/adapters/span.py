@@ -59,14 +59,19 @@ _METHOD: Final = re.compile(r"\.(?:__call__|a?call|a?run|a?invoke|forward|execut
 _HANDOFF: Final = re.compile(r"handoff(?: from .+)? to (.+)", re.IGNORECASE)
 _REDACTED: Final = "__REDACTED__"  # OpenInference's, in place of what is not to be recorded.
 _NOTHING: Final = ("", "{}", "null", "None")
-_FRAMEWORKS: Final = {"gcp.vertex.agent": "google-adk", "ai": "ai-sdk", "agent_framework": "agent-framework"}
+_FRAMEWORKS: Final = {
+    "gcp.vertex.agent": "google-adk",
+    "ai": "ai-sdk",
+    "gen_ai": "ai-sdk",
+    "agent_framework": "agent-framework",
+}
 _SCOPE: Final = re.compile(r"(?:.*\binstrumentation\.|logfire\.|ai\.|@)?([\w -]+?)(?:_v\d+|-sdk)?(?:[./].*)?")
 _SWITCHES: Final = {  # The variable that records messages, by the beginning of the name of an instrumentation.
     "openinference": "OPENINFERENCE_HIDE_INPUTS=false and OPENINFERENCE_HIDE_OUTPUTS=false",
     "semantic_kernel": "SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS_SENSITIVE=true",
     "agent_framework": "ENABLE_SENSITIVE_DATA=true",
     "pydantic-ai": "include_content in InstrumentationSettings",
-    "": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true, or the switch of the framework",
+    "": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY (older versions: true), or the switch of the framework",
 }
 
 SpanKind = Literal["model", "tool", "event", "agent", "other"]
