@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Verifies each package that has hashes in constraints.txt; this one and torch have none.
 INSTALL := $(PIP) install --no-require-hashes --constraint constraints.txt --build-constraint constraints.txt
 
-.PHONY: demo test suite quick check fix lock lowest newest matrix image install dev torch site clean
+.PHONY: demo test suite quick check fix lock lowest newest matrix stacks image install dev torch site clean
 
 install: $(VENV)/.installed
 
@@ -97,6 +97,12 @@ lowest newest:
 matrix:
 	.ci/debian trixie
 	.ci/debian sid
+
+# The examples for stacks of agents, in the versions that they name: uv and npm install them into build/stacks.
+stacks: dev
+	$(PYTHON) -m venv build/stacks
+	build/stacks/bin/python -m pip --disable-pip-version-check install --quiet uv
+	PATH="$(CURDIR)/build/stacks/bin:$$PATH" $(BIN)/python -m pytest -m stacks tests/stacks
 
 # Resolves everything anew, for all platforms and Pythons, and writes down what came of it. Only torch keeps its version, which is
 # changed by hand.
