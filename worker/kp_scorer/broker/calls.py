@@ -109,11 +109,7 @@ def waiting(app: Celery, queue: Queue) -> int:
 
 def check_publishing(app: Celery) -> None:
     """Return if RabbitMQ accepts messages; raise BrokerBlocked if it has an alarm."""
-
-    def probe(producer: Producer) -> None:
-        confirming_channel(producer.channel.connection).probe("", producer.connection.connect_timeout)
-
-    with_producer(app, "broker", probe)
+    with_producer(app, "broker", lambda producer: confirming_channel(producer.channel.connection).probe())
 
 
 def broker_condition(app: Celery) -> Condition:

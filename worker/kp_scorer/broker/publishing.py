@@ -92,8 +92,7 @@ def publish_confirmed(producer: Producer, messages: Sequence[amqp.Message], queu
     Raises errors of py-amqp, which :func:`with_producer` handles.
     """
     channel = confirming_channel(producer.channel.connection)
-    # The channel's own timeout is broker.timeout_s.
-    return channel.publish_all(messages, queue.exchange.name, queue.routing_key, producer.connection.connect_timeout)
+    return channel.publish_all(messages, queue.exchange.name, queue.routing_key)
 
 
 def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tuple[str, bytes]]) -> None:

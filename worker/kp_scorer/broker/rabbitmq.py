@@ -92,38 +92,38 @@ class ConfirmingChannel:
         channel.events["basic_nack"].add(self._on_nack)
         # The connection owns this object, and a strong reference back would keep the connection alive forever.
         self._channel = proxy(channel)
+        self._timeout_s = connection.connect_timeout
         self._published = 0
         self.is_broken = self.is_blocked = self._is_probed = False
         connection.on_blocked, connection.on_unblocked = partial(self._note, True), partial(self._note, False)
         self._unconfirmed: set[int] = set()
         self._nacked: set[int] = set()
 
-    def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float) -> list[bool]:
+    def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
         ChannelError if the exchange does not exist or leads to no queue; BrokerBlocked if RabbitMQ has an alarm;
-        RecoverableConnectionError if a confirm takes longer than ``timeout_s`` after the one before. Then the connection cannot
-        be used: a late confirm would count for another message.
+        RecoverableConnectionError if a confirm takes longer than ``broker.timeout_s`` after the one before. Then the connection
+        cannot be used: a late confirm would count for another message.
         """
         if not self._is_probed:
             # A blocked RabbitMQ leaves messages in the connection and publishes them once the alarm ends, one copy for each
             # attempt.
-            self.probe(exchange, timeout_s)
-        return self._publish(messages, exchange, routing_key, timeout_s, mandatory=True)
+            self.probe(exchange)
+        return self._publish(messages, exchange, routing_key, mandatory=True)
 
-    def probe(self, exchange: str, timeout_s: float) -> None:
+    def probe(self, exchange: str = "") -> None:
         """Return once RabbitMQ accepts messages, by sending two that go to no queue: it reports an alarm only to publishers.
 
         Raises the errors of :meth:`publish_all`.
         """
         # A blocked RabbitMQ still accepts the first message of a connection.
-        self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, timeout_s, mandatory=False)
+        self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, mandatory=False)
         self._is_probed = True
 
-    def _publish(
-        self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, timeout_s: float, *, mandatory: bool
-    ) -> list[bool]:
+    def _publish(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str, *, mandatory: bool) -> list[bool]:
         self.is_broken = True
+        timeout_s = self._timeout_s
         first = self._published + 1
         self._published += len(messages)
         self._unconfirmed = set(range(first, first + len(messages)))
