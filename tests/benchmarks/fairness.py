@@ -61,7 +61,8 @@ def _send(settings: Settings, count: int) -> None:
     with make_celery(settings) as app:
         for first in range(0, count, _SENT_AT_ONCE):
             portion = _traces(min(_SENT_AT_ONCE, count - first))
-            send_traces(app, submission_queues(settings)["traces.busy"], [(each["id"], as_bytes(each)) for each in portion])
+            queues = submission_queues(settings.broker, settings.queues)["traces.busy"]
+            send_traces(app, queues, [(each["id"], as_bytes(each)) for each in portion])
 
 
 def _burst(client: Client, worker: Worker, count: int) -> Row:

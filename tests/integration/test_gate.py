@@ -31,7 +31,7 @@ def decider_on(store: Store, settings: Settings, **routing: object) -> Decider:
     settings = with_changed(settings, routing__gate="coverage", **{f"routing__{name}": each for name, each in routing.items()})
     embedder, window = WordEmbedder(), settings.novelty.window()
     meter, facts = NoveltyMeter(embedder, store.novelty_log(embedder.space), window), store.facts(embedder.space)
-    gate = open_gate(settings, meter, facts)
+    gate = open_gate(settings.routing, meter, facts)
     assert gate
     store.ledger.facts = facts
     gate.catch_up()
@@ -156,7 +156,7 @@ def test_changing_the_share_leaves_what_is_kept(store: Store, settings: Settings
 def test_another_space_begins_with_nothing(store: Store, settings: Settings) -> None:
     assert outcomes(decide(decider_on(store, settings, share=0.9), trace(0))) == ["accepted"]
     gate = open_gate(
-        with_changed(settings, routing__gate="coverage"),
+        settings.routing.model_copy(update={"gate": "coverage"}),
         NoveltyMeter(WordEmbedder(), store.novelty_log("other"), settings.novelty.window()),
         store.facts("other"),
     )

@@ -267,4 +267,4 @@ def load_embedder(recipe: RecipeName = "trace", **settings: Any) -> Embedder:
 
 def first_queues(settings: Settings) -> SubmissionQueues:
     """The queue of traces, and those beside it, of settings that name one."""
-    return submission_queues(settings)[settings.queues.first]
+    return submission_queues(settings.broker, settings.queues)[settings.queues.first]

@@ -104,7 +104,8 @@ def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
 def declare_as_worker(settings: Settings, patience_s: float = 120.0) -> None:
     """Do what a worker does before it consumes: declare its queues."""
     with make_celery(settings) as app, Store.open(settings) as store:
-        wait_for_services(settings, app, store, submission_queues(settings).values(), StartupRetry(patience_s, lambda: None))
+        queues = submission_queues(settings.broker, settings.queues).values()
+        wait_for_services(settings, app, store, queues, StartupRetry(patience_s, lambda: None))
 
 
 def confirming(url: str) -> Connection:

@@ -18,7 +18,7 @@ from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.scoring import Policy, novelty_of, recoveries, score
-from kp_scorer.settings import Settings
+from kp_scorer.settings.sections import NoveltySettings, RoutingSettings
 from kp_scorer.settings.settings import NO_VECTORS
 from kp_scorer.store import Store
 from kp_scorer.store.ledger import Ledger
@@ -37,13 +37,13 @@ UNREADABLE: Final = (
 Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with earlier traces, and with pinned sets.
 
 
-def open_pins(settings: Settings, store: Store | None, embedder: Embedder | None) -> Pins | None:
+def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder | None) -> Pins | None:
     """Open the pinned sets that the settings name, without loading them; SettingsError if they need an embedder."""
-    if not settings.novelty.pinned or not store:
+    if not settings.pinned or not store:
         return None
     if embedder is None:
         raise SettingsError(NO_EMBEDDER)
-    return Pins(store.pinned_sets(embedder.space), settings.novelty.limits, embedder.dimensions)
+    return Pins(store.pinned_sets(embedder.space), settings.limits, embedder.dimensions)
 
 
 class NoveltyMeter:
@@ -133,13 +133,13 @@ class NoveltyMeter:
         )
 
 
-def open_gate(settings: Settings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
+def open_gate(routing: RoutingSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
     """Make the gate that the settings ask for, without reading its facts; SettingsError if it needs an embedder."""
-    if settings.routing.gate == "score":
+    if routing.gate == "score":
         return None
     if novelty is None:
         raise SettingsError(NO_VECTORS)
-    return Gate(facts, novelty.embedder.dimensions, GateBounds(), settings.routing.share)
+    return Gate(facts, novelty.embedder.dimensions, GateBounds(), routing.share)
 
 
 @dataclass(slots=True)

@@ -175,11 +175,11 @@ def offline_decider(settings: Settings) -> Decider:
         store = Store.open(with_endpoints(settings)) if settings.novelty.pinned else None
     except SettingsError as error:
         raise SettingsError(f"novelty.pinned: the sets are in Redis; {error}") from None
-    if pins := open_pins(settings, store, embedder):
+    if pins := open_pins(settings.novelty, store, embedder):
         pins.load()
     novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins) if embedder else None
     facts = MemoryFacts()
-    gate = open_gate(settings, novelty, facts)
+    gate = open_gate(settings.routing, novelty, facts)
     ledger, policy = MemoryLedger(window.kept_elements, facts if gate else None), settings.scoring
     checks = Checks(settings.checks) if settings.checks.demands else None
     most, sample = settings.worker.max_attempts, settings.review.sample

@@ -170,7 +170,7 @@ def blocked(app: Celery, broker: BrokerSettings) -> str:
 
 def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
     submissions = {}
-    for queues in submission_queues(settings).values():
+    for queues in submission_queues(settings.broker, settings.queues).values():
         submissions[queues.traces.name] = waiting(app, queues.traces)
         if queues.intake:
             # Passively: producers declare this queue, perhaps with other arguments.

@@ -115,7 +115,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         # Each publish has three attempts; this is long enough for a connection to come free.
         "broker_pool_acquire_timeout": 10 * broker.timeout_s,
         "broker_connection_retry_on_startup": True,
-        "task_queues": [queues.traces for queues in submission_queues(settings).values()],
+        "task_queues": [queues.traces for queues in submission_queues(settings.broker, settings.queues).values()],
         "task_default_queue": settings.queues.first,
         "task_default_exchange": "",
         # A producer that passes ignore_result=False reads its decision from here; for others nothing is stored.

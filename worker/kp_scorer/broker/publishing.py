@@ -18,7 +18,7 @@ from kombu import Producer, Queue
 from kombu.transport import virtual
 
 from kp_scorer.broker.calls import waiting, with_producer
-from kp_scorer.broker.queues import SubmissionQueues, destination_of, results_queues, results_streams
+from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams, system_of
 from kp_scorer.broker.rabbitmq import anew, confirming_channel
 from kp_scorer.broker.wire import PACKED_BY, SENT_MS, TASK_NAME, as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, DecisionKind
@@ -161,13 +161,14 @@ class Publisher:
         published = (each for each in settings.results.publish if each != "revised" or settings.results.via != "task")
         kinds = sorted(published, key=lambda kind: kind != "review")
         queues, streams = results_queues(settings, kinds), results_streams(settings, kinds)
+        system, task = system_of(settings.broker), settings.results.task if settings.results.via == "task" else ""
         # By name, because several outcomes may share a queue.
         self._outboxes: dict[str, _Outbox] = {
-            **{name: _QueueOutbox(app, queue, settings) for name, queue in queues.items()},
-            **{name: _StreamOutbox(store.decision_stream(name), settings) for name in streams},
+            **{name: _QueueOutbox(self._room(name), app, queue, system, task) for name, queue in queues.items()},
+            **{name: _StreamOutbox(self._room(name), store.decision_stream(name)) for name in streams},
         }
         for name, outbox in self._outboxes.items():
-            if outbox.is_ring:
+            if outbox.room.is_ring:
                 count_dropped(name, 0)
 
     def destination(self, decision: Decision) -> Destination | None:
@@ -225,6 +226,9 @@ class Publisher:
                     errors[place] = failure
         return errors
 
+    def _room(self, name: str) -> Room:
+        return Room(self._settings.queues.results_limit, self._settings.results_bytes, self._settings.is_ring(name))
+
     def _names(self, decision: Decision) -> list[str]:
         """Return the queues or streams that a decision goes to; the last is that of its outcome, or of revisions."""
         kinds: list[DecisionKind] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
@@ -256,12 +260,11 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
 class _Outbox:
     """Publishes decisions to one queue or stream. Threads may share it."""
 
-    def __init__(self, kind: str, destination: Destination, settings: Settings) -> None:
+    def __init__(self, kind: str, destination: Destination, room: Room) -> None:
         self.name = f"{kind} {destination.name}"
         self.destination = destination
-        self.is_ring = settings.is_ring(destination.name)
+        self.room = room
         self.refused_at = -math.inf  # The time of the last refusal, by the monotonic clock; -inf if it accepts all by now.
-        self._room = Room(settings.queues.results_limit, settings.results_bytes, self.is_ring)
 
     def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
         """Publish decisions, in order; return for each whether it is published, and the number of old ones that were dropped.
@@ -292,24 +295,24 @@ class _Outbox:
 
 
 class _QueueOutbox(_Outbox):
-    def __init__(self, app: Celery, queue: Queue, settings: Settings) -> None:
-        super().__init__("queue", destination_of(settings.broker, queue.name), settings)
+    def __init__(self, room: Room, app: Celery, queue: Queue, system: str, task: str) -> None:
+        super().__init__("queue", Destination(system, queue.name), room)
         self._app = app
         self._queue = queue
-        self._task = settings.results.task if settings.results.via == "task" else ""
+        self._task = task  # The task of another app that is called; empty for plain messages.
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
         messages = [self._message(publication) for publication in publications]
         if self.destination.system == "redis":
-            args = self._queue.name, messages, self._room
+            args = self._queue.name, messages, self.room
             result = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
             return [True] * result.published, result
         # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report what it drops.
-        limit, unread = self._room.most, waiting(self._app, self._queue)
-        room = len(messages) if self.is_ring else max(0, min(len(messages), limit - unread))
+        limit, unread = self.room.most, waiting(self._app, self._queue)
+        room = len(messages) if self.room.is_ring else max(0, min(len(messages), limit - unread))
         accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
         published = sum(accepted)
-        dropped = max(0, unread + published - limit) if self.is_ring else 0
+        dropped = max(0, unread + published - limit) if self.room.is_ring else 0
         return accepted, Published(published, unread + published - dropped, dropped)
 
     def _message(self, publication: Publication) -> Outgoing:
@@ -324,10 +327,10 @@ class _QueueOutbox(_Outbox):
 
 
 class _StreamOutbox(_Outbox):
-    def __init__(self, stream: DecisionStream, settings: Settings) -> None:
-        super().__init__("stream", Destination("redis", stream.name), settings)
+    def __init__(self, room: Room, stream: DecisionStream) -> None:
+        super().__init__("stream", Destination("redis", stream.name), room)
         self._stream = stream
 
     def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
-        result = self._stream.publish(publications, self._room)
+        result = self._stream.publish(publications, self.room)
         return [True] * result.published, result

@@ -7,9 +7,8 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import DecisionKind
 from kp_scorer.settings import Settings
-from kp_scorer.settings.queue_sections import dead_name, intake_name
+from kp_scorer.settings.queue_sections import QueueSettings, dead_name, intake_name
 from kp_scorer.settings.server_sections import BrokerSettings
-from kp_scorer.spans.context import Destination
 
 _UNLIMITED: Final = 1_000_000_000
 """The limit on deliveries of a message; the ledger's attempts end a poison trace.
@@ -37,13 +36,13 @@ class SubmissionQueues(NamedTuple):
         return _queue(self.traces.name, declare=self.dead is None)
 
 
-def submission_queues(settings: Settings) -> dict[str, SubmissionQueues]:
+def submission_queues(broker: BrokerSettings, queues: QueueSettings) -> dict[str, SubmissionQueues]:
     """Return the queues that submissions need, by the name of the queue of traces."""
-    return {name: _queues_of(name, queue.limit, settings) for name, queue in settings.queues.traces.items()}
+    return {name: _queues_of(name, queue.limit, broker) for name, queue in queues.traces.items()}
 
 
-def _queues_of(name: str, limit: int, settings: Settings) -> SubmissionQueues:
-    if settings.broker.is_redis:
+def _queues_of(name: str, limit: int, broker: BrokerSettings) -> SubmissionQueues:
+    if broker.is_redis:
         return SubmissionQueues(_queue(name), None, None, limit)
     arguments = {
         "x-dead-letter-exchange": "",
@@ -90,11 +89,6 @@ def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[s
 def system_of(broker: BrokerSettings) -> str:
     """Return the name of a broker for spans."""
     return "redis" if broker.is_redis else "rabbitmq"
-
-
-def destination_of(broker: BrokerSettings, queue: str) -> Destination:
-    """Return the name of a queue for spans."""
-    return Destination(system_of(broker), queue)
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:

@@ -58,7 +58,7 @@ class BaseClient:
         self._limits = settings.limits
         self._timeout_s = settings.broker.timeout_s
         self._io = IoThread()
-        queues = submission_queues(settings)
+        queues = submission_queues(settings.broker, settings.queues)
         if (queue := queue or settings.queues.first) not in queues:
             raise SettingsError(f"queue: expected one of {', '.join(queues)}, as queues.traces says")
         self._queues = queues[queue]

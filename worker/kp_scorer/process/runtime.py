@@ -124,12 +124,12 @@ class Runtime:
         self._recorder = open_recorder(system_of(settings.broker), self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
         self.store = opened.enter_context(Store.open(settings, metrics))
-        self._queues = submission_queues(settings)
+        self._queues = submission_queues(settings.broker, settings.queues)
         wait_for_services(settings, app, self.store, self._queues.values(), self._startup)
         looking = partial(conditions, app, settings.broker, settings.redis, self.store)
         self._servers.look(self._startup.wait_for("redis", looking))
         self._publisher = Publisher(app, settings, self.store, metrics.count_decisions_dropped)
-        self._novelty = open_novelty(settings, self.store, self._load_embedder, self._startup)
+        self._novelty = open_novelty(settings.novelty, settings.embedding, self.store, self._load_embedder, self._startup)
         self._decider = Decider(
             self.store.ledger,
             settings.scoring,
@@ -138,7 +138,7 @@ class Runtime:
             names_nearest=settings.results.nearest,
             checks=Checks(settings.checks) if settings.checks.demands else None,
             sample=settings.review.sample,
-            gate=open_facts(settings, self.store, self._novelty, self._startup),
+            gate=open_facts(settings.routing, self.store, self._novelty, self._startup),
         )
         self._connect_metrics()
         tasks = self._tasks = opened.enter_context(PeriodicTasks())

@@ -18,7 +18,7 @@ from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.gate import Gate
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
+from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings, RecipeName, RoutingSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 
@@ -82,16 +82,18 @@ def wait_for_services(
         startup.wait_for("redis", store.decision_stream(name).count_unread)
 
 
-def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry) -> NoveltyMeter | None:
+def open_novelty(
+    settings: NoveltySettings, embedding: EmbeddingSettings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry
+) -> NoveltyMeter | None:
     """Load the embedder and read the log of its space; return None without one.
 
     Raises the errors of :func:`wait_for_services`.
     """
     started = time.perf_counter()
-    embedder = load_embedder(settings.embedding, settings.novelty.recipe)
+    embedder = load_embedder(embedding, settings.recipe)
     pins = open_pins(settings, store, embedder)
     if embedder is None:
-        if settings.embedding.embedder != "none":
+        if embedding.embedder != "none":
             log.warning("no_embedder", novelty=0.5, detail="every trace gets this novelty: install kp-scorer[embedding]")
         return None
     loaded_ms = round((time.perf_counter() - started) * 1_000)
@@ -102,17 +104,16 @@ def open_novelty(settings: Settings, store: Store, load_embedder: LoadEmbedder, 
     if pins:
         # An operator has to pin a missing set. For that, `up` must have started its Redis.
         startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
-    own_log, window = store.novelty_log(embedder.space), settings.novelty.window()
-    novelty = NoveltyMeter(embedder, own_log, window, pins)
+    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.window(), pins)
     # Redis answered a moment ago, but may have gone away since.
     log.info("novelty_log_read", entries=startup.wait_for("redis", novelty.cache.catch_up))
     return novelty
 
 
-def open_facts(settings: Settings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry) -> Gate | None:
+def open_facts(routing: RoutingSettings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry) -> Gate | None:
     """Open the gate and read its facts; return None where the score decides. Raises as :func:`wait_for_services`."""
     facts = store.facts(novelty.embedder.space if novelty else "")
-    if gate := open_gate(settings, novelty, facts):
+    if gate := open_gate(routing, novelty, facts):
         store.ledger.facts = facts
         log.info("gate_opened", kept=startup.wait_for("redis", gate.catch_up))
     return gate

@@ -109,7 +109,7 @@ def _exposure(server: ServerUrl) -> Findings:
 
 
 def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
-    queues = submission_queues(settings).values()
+    queues = submission_queues(settings.broker, settings.queues).values()
     submissions = (queue for each in queues for queue in (*each.in_order, each.intake))
     results = results_queues(settings, settings.kinds).values()
     all_exist = True
