@@ -273,23 +273,28 @@ class Decider:
                 [each.objective_vector for each in claimed],
             )
         place_ms = ms_since(started)
-        admitted = [(pending, comparison) for pending, comparison in zip(claimed, comparisons, strict=True) if comparison]
-        batch = self._weighed_together([pending for pending, _ in admitted])
-        judged: list[tuple[PendingDecision, Decision]] = []
-        facts: list[Fact] = []
+        admitted: list[tuple[PendingDecision, Comparison]] = []
         for pending, comparison in zip(claimed, comparisons, strict=True):
-            if comparison is None:
+            if comparison:
+                admitted.append((pending, comparison))
+            else:
                 pending.resolved = TraceConflict(pending.trace.id)
+        batch = self._weighed_together([pending for pending, _ in admitted])
+        judged: list[tuple[PendingDecision, Decision, Fact | None]] = []
         for index, (pending, (novelty, pinned)) in enumerate(admitted):
             timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
             if self.novelty:
                 novelty = self.novelty.with_counts(novelty, pending.tokens)
             decision = self._judge(pending, novelty, pinned, timings, batch.weigh(index) if batch else None)
-            judged.append((pending, decision))
+            fact = None
             if batch and decision.gate:
                 could_be = decision.gate.eligible and not decision.is_guarded
-                facts.append(batch.settle(index, is_eligible=could_be, is_kept=decision.outcome == "accepted"))
-        self._commit(judged, facts)
+                fact = batch.settle(index, is_eligible=could_be, is_kept=decision.outcome == "accepted")
+            judged.append((pending, decision, fact))
+        committed = self.ledger.commit([self._verdict(*each) for each in judged])
+        for (pending, decision, _), result in zip(judged, committed, strict=True):
+            if result != "again":
+                pending.resolved = decision if result == "stored" else result
 
     def _weighed_together(self, admitted: Sequence[PendingDecision]) -> Batch | None:
         if not self.gate:
@@ -299,25 +304,18 @@ class Decider:
             [(each.trace.id, each.trace.metadata.task_domain, each.vector) for each in admitted if each.vector is not None]
         )
 
-    def _commit(self, judged: Sequence[tuple[PendingDecision, Decision]], facts: Sequence[Fact]) -> None:
-        verdicts = [
-            Verdict(
-                *pending.identity,
-                decision.model_dump_json().encode(),
-                decision.novelty.entry or "",
-                decision.domain,
-                decision.domain in self.policy.domains,
-                " ".join(guard.name for guard in decision.guards if guard.fired),
-                trace=pending.trace.model_dump_json(exclude_none=True).encode() if self.ledger.copies_traces else b"",
-            )
-            for pending, decision in judged
-        ]
-        verdicts = [each.with_fact(fact) for each, fact in zip(verdicts, facts, strict=True)] if facts else verdicts
-        for (pending, own), committed in zip(judged, self.ledger.commit(verdicts), strict=True):
-            if committed == "stored":
-                pending.resolved = own
-            elif committed != "again":
-                pending.resolved = committed
+    def _verdict(self, pending: PendingDecision, decision: Decision, fact: Fact | None) -> Verdict:
+        return Verdict(
+            *pending.identity,
+            decision.model_dump_json().encode(),
+            decision.novelty.entry or "",
+            decision.domain,
+            decision.domain in self.policy.domains,
+            " ".join(guard.name for guard in decision.guards if guard.fired),
+            *(fact.packed() if fact else (b"", b"")),
+            is_kept=fact is not None and fact.is_kept,
+            trace=pending.trace.model_dump_json(exclude_none=True).encode() if self.ledger.copies_traces else b"",
+        )
 
     def _judge(
         self,

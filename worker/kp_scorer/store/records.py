@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, TraceConflict, TraceDead
-from kp_scorer.gate import Fact, MemoryFacts
+from kp_scorer.gate import MemoryFacts
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 
@@ -66,11 +66,6 @@ class Verdict(NamedTuple):
     vector: bytes = b""
     is_kept: bool = False
     trace: bytes = b""  # A copy of the trace as JSON; empty while no other log is warmed.
-
-    def with_fact(self, fact: Fact) -> "Verdict":
-        """Return the verdict with the fact of its decision."""
-        text, vector = fact.packed()
-        return self._replace(fact=text, vector=vector, is_kept=fact.is_kept)
 
 
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
