@@ -132,22 +132,18 @@ class AcknowledgeStage:
 
     def _is_due(self, delivery: Delivery, resolved: Revised | BaseException | None) -> bool:
         """Return whether a delivery is to be published or dead-lettered now; if not, take its next step instead."""
-        if resolved is not None:
-            delivery.stall.start()
-            try:
-                self._publish_stage.resolve(delivery, resolved)
-            except BaseException as error:
-                self._retry_later(delivery, error)
-                return False
-            return True
-        if delivery.waits_for and self._requeue_or_resend(delivery):
+        if resolved is None and delivery.waits_for and self._requeue_or_resend(delivery):
             return False
-        if delivery.is_suspect:
-            try:
+        try:
+            if resolved is not None:
+                delivery.stall.start()
+                self._publish_stage.resolve(delivery, resolved)
+                return True
+            if delivery.is_suspect:
                 self._publish_stage.read(delivery, self._acknowledger.read)
-            except BaseException as error:
-                self._retry_later(delivery, error)
-                return False
+        except BaseException as error:
+            self._retry_later(delivery, error)
+            return False
         if delivery.is_undecided:
             self._decide(delivery)
             return False

@@ -53,19 +53,16 @@ class LookUpStage:
     def _look_up(self, group: Sequence[tuple[Delivery, ReasoningTrace]]) -> None:
         deliveries = [delivery for delivery, _ in group]
         try:
-            self._acquire(deliveries, [trace for _, trace in group])
+            self._admission.raise_if_aborted()
+            decisions = self._decider.acquire([trace for _, trace in group], alone=deliveries[0].is_alone)
         except Exception as error:
             self._admission.fail(deliveries, error)
-        else:
-            self._dispatch(deliveries)
-
-    def _acquire(self, group: Sequence[Delivery], traces: Sequence[ReasoningTrace]) -> None:
-        self._admission.raise_if_aborted()
-        decisions = self._decider.acquire(traces, alone=group[0].is_alone)
+            return
         self._metrics.look_up_s.observe(decisions[0].times_ms["look_up_ms"] / 1_000)
-        for delivery, pending in zip(group, decisions, strict=True):
+        for delivery, pending in zip(deliveries, decisions, strict=True):
             delivery.pending, pending.received = pending, delivery.received
             pending.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - pending.times_ms["look_up_ms"], 3)
+        self._dispatch(deliveries)
 
     def _dispatch(self, group: Sequence[Delivery]) -> None:
         self._admission.resolve([(each, each.pending.resolved) for each in group if each.pending.resolved])
