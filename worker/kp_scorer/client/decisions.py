@@ -35,17 +35,16 @@ _REMEMBERED: Final = 100_000
 log = structlog.get_logger("kp_scorer.client.decisions")
 
 
-def _why_unreadable(queues: QueueSettings, results: ResultsSettings, kinds: Sequence[DecisionKind], group: str) -> str:
-    """Return why decisions of these kinds cannot be read here, and how they are read; empty if they can."""
+def _check_readable(queues: QueueSettings, results: ResultsSettings, kinds: Sequence[DecisionKind], group: str) -> None:
+    """Raise SettingsError, which says how else, unless decisions of these kinds can be read here."""
     names = " and ".join(dict.fromkeys(map(queues.name, kinds)))
     if not kinds:
-        return "results.publish names no outcome: `kp-scorer status` shows decisions"
+        raise SettingsError("results.publish names no outcome: `kp-scorer status` shows decisions")
     if results.via == "stream" and not group:
         where = f"{names} in the Redis of redis.url"
-        return f"decisions go to the streams {where}: read them with XREADGROUP, or name a consumer group"
+        raise SettingsError(f"decisions go to the streams {where}: read them with XREADGROUP, or name a consumer group")
     if results.via == "task":
-        return f"decisions call the task {results.task} by {names}: workers of its Celery app take them"
-    return ""
+        raise SettingsError(f"decisions call the task {results.task} by {names}: workers of its Celery app take them")
 
 
 _Received = Iterator[tuple[Decision, Callable[[], None]]]
@@ -102,8 +101,7 @@ def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None =
     """
     # Whoever does not ask for revisions reads what there is without them.
     kinds = [outcome] if outcome else [each for each in settings.kinds if each != "revised"]
-    if why := _why_unreadable(settings.queues, settings.results, kinds, group):
-        raise SettingsError(why)
+    _check_readable(settings.queues, settings.results, kinds, group)
     queues = list(results_queues(settings, kinds).values())
     streams = results_streams(settings, kinds)
     if not settings.broker.is_redis:

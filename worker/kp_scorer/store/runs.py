@@ -90,10 +90,9 @@ class _Bounds(NamedTuple):
 def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
-    attempts = number_in(by_id.get(b":attempts"))
-    texts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue"))
-    flags = b":too_large" in by_id, b":has_waited" in by_id
-    return ClaimedRun(text_in(run_id), flags[0], spans, attempts, flags[1], *texts) if run_id else None
+    closed, queue, attempts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue")), number_in(by_id.get(b":attempts"))
+    is_too_large, has_waited = b":too_large" in by_id, b":has_waited" in by_id
+    return ClaimedRun(text_in(run_id), is_too_large, spans, attempts, has_waited, closed, queue) if run_id else None
 
 
 class Recording(NamedTuple):
