@@ -3,7 +3,6 @@
 import os
 import socket
 import ssl
-from functools import partial
 from typing import Any, Final
 
 import structlog
@@ -11,7 +10,6 @@ from celery import Celery
 from celery.loaders.app import AppLoader
 
 from kp_scorer.broker.queues import submission_queues
-from kp_scorer.broker.rabbitmq import frame_handler
 from kp_scorer.broker.wire import largest_body_bytes, largest_message_bytes
 from kp_scorer.settings import Settings
 from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
@@ -46,13 +44,6 @@ class _App(Celery):  # type: ignore[misc]  # celery ships no types
             leave_replicas(backend.client.connection_pool)
         renew_credentials(backend.client.connection_pool, self._settings.redis)
         return backend
-
-
-class _FunctionOption(partial[Any]):
-    """A function among the transport's options. It is written as JSON, because ``celery inspect stats`` shows the options."""
-
-    def __json__(self) -> str:
-        return self.func.__name__
 
 
 class _Loader(AppLoader):  # type: ignore[misc]
@@ -166,7 +157,7 @@ def _transport_options(settings: Settings) -> dict[str, Any]:
         return {
             **retries,
             "confirm_publish": True,
-            "frame_handler": _FunctionOption(frame_handler, largest_bytes=largest_body_bytes(limits)),
+            "largest_bytes": largest_body_bytes(limits),
             # Without these timeouts, a declaration or a new channel on a dead connection waits forever.
             "read_timeout": broker.timeout_s,
             "write_timeout": broker.timeout_s,

@@ -53,8 +53,15 @@ def anew(message: Any) -> amqp.Message:
     )
 
 
-class Transport(pyamqp.Transport):  # type: ignore[misc]  # kombu ships no types
+class _Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu ships no types
+    def __init__(self, *args: Any, largest_bytes: int, **kwargs: Any) -> None:
+        super().__init__(*args, frame_handler=partial(_frame_handler, largest_bytes=largest_bytes), **kwargs)
+
+
+class Transport(pyamqp.Transport):  # type: ignore[misc]
     """A transport that reads user and password anew for each connection if a file has them, for ``broker_transport``."""
+
+    Connection = _Connection
 
     def establish_connection(self) -> Any:
         """Connect."""
@@ -203,10 +210,10 @@ def _raise_if_blocked(host: str) -> None:
         blocked.collect()
 
 
-def frame_handler(
+def _frame_handler(
     connection: Any, callback: Callable[..., Any], *, largest_bytes: int
 ) -> Callable[[tuple[int, int, bytes]], bool]:
-    """Wrap py-amqp's handler of frames, for the option ``frame_handler`` of its connections.
+    """Wrap py-amqp's handler of frames.
 
     No body is unpacked, or converted from the encoding that its producer names. Properties that py-amqp cannot read are
     dropped: otherwise every worker that receives the message would raise an error, and none could acknowledge it. Of a body
