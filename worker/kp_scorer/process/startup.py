@@ -125,9 +125,8 @@ class ServerWatch:
     def __init__(self) -> None:
         self._logged: frozenset[tuple[str, str]] = frozenset()
         self._blocked = ""
-        self.not_ready: tuple[
-            str, ...
-        ] = ()  # The reasons why servers lose submissions or accept none. Any thread may read this.
+        # The reasons why servers lose submissions or accept none. Any thread may read this.
+        self.not_ready: tuple[str, ...] = ()
 
     def look(self, servers: Mapping[str, Condition], blocked: str = "") -> None:
         """Log the shortcomings of servers that are new, and why RabbitMQ is ``blocked`` if that is new."""

@@ -17,8 +17,8 @@ from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
-# The span ids of a submitted run are remembered for this time, as exporters retry for minutes.
 _EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent waits: health checks take room, too.
+# The span ids of a submitted run are remembered for this time, as exporters retry for minutes.
 _REMEMBERED_MS: Final = 3_600_000
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
@@ -87,7 +87,7 @@ class _Bounds(NamedTuple):
     kept_ms: int
 
 
-def _closed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
+def _claimed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
     closed, queue, attempts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue")), number_in(by_id.get(b":attempts"))
@@ -108,7 +108,7 @@ class Recording(NamedTuple):
 def _store_spans(*, keys: Keys, run_id: str, queue: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
 
 
-@script(row(_closed))
+@script(row(_claimed))
 def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int, outcome_wait_ms: int) -> None: ...
 
 
@@ -155,7 +155,7 @@ class Runs:
         run_ids: Any = self._client.zrange(self._keys.runs, 0, -1)
         for run_id in run_ids:
             fields: Any = self._client.hgetall(self._keys.run(text_in(run_id)))
-            if run := _closed(run_id, list(chain(*fields.items()))):
+            if run := _claimed(run_id, list(chain(*fields.items()))):
                 yield run
 
     def claim(self) -> ClaimedRun | None:

@@ -22,9 +22,9 @@ def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned:
     pipeline = client.pipeline(transaction=False)
     for index in (keys.pending, keys.dead_letters, keys.runs):
         pipeline.zcard(index)
-    pending, letters, runs, size = *pipeline.execute(), 0
+    pending, letters, runs = pipeline.execute()
     try:
-        size = client.dbsize()
+        size: Any = client.dbsize()
         reply: Any = client.scan(count=_SCANNED)
     except redis.exceptions.NoPermissionError:
         return {}
