@@ -41,10 +41,10 @@ def of_worker(settings: Settings) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def small(tmp_path: Path, shipped_redis: Shipped, metrics: Metrics) -> Iterator[tuple[Store, Any]]:
+def small(tmp_path: Path, shipped_redis: Shipped) -> Iterator[tuple[Store, Any]]:
     """A Redis of its own, so small that junk could fill it, and its administrator's connection."""
     server = Shipped(tmp_path, str(shipped_redis.process.args[0]))  # type: ignore[index]
-    with server.connect("administrator") as admin, Store.open(server.settings("worker"), metrics) as store:
+    with server.connect("administrator") as admin, Store.open(server.settings("worker")) as store:
         yield store, admin
     server.stop()
 
@@ -73,7 +73,8 @@ def flood(letters: DeadLetters, count: int, size_bytes: int, reason: Reason, nam
 def test_junk_pushes_out_junk(
     of_worker: redis.Redis, keys: Keys, store: Store, metrics: Metrics, reason: Reason, name: str, count: int, size_bytes: int
 ) -> None:
-    bounded = DeadLetters(of_worker, keys, limited(MOST, 2 * MB), metrics)
+    bounded = DeadLetters(of_worker, keys, limited(MOST, 2 * MB))
+    bounded.on_dropped = metrics.count_dropped
     failed = keep_failed(bounded)
     flood(bounded, count, size_bytes, reason, name)
     stored = list(bounded.read())

@@ -123,7 +123,9 @@ class Runtime:
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = open_recorder(system_of(settings.broker), self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
-        self.store = opened.enter_context(Store.open(settings, metrics))
+        self.store = opened.enter_context(Store.open(settings))
+        self.store.dead_letters.on_stored = metrics.count_dead_letter
+        self.store.dead_letters.on_dropped = metrics.count_dropped
         self._queues = submission_queues(settings.broker, settings.queues)
         wait_for_services(settings, app, self.store, self._queues.values(), self._startup)
         looking = partial(conditions, app, settings.broker, settings.redis, self.store)

@@ -16,7 +16,7 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 
 
 class ServeMetrics:
-    """The metrics of one process, and the counter of its dead letters. Any thread may update and read them."""
+    """The metrics of one process. Any thread may update and read them."""
 
     def __init__(self) -> None:
         """Begin every series with a known name at 0: queries miss the first increase of a series that starts at 1."""
@@ -53,9 +53,6 @@ class ServeMetrics:
     def count_dead_letter(self, reason: Reason) -> None:
         """Count a dead run."""
         self._dead_letters.labels(reason).inc()
-
-    def count_dropped(self, reason: Reason, count: int) -> None:
-        """Count nothing, as workers drop dead letters."""
 
     def show_held(self, runs: int, held_bytes: int, limits: ServeSettings) -> None:
         """Show the number of runs that are being collected, and the bytes of their spans."""

@@ -59,7 +59,8 @@ def serve(settings: Settings) -> None:
     count_dropped_lines(metrics.log_lines_dropped.inc)
     with ExitStack() as opened:
         opened.enter_context(listener)
-        store = opened.enter_context(Store.open(settings, metrics))
+        store = opened.enter_context(Store.open(settings))
+        store.dead_letters.on_stored = metrics.count_dead_letter
         clients = {queue: opened.enter_context(Client(settings, queue=queue)) for queue in {"", *tokens.values()}}
         submitter = opened.enter_context(Submitter(settings, store, clients, metrics))
         metrics.ready.set_function(lambda: not (submitter.why_not_live() or submitter.why_not_ready()))

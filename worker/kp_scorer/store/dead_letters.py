@@ -1,9 +1,9 @@
 """The dead letters in Redis: one hash each, and an index by the time each was last dead-lettered."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 import redis
 import structlog
@@ -20,16 +20,6 @@ _READ_AT_ONCE: Final = 500
 _DROPPED_AT_ONCE: Final = 100  # Dropping this many takes Redis some 10 ms.
 
 log = structlog.get_logger("kp_scorer.store.dead_letters")
-
-
-class DeadLetterCounter(Protocol):
-    """Counts dead letters by their reasons."""
-
-    def count_dead_letter(self, reason: Reason) -> None:
-        """Count a dead letter that is stored."""
-
-    def count_dropped(self, reason: Reason, count: int) -> None:
-        """Count dead letters that made room for others."""
 
 
 class DeadLettering(NamedTuple):
@@ -112,11 +102,10 @@ class DeadLetters:
     ServiceUnavailable if Redis cannot be reached.
     """
 
-    def __init__(
-        self, client: redis.Redis, keys: Keys, settings: LedgerSettings, counter: DeadLetterCounter | None = None
-    ) -> None:
-        """Count the dead letters that this object stores and drops with ``counter``, in the calling thread."""
-        self._counter = counter
+    def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:
+        # Called, in the calling thread, for each dead letter that this object stores, and for those that make room for others.
+        self.on_stored: Callable[[Reason], None] = lambda reason: None
+        self.on_dropped: Callable[[Reason, int], None] = lambda reason, count: None
         self._client = client
         self._keys = keys
         self._record_ttl_ms = settings.ttl_ms
@@ -156,8 +145,7 @@ class DeadLetters:
             why = why._replace(reason="damaged", detail=DAMAGED_DECISION)
         described = received.model_dump() if received else {}
         log.warning("trace_dead", trace_id=why.trace_id, reason=why.reason, detail=why.detail, **described)
-        if self._counter:
-            self._counter.count_dead_letter(why.reason)
+        self.on_stored(why.reason)
         if has_too_many:
             try:
                 self.make_room()
@@ -187,8 +175,7 @@ class DeadLetters:
             dropped.update(reasons)
         for reason, count in dropped.items():
             log.warning("dead_letters_dropped", reason=reason.decode(), count=count)
-            if self._counter:
-                self._counter.count_dropped(cast("Reason", reason.decode()), count)
+            self.on_dropped(cast("Reason", reason.decode()), count)
 
     def dead_lettered(self) -> dict[Reason, int]:
         """Count by reason the dead-letterings since the ledger began, also those by processes that have died."""

@@ -146,12 +146,6 @@ class Keys(Prefixed):
         """Return the prefix of the keys of the facts of one embedding space."""
         return f"{self.prefix}:gate:{space}"
 
-    def space_of(self, key: str, pattern: str) -> str:
-        """Return the space whose log, or facts, by the pattern of their keys, are at ``key``; empty for any other key."""
-        prefix = pattern.removesuffix("*")
-        is_part = key.endswith((":head", ":erased", ":kept"))
-        return key.removeprefix(prefix) if key.startswith(prefix) and not is_part else ""
-
     def pinned_set(self, space: str, name: str) -> str:
         """Return the key of a pinned set of one embedding space."""
         return f"{self.prefix}:pin:{space}:{name}"

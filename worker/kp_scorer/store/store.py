@@ -14,7 +14,7 @@ from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.condition import Condition, condition_of
 from kp_scorer.store.connection import connect, names_of, reports_outages
 from kp_scorer.store.copies import Copies
-from kp_scorer.store.dead_letters import DeadLetterCounter, DeadLetters
+from kp_scorer.store.dead_letters import DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
 from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.keys import Keys
@@ -57,20 +57,20 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
 class Store(AbstractContextManager["Store"]):
     """Everything under one prefix. A context manager, which connects on first use. Methods raise ServiceUnavailable."""
 
-    def __init__(self, client: redis.Redis, settings: Settings, counter: DeadLetterCounter | None = None) -> None:
-        """Own ``client`` from now on; ``counter`` is for :class:`DeadLetters`."""
+    def __init__(self, client: redis.Redis, settings: Settings) -> None:
+        """Own ``client`` from now on."""
         self._client = client
         self._settings = settings
         self._keys = Keys(settings.redis.prefix)
         self.ledger = RedisLedger(client, self._keys, settings.ledger.ttl_ms)
-        self.dead_letters = DeadLetters(client, self._keys, settings.ledger, counter)
+        self.dead_letters = DeadLetters(client, self._keys, settings.ledger)
         self.runs = Runs(client, self._keys, settings.serve)
         self.copies = Copies(client, self._keys)
 
     @classmethod
-    def open(cls, settings: Settings, counter: DeadLetterCounter | None = None) -> Self:
+    def open(cls, settings: Settings) -> Self:
         """Open a store in the Redis that the settings name."""
-        return cls(connect(settings.redis, settings.broker.timeout_s), settings, counter)
+        return cls(connect(settings.redis, settings.broker.timeout_s), settings)
 
     def ping(self) -> None:
         """Return if Redis answers."""
@@ -123,8 +123,8 @@ class Store(AbstractContextManager["Store"]):
         return list(describe_pinned_sets(self._client, self._keys))
 
     def _spaces(self, pattern: str) -> list[str]:
-        keys = [key for key in names_of(self._client, pattern, "stream") if self._client.xlen(key)]
-        return sorted(filter(None, {self._keys.space_of(key, pattern) for key in keys}))
+        streams = (key for key in names_of(self._client, pattern, "stream") if not key.endswith((":head", ":erased", ":kept")))
+        return sorted({key.removeprefix(pattern.removesuffix("*")) for key in streams if self._client.xlen(key)} - {""})
 
     def close(self) -> None:
         """Close the connections."""
