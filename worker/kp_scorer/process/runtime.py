@@ -83,7 +83,7 @@ class Runtime:
         signals.worker_shutdown.connect(self._close, weak=False)
 
     def _name_node(self, instance: Any, **_: Any) -> None:
-        # Celery's tools show two nodes of one name as one, and send each the other's remote control.
+        # By default all workers of a machine would have one name, in their reports and decisions.
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
@@ -289,7 +289,7 @@ class Runtime:
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
         elif not self._is_consuming():
-            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options or control say"
+            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options say"
 
     def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down as SIGTERM does, but with the error's exit code. Any thread may call it."""
