@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Exchange, Producer, Queue
 from redis.exceptions import NoPermissionError
 
-from kp_scorer.broker.calls import broker_condition, check_publishing, waiting, with_producer
+from kp_scorer.broker.calls import broker_condition, check_publishing, waiting, with_producer, with_redis
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
@@ -74,7 +74,7 @@ class Backlog(NamedTuple):
 def count_oversized(app: Celery, queues: Iterable[str]) -> dict[str, int]:
     """Return by list the numbers of messages that were too large for a worker and are kept beside these queues on Redis."""
     lists = [QueueKeys(name).oversized for name in queues]
-    return with_producer(app, "oversized", lambda producer: {each: int(producer.channel.client.llen(each)) for each in lists})
+    return with_redis(app, "oversized", lambda client: {each: int(client.llen(each)) for each in lists})
 
 
 def lists_beside(app: Celery, queue: Queue) -> list[str]:
@@ -128,7 +128,7 @@ def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Seq
 
 
 def _bytes_on(app: Celery, key: str) -> int:
-    return with_producer(app, key, lambda producer: bytes_in(producer.channel.client, key))
+    return with_redis(app, key, lambda client: bytes_in(client, key))
 
 
 def _used_by_part(

@@ -7,7 +7,7 @@ SettingsError if RabbitMQ has a queue of this name with other arguments.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from amqp.exceptions import AccessRefused, AMQPError, NotFound, PreconditionFailed
 from celery import Celery
@@ -78,6 +78,11 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
         time.sleep(pause_s)
 
 
+def with_redis(app: Celery, purpose: str, use: Callable[[Any], T]) -> T:
+    """Call ``use`` with a client of the Redis that holds the queues, and return its result, as :func:`with_producer` does."""
+    return with_producer(app, purpose, lambda producer: use(producer.channel.client))
+
+
 @contextmanager
 def unavailable_if_broker_fails(purpose: str) -> Iterator[None]:
     """Turn the broker's connection errors and refusals into ServiceUnavailable."""
@@ -114,4 +119,4 @@ def check_publishing(app: Celery) -> None:
 
 def broker_condition(app: Celery) -> Condition:
     """Read the configuration and the memory of the Redis that holds the queues."""
-    return with_producer(app, "broker", lambda producer: condition_of(producer.channel.client))
+    return with_redis(app, "broker", condition_of)

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from celery import Celery
-from kombu import Producer
 
-from kp_scorer.broker.calls import with_producer
+from kp_scorer.broker.calls import with_redis
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import leave_packed, open_item, submission_in
 from kp_scorer.decoding import Limits, check_values
@@ -28,8 +27,7 @@ def search_queue(
     start = 0
     while True:
 
-        def search(producer: Producer, start: int = start) -> tuple[int, list[object], int]:
-            client = producer.channel.client
+        def search(client: Any, start: int = start) -> tuple[int, list[object], int]:
             items = client.lrange(name, start, start + _READ_AT_ONCE - 1)
             contents = [(item, _content(item, limits)) for item in items]
             wanted = [(item, content) for item, content in contents if content is not None and is_wanted(content)]
@@ -37,7 +35,7 @@ def search_queue(
             return len(items), [content for _, content in wanted], removed
 
         # Producers add at the front, which moves what was not read to higher places: no message is missed.
-        count, found, removed = with_producer(app, name, search)
+        count, found, removed = with_redis(app, name, search)
         yield from found
         if not count:
             return
@@ -46,7 +44,7 @@ def search_queue(
 
 def count_in_flight(app: Celery, name: str) -> int:
     """Return how many messages of a queue in Redis are in flight."""
-    return with_producer(app, name, lambda producer: int(producer.channel.client.zcard(QueueKeys(name).renewed)))
+    return with_redis(app, name, lambda client: int(client.zcard(QueueKeys(name).renewed)))
 
 
 def _content(item: bytes, limits: Limits) -> Any:
