@@ -49,13 +49,7 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 class NoveltyMeter:
     """Measures novelty: it embeds traces, and compares their vectors with those of the novelty log and of pinned sets."""
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        log: NoveltyLog,
-        window: Window,
-        pins: Pins | None = None,
-    ) -> None:
+    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window, pins: Pins | None = None) -> None:
         self.embedder = embedder
         self._has_logged_unreadable = False
         self._window = window
