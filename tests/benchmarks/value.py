@@ -28,7 +28,7 @@ from kp_scorer import score_traces
 from kp_scorer.coverage import Coverage, Vectors
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
-from kp_scorer.gate import Gate, GateBounds, MemoryFacts
+from kp_scorer.gate import Gate, GateBounds, GatePolicy, MemoryFacts
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray
@@ -167,7 +167,8 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
 
     def one_at_a_time(places: Places, most: int) -> list[int]:
         facts, chosen = MemoryFacts(), list[int]()
-        gate = Gate(facts, runs.words.shape[1], GateBounds(len(places), 10**12), most / len(places))
+        bounds, policy = GateBounds(len(places), 10**12), GatePolicy(most / len(places))
+        gate = Gate(facts, runs.words.shape[1], bounds, policy)
         for place in places.tolist():
             gate.catch_up()
             batch, succeeded = gate.weigh([(str(place), "", runs.words[place])]), bool(runs.succeeded[place])

@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -18,7 +19,8 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
 from tests.support.changed_settings import SettingsWith, with_changed
-from tests.support.processes import PATIENCE_S, at_work, start_worker, wait_until
+from tests.support.processes import PATIENCE_S, at_work, free_port, start_worker, wait_until
+from tests.support.prometheus import scraped
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ, declare_as_worker, limited_by_policy
 from tests.support.servers import RedisServer
@@ -88,6 +90,30 @@ def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
         assert asked(settings, "shutdown", timeout_s=2.0) == []
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
         assert worker.process.poll() is None
+
+
+MONITORS: Final = ("stats", "active", "scheduled", "reserved", "revoked", "registered", "active_queues", "conf")
+"""What Flower asks of each worker."""
+
+
+def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:
+    settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
+    queue = settings.queues.first
+    with at_work(settings, tmp_path) as (worker, client):
+        # It answers whatever monitors ask.
+        for command in MONITORS:
+            (answer,) = wait_until(partial(asked, settings, command))
+            assert not any("error" in reply for reply in answer.values()), answer
+        # While it is told not to consume its queue, it is not ready.
+        wait_until(lambda: scraped(settings)["kp_scorer_ready"] == 1.0)
+        for command, is_ready in (("cancel_consumer", 0.0), ("add_consumer", 1.0)):
+            asked(settings, command, queue=queue)
+            wait_until(lambda is_ready=is_ready: scraped(settings)["kp_scorer_ready"] == is_ready)  # type: ignore[misc]
+            wait_until(lambda is_ready=is_ready: _reasons(store) == [queue] * (not is_ready))  # type: ignore[misc]
+        client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
+        # It ends when it is told to.
+        asked(settings, "shutdown", timeout_s=1.0)
+        assert worker.process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("options", [("-Q", "other"), ("-X", "traces")])

@@ -19,7 +19,7 @@ from kp_scorer.novelty import MemoryLog
 from kp_scorer.report.explanation import decided_words
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import NoveltySettings
+from kp_scorer.settings.sections import NoveltySettings, UnreadableAction
 from kp_scorer.store.records import MemoryLedger
 
 from tests.support.builders import load_embedder, make_trace, step
@@ -110,9 +110,9 @@ UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่ส
 """Unrelated tasks in Thai, of which the default model knows no word."""
 
 
-def decided_by(embedder: Embedder, *objectives: str) -> list[Decision]:
+def decided_by(embedder: Embedder, unreadable: UnreadableAction, *objectives: str) -> list[Decision]:
     window = NoveltySettings().window()
-    meter = NoveltyMeter(embedder, MemoryLog(window), window)
+    meter = NoveltyMeter(embedder, MemoryLog(window), window, unreadable=unreadable)
     traces = [
         make_trace(objective=each, trace_id=f"kp:trace:{number}", steps=[step("observation")])
         for number, each in enumerate(objectives)
@@ -124,7 +124,7 @@ def decided_by(embedder: Embedder, *objectives: str) -> list[Decision]:
 def test_a_script_that_the_model_does_not_know_is_reported_and_scored_anyway(
     openvino: Embedder, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, second, third = decided_by(openvino, *UNKNOWN_SCRIPT, "ตรวจสอบใบแจ้งหนี้")
+    _, second, third = decided_by(openvino, "score", *UNKNOWN_SCRIPT, "ตรวจสอบใบแจ้งหนี้")
     assert (second.novelty.source, second.outcome) == ("embedding", "rejected")
     assert second.dimensions.novelty == pytest.approx(0, abs=1e-4)
     assert (second.novelty.embedded_tokens, second.novelty.unknown_tokens, third.novelty.is_unreadable) == (3, 1, True)
@@ -132,15 +132,23 @@ def test_a_script_that_the_model_does_not_know_is_reported_and_scored_anyway(
     assert "1 of its 3 tokens are words that the model does not know" in " ".join("\n".join(decided_words(second, {})).split())
 
 
+def test_what_the_model_cannot_read_may_have_unknown_novelty_unless_it_is_a_copy(openvino: Embedder) -> None:
+    _, second, copy, english = decided_by(openvino, "unknown", *UNKNOWN_SCRIPT, UNKNOWN_SCRIPT[1], "book a flight")
+    assert (second.novelty.source, second.dimensions.novelty, second.outcome) == ("unreadable", 0.5, "accepted")
+    assert (second.novelty.nearest, "embedding.embedder = words" in "".join(decided_words(second, {}))) == (None, True)
+    assert (copy.novelty.duplicate_of, copy.dimensions.novelty) == ("kp:trace:1", 0)
+    assert (english.novelty.source, english.novelty.unknown_tokens) == ("embedding", 0)
+
+
 @pytest.mark.parametrize("text", [" ", "\u200b", "🙂 👍", "[REDACTED]", "<redacted> ({NAME_1}) ***"])
 def test_a_text_without_words_repeats_no_other_but_its_copy(openvino: Embedder, text: str) -> None:
     for embedder in (openvino, load_embedder(embedder="words")):
-        *_, wordless, copy = decided_by(embedder, "book a flight", "…", text, text)
+        *_, wordless, copy = decided_by(embedder, "score", "book a flight", "…", text, text)
         assert (wordless.novelty.source, wordless.dimensions.novelty, wordless.outcome) == ("unreadable", 0.5, "accepted")
         assert (copy.novelty.duplicate_of, copy.dimensions.novelty) == ("kp:trace:2", 0)
 
 
 def test_traces_that_share_what_is_read_are_explained(openvino: Embedder) -> None:
-    _, second = decided_by(openvino, "tree " * 600, "tree " * 600 + "forest")
+    _, second = decided_by(openvino, "score", "tree " * 600, "tree " * 600 + "forest")
     explained = " ".join("\n".join(decided_words(second, {})).split())
     assert "both have the same 512 tokens, and what else they say is not read" in explained

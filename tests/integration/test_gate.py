@@ -31,7 +31,7 @@ def decider_on(store: Store, settings: Settings, **routing: object) -> Decider:
     settings = with_changed(settings, routing__gate="coverage", **{f"routing__{name}": each for name, each in routing.items()})
     embedder, window = WordEmbedder(), settings.novelty.window()
     meter, facts = NoveltyMeter(embedder, store.novelty_log(embedder.space), window), store.facts(embedder.space)
-    gate = open_gate(settings.routing, meter, facts)
+    gate = open_gate(settings.routing, settings.gate, meter, facts)
     assert gate
     store.ledger.facts = facts
     gate.catch_up()
@@ -68,7 +68,7 @@ def stores(settings: Settings) -> Iterator[tuple[Store, Store]]:
 def test_workers_rest_on_what_others_kept_and_one_that_starts_knows_the_same(
     stores: tuple[Store, Store], settings: Settings
 ) -> None:
-    first, second = (decider_on(store, settings, share=0.9) for store in stores)
+    first, second = (decider_on(store, settings, bar=0.5) for store in stores)
     assert outcomes(decide(first, trace(0, success=False), trace(1), trace(2))) == ["rejected", "accepted", "rejected"]
     copy, different = decide(second, trace(3), trace(4, task=1))
     assert (copy.outcome, different.outcome) == ("rejected", "accepted")
@@ -85,27 +85,31 @@ def test_workers_rest_on_what_others_kept_and_one_that_starts_knows_the_same(
 
 
 def test_other_guards_hold_whatever_a_trace_adds(store: Store, settings: Settings) -> None:
-    decider = decider_on(store, with_changed(settings, scoring__min_novelty=0.6), share=0.9)
+    decider = decider_on(store, with_changed(settings, scoring__min_novelty=0.6), bar=0.1)
     assert outcomes(decide(decider, trace(0))) == ["accepted"]
     guarded, reviewed = decide(decider, trace(1), trace(2, task=1))
     assert (guarded.outcome, reviewed.outcome) == ("rejected", "accepted")
 
 
 def test_what_the_gate_rejects_may_go_to_review_by_its_score(store: Store, settings: Settings) -> None:
-    decider = decider_on(store, with_changed(settings, scoring__review=0.1))
-    _, decision = decide(decider, trace(0), trace(1))
+    decider = decider_on(store, with_changed(settings, scoring__review=0.1), bar=5.0)
+    (decision,) = decide(decider, trace(0))
     assert (decision.outcome, decision.gate and decision.gate.accepts) == ("review", False)
 
 
+def test_a_requirement_other_than_success(store: Store, settings: Settings) -> None:
+    decider = decider_on(store, settings, requires=0.25)
+    failure, doubt = decide(decider, trace(0, success=False, confidence=0.9), trace(1, task=1, confidence=0.2))
+    assert [failure.outcome, doubt.outcome] == ["accepted", "rejected"]
+
+
 def test_forgetting_erases_what_is_kept(stores: tuple[Store, Store], settings: Settings) -> None:
-    first, second = (decider_on(store, settings, share=0.9) for store in stores)
-    assert outcomes(decide(first, trace(9, success=False), trace(0), trace(1, task=1))) == ["rejected", "accepted", "accepted"]
+    first, second = (decider_on(store, settings, bar=0.5) for store in stores)
+    assert outcomes(decide(first, trace(0), trace(1, task=1))) == ["accepted", "accepted"]
     second.refresh()
     assert command(settings, "forget", "kp:trace:0").exit_code == 0
     (facts,) = stores[0].all_facts()
-    assert [each.fact.trace_id for each in (*facts.all(), *facts.all_kept()) if each.fact] == [
-        *("kp:trace:9", "kp:trace:1", "kp:trace:1")
-    ]
+    assert [each.fact.trace_id for each in (*facts.all(), *facts.all_kept()) if each.fact] == ["kp:trace:1"] * 2
     # Nothing covers that task any more.
     assert outcomes(decide(second, trace(2))) == ["accepted"]
     assert same_is_known(gate_of(first), gate_of(second))
@@ -115,19 +119,19 @@ def test_forgetting_erases_what_is_kept(stores: tuple[Store, Store], settings: S
 def test_an_audit_notices_a_decision_that_does_not_follow_from_the_facts(
     store: Store, settings: Settings, redis_client: redis.Redis, keys: Any
 ) -> None:
-    decider = decider_on(store, settings, share=0.9)
+    decider = decider_on(store, settings, bar=0.5)
     (decision,) = decide(decider, trace(0))
     assert decision.gate
-    changed = decision.model_copy(update={"gate": decision.gate.model_copy(update={"adds": 1.7})})
+    changed = decision.model_copy(update={"gate": decision.gate.model_copy(update={"adds": 0.7})})
     redis_client.hset(keys.record(decision.trace_id), "decision", changed.model_dump_json())
     report = command(settings, "audit")
     assert report.exit_code == 1
     (differing,) = map(json.loads, report.stdout.splitlines())
-    assert (differing["trace_id"], differing["gate"], differing["decided"]) == (decision.trace_id, "adds", 1.7)
+    assert (differing["trace_id"], differing["gate"], differing["decided"]) == (decision.trace_id, "adds", 0.7)
 
 
 def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_client: redis.Redis) -> None:
-    decider = decider_on(store, settings, share=0.9)
+    decider = decider_on(store, settings, bar=0.5)
     decide(decider, trace(0))
     (facts,) = store.all_facts()
     assert facts.info() == {"space": WordEmbedder.space, "kept": 1, "bytes": facts.info()["bytes"]}
@@ -147,16 +151,18 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
     assert outcomes(decide(decider, trace(3))) == ["accepted"]
 
 
-def test_changing_the_share_leaves_what_is_kept(store: Store, settings: Settings) -> None:
-    assert outcomes(decide(decider_on(store, settings, share=0.9), trace(0))) == ["accepted"]
-    (copy,) = decide(decider_on(store, settings, share=0.5), trace(1))
-    assert copy.outcome == "rejected"
+def test_changing_the_share_or_the_requirement_leaves_what_is_kept(store: Store, settings: Settings) -> None:
+    assert outcomes(decide(decider_on(store, settings, bar=0.5), trace(0))) == ["accepted"]
+    for number, changed in enumerate(({"share": 0.5}, {"requires": 0.1}, {"bar": 0.9}), 1):
+        (copy,) = decide(decider_on(store, settings, **changed), trace(number))
+        assert copy.outcome == "rejected"
 
 
 def test_another_space_begins_with_nothing(store: Store, settings: Settings) -> None:
-    assert outcomes(decide(decider_on(store, settings, share=0.9), trace(0))) == ["accepted"]
+    assert outcomes(decide(decider_on(store, settings, bar=0.5), trace(0))) == ["accepted"]
     gate = open_gate(
         settings.routing.model_copy(update={"gate": "coverage"}),
+        settings.gate,
         NoveltyMeter(WordEmbedder(), store.novelty_log("other"), settings.novelty.window()),
         store.facts("other"),
     )

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from kp_scorer.gate import GateBounds
+from kp_scorer.gate import GateBounds, GatePolicy
 from kp_scorer.store.keys import FactKeys, KeptFactKeys
 from kp_scorer.store.records import Verdict
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.model.reference import Reference
 
 BOUNDS: Final = GateBounds(kept_elements=6, kept_ttl_ms=50 * 86_400_000, most_facts=12, most_runs=4)
-SHARE: Final = 0.4
+POLICY: Final = GatePolicy(0.4)
 FACTS: Final = FactKeys(KEYS.of_facts(WordEmbedder.space)).log
 KEPT_FACTS: Final = KeptFactKeys(KEYS.of_facts(WordEmbedder.space)).log
 

@@ -16,7 +16,7 @@ from kp_scorer.trace import ReasoningTrace
 
 from tests.model.baton import Stretch, Violation
 from tests.model.contents import EmbeddingFailed, FailingEmbedder, Payload
-from tests.model.reference_facts import BOUNDS, SHARE
+from tests.model.reference_facts import BOUNDS, POLICY
 from tests.model.reference_log import LARGEST_BATCH, WINDOW
 from tests.model.watched import Books, WatchedFacts, WatchedLedger, WatchedLetters, WatchedLog
 
@@ -57,12 +57,12 @@ class Worker:
         self.ledger = WatchedLedger(books, self.log)
         self.embedder = FailingEmbedder()
         ledger: Any = self.ledger
-        self.gate = Gate(WatchedFacts(books), self.embedder.dimensions, BOUNDS, SHARE)
+        self.gate = Gate(WatchedFacts(books), self.embedder.dimensions, BOUNDS, POLICY)
         meter = NoveltyMeter(self.embedder, self.log, WINDOW)
         self.decider = Decider(ledger, Policy(max_confidence=0.5), meter, MAX_ATTEMPTS, gate=self.gate)
         self.in_flight: list[Message] = []
         self.waiting: list[Message] = []
-        self.reviser = Reviser(ledger, MAX_ATTEMPTS)
+        self.reviser = Reviser(ledger, POLICY, MAX_ATTEMPTS)
         self.late: list[Message] = []
         self.late_alone: list[Message] = []
         self.revising: tuple[list[Message], list[Revised | None], Stretch] | None = None

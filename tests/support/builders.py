@@ -30,7 +30,7 @@ OWN_WEIGHTS: Final = Dimensions(complexity=0.0, novelty=0.6, tool_diversity=0.3,
 MINUTE_MS: Final = 60_000
 COMPLETE_DECISION: Final = """
 {"schema_version":1,"trace_id":"kp:trace:full","domain":"law","taken_for":"legal","outcome":"review","score":0.61,"threshold":0.72,
-"threshold_source":"domain","review":0.53,
+"threshold_source":"submission","review":0.53,
 "dimensions":{"complexity":0.11,"novelty":0.12,"tool_diversity":0.13,"outcome_confidence":0.14},"profile":"justice",
 "weights":{"complexity":0.21,"novelty":0.22,"tool_diversity":0.23,"outcome_confidence":0.34},"composite":0.62,
 "overrides":[{"name":"recovered_from_errors","score":0.61},{"name":"single_tool","score":0.61}],

@@ -214,6 +214,18 @@ def test_findings_hold_counts_by_plain_names_alone(fields: dict[str, Any]) -> No
         Findings(**fields)
 
 
+def test_the_privacy_level_chooses_what_is_done_about_secrets() -> None:
+    checks = load_settings(
+        {"checks.secrets_by_privacy": {"aggregated": "reject", "private": "note"}, "checks.own": {"a": "note"}}
+    )
+    assert [checks.checks.allowed(level) for level in ("aggregated", "federated", "private")] == [
+        {"a": None, "secrets": "rejected"},
+        {"a": None},
+        {"a": None, "secrets": None},
+    ]
+    assert checks.checks.names == ("a", "secrets")
+
+
 def token() -> str:
     return SECRETS["GitHub token"](random.Random(1))
 

@@ -136,6 +136,6 @@ def test_a_gate_explains_itself_in_place_of_the_threshold() -> None:
     assert "The gate asks it to add 1.2000 runs, as one in 10 of its domain does; it adds 0.8000, beside near (0.2500)" in text
     assert "and that is not enough." in text
     assert "To pass, all else as it is" not in text
-    failed = result.model_copy(update={"eligible": False, "nearest": None})
-    text = " ".join(explain(decided(make_trace()).model_copy(update={"gate": failed})).split())
-    assert "it adds 0.8000 and it may not be kept. It is no success." in text
+    fixed = result.model_copy(update={"share": None, "eligible": False, "nearest": None})
+    text = " ".join(explain(decided(make_trace()).model_copy(update={"gate": fixed})).split())
+    assert "runs; it adds 0.8000 and it may not be kept. It does not meet the requirement of routing.requires." in text

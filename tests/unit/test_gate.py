@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision, Dimensions, GateResult, Novelty, Timings
-from kp_scorer.gate import Fact, Gate, GateBounds, MemoryFacts, Weighed
+from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts, Weighed
 from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, Vectors, parse_facts
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.log import Place
@@ -27,8 +27,8 @@ NORTH_EAST: Final = np.array([0.6, 0.8, 0], np.float32)
 class Fleet:
     """Gates on one log of facts that read it whenever they like, and the decisions that they made."""
 
-    def __init__(self, share: float, bounds: GateBounds = BOUNDS) -> None:
-        self.share, self.bounds = share, bounds
+    def __init__(self, policy: GatePolicy, bounds: GateBounds = BOUNDS) -> None:
+        self.policy, self.bounds = policy, bounds
         self.stored: list[StoredFact] = []
         self.kept_facts: list[StoredFact] = []
         self.decisions: dict[str, Decision] = {}
@@ -41,7 +41,7 @@ class Fleet:
         return Facts(newer[:3], () if after else tuple(self.kept_facts), more=len(newer) > 3)
 
     def gate(self) -> Gate:
-        return Gate(self, 3, self.bounds, self.share)
+        return Gate(self, 3, self.bounds, self.policy)
 
     def decide(self, gate: Gate, traces: Sequence[tuple[str, Vectors, bool]]) -> list[Weighed]:
         """Decide traces, each a domain, a vector and whether it succeeded, by what the gate has read, and store the facts."""
@@ -115,37 +115,44 @@ def one_at_a_time(fleet: Fleet, *traces: tuple[Vectors, bool]) -> list[bool]:
 
 
 def test_a_success_after_failures_adds_much_and_a_copy_of_it_nothing() -> None:
-    fleet = Fleet(share=0.1)
+    fleet = Fleet(GatePolicy(share=0.1, bar=1.5))
     gate = fleet.gate()
     assert one_at_a_time(fleet, (EAST, False), (EAST, False), (NORTH, True), (EAST, True), (EAST, True)) == [
-        *(False, False, True, True, False)
+        *(False, False, False, True, False)
     ]
     gate.catch_up()
-    (copy,), (different,) = (fleet.decide(gate, [("code", vector, True)]) for vector in (EAST, UP))
+    (copy,), (different,) = (fleet.decide(gate, [("code", vector, True)]) for vector in (EAST, NORTH))
     assert copy.adds == pytest.approx(0, abs=1e-3)
     assert copy.nearest
     assert copy.nearest[0] == "kp:trace:3"
     assert copy.nearest[1] == pytest.approx(1, abs=1e-3)
-    assert different.adds == pytest.approx(1, abs=1e-3)
+    # It covers the first one to the north, and itself.
+    assert different.adds == pytest.approx(2, abs=1e-3)
 
 
 def test_domains_know_nothing_of_each_other() -> None:
-    fleet = Fleet(share=0.1)
+    fleet = Fleet(GatePolicy(share=0.1))
     gate = fleet.gate()
     fleet.decide(gate, [("code", EAST, True), ("law", EAST, True)])
     assert [each.fact.is_kept for each in fleet.stored if each.fact] == [True, True]
 
 
 def test_traces_decided_together_rest_on_each_other() -> None:
-    fleet = Fleet(share=0.1)
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
     weighed = fleet.decide(fleet.gate(), [("code", EAST, True), ("code", EAST, True), ("code", NORTH_EAST, True)])
     assert [each.adds for each in weighed] == pytest.approx([1, 0, 0.4], abs=1e-3)
     assert weighed[2].nearest
     assert weighed[2].nearest[0] == "kp:trace:0"
 
 
+@pytest.mark.parametrize(("requires", "admitted"), [("success", [True, False]), (0.5, [False, True])])
+def test_requirement(requires: float, admitted: list[bool]) -> None:
+    policy = GatePolicy(share=0.1, requires=requires)
+    assert [policy.admits(success, outcome) for success, outcome in ((True, 0.4), (False, 0.6))] == admitted
+
+
 def test_what_was_kept_long_ago_keeps_out_nothing() -> None:
-    fleet = Fleet(share=0.1)
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
     assert one_at_a_time(fleet, (EAST, True)) == [True]
     for weeks, expected in ((1, 0.29), (2, 0.5), (4, 0.75), (9, 1)):
         fleet.now_ms = NOW_MS + weeks * WEEK_MS
@@ -164,7 +171,7 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
     chance = np.random.default_rng(0)
     tasks = chance.normal(size=(400, 32))
     facts, waiting, outcomes = MemoryFacts(lambda: 1_000), deque[Fact](), list[bool]()
-    gate = Gate(facts, 32, BOUNDS, share)
+    gate = Gate(facts, 32, BOUNDS, GatePolicy(share))
     for number in range(1_800):
         gate.catch_up()
         vector = tasks[chance.integers(400)] + 0.6 * chance.normal(size=32)
@@ -178,7 +185,7 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
 
 
 def test_damaged_facts_are_as_if_they_were_not_there() -> None:
-    fleet = Fleet(share=0.1)
+    fleet = Fleet(GatePolicy(share=0.1))
     of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, EAST[:2])
     fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
     gate = fleet.gate()
@@ -218,9 +225,9 @@ STEPS: Final = st.builds(
 )
 
 
-@given(st.lists(STEPS, max_size=12), st.sampled_from([0.1, 0.3]), st.booleans())
-def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], share: float, is_small: bool) -> None:
-    fleet = Fleet(share, BOUNDS._replace(most_runs=3, most_facts=8 if is_small else 1_000))
+@given(st.lists(STEPS, max_size=12), st.sampled_from([GatePolicy(0.3), GatePolicy(0.1, bar=0.7)]), st.booleans())
+def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], policy: GatePolicy, is_small: bool) -> None:
+    fleet = Fleet(policy, BOUNDS._replace(most_runs=3, most_facts=8 if is_small else 1_000))
     gates = [fleet.gate() for _ in range(3)]
     for step in steps:
         fleet.now_ms += 1_000
@@ -241,7 +248,7 @@ def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], share:
 
 
 def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:
-    fleet = Fleet(0.1, BOUNDS._replace(kept_elements=2))
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5), BOUNDS._replace(kept_elements=2))
     one_at_a_time(fleet, (EAST, True), (NORTH, True), (UP, True))
     gate = fleet.gate()
     assert gate.catch_up() == 2
@@ -251,7 +258,7 @@ def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:
 
 @given(st.lists(STEPS, min_size=1, max_size=5), st.data())
 def test_an_audit_notices_what_does_not_follow_from_the_facts(steps: list[Step], data: st.DataObject) -> None:
-    fleet = Fleet(share=0.3)
+    fleet = Fleet(GatePolicy(0.3))
     gate = fleet.gate()
     for step in steps:
         gate.catch_up()

@@ -49,6 +49,14 @@ def test_without_an_embedder_no_floor_of_novelty_rejects() -> None:
     assert (decision.outcome, decision.dimensions.novelty) == ("accepted", 0.5)
 
 
+@pytest.mark.parametrize("domain", ["medical", "an alias"])
+def test_the_floor_of_a_domain_replaces_the_general_one(domain: str) -> None:
+    policy = Policy(threshold=ACCEPT_ALL, min_novelty=0.9, min_novelties={"medical": 0.01}, aliases={"an alias": "medical"})
+    assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger", domain=domain))) == ["accepted"] * 2
+    # The first trace in an empty log passes.
+    assert outcomes(decide(policy, *traces_about("invoice", "invoice ledger"))) == ["accepted", "rejected"]
+
+
 @pytest.mark.parametrize(("success", "counted"), [(True, 0.6), (False, 0.6 * 0.3)])
 def test_stated_confidence_counts_up_to_the_ceiling(success: bool, counted: float) -> None:
     decision = decided(make_trace(confidence=0.9, success=success), Policy(max_confidence=0.6))

@@ -72,7 +72,7 @@ class Scene:
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
             cast("Any", None),
-            PublishStage(self.app, publisher, dead_letters, Limits(), 5, Metrics(())),
+            PublishStage(self.app, publisher, dead_letters, Limits(), 5, Metrics(()), "all"),
             self.acknowledger,
             Metrics(()),
             group_size=8,

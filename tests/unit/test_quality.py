@@ -122,7 +122,7 @@ def test_no_threshold_accepts_what_was_rejected_whatever_its_score() -> None:
 
 
 def test_the_score_is_compared_with_a_gate_that_decided_otherwise() -> None:
-    gates = [GateResult(adds=adds, bar=0.5, share=0.1, eligible=True, as_of="0-0") for adds in (0.0, 1.0)]
+    gates = [GateResult(adds=adds, bar=0.5, eligible=True, as_of="0-0") for adds in (0.0, 1.0)]
     decisions = [
         decision(f"kp:trace:{number}-{high}", score=0.2 + 0.6 * high, outcome=outcome, gate=gate, sampled=0.5)
         for number in range(40)

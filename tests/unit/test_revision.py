@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, check_late_outcome
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.gate import GatePolicy
 from kp_scorer.scoring import Policy, revise
 from kp_scorer.trace import LateOutcome, ReasoningTrace, outcome_key
 
 from tests.support.builders import changed, decided, policies, traces
 
 CONFIDENCES = st.none() | st.floats(0, 1)
+ADMITS = GatePolicy(0.1).admits
 
 
 def late_outcome(**fields: object) -> LateOutcome:
@@ -26,10 +28,10 @@ def test_a_revision_scores_as_if_the_outcome_had_been_known(
     trace: ReasoningTrace, policy: Policy, success: bool, confidence: float | None, is_second: bool
 ) -> None:
     first = decided(trace, policy)
-    earlier = revise(first, late_outcome(success=not success, confidence=0.3)) if is_second else first
+    earlier = revise(first, late_outcome(success=not success, confidence=0.3), ADMITS) if is_second else first
     # Settings that change meanwhile change nothing, as the record holds all.
     stored = Decision.model_validate_json(earlier.model_dump_json())
-    revision = revise(stored, late_outcome(success=success, confidence=confidence))
+    revision = revise(stored, late_outcome(success=success, confidence=confidence), ADMITS)
     payload = changed(trace.model_dump(mode="json"), "metadata.success", success)
     payload["outcome"]["confidence"] = trace.outcome.confidence if confidence is None else confidence
     expected = decided(ReasoningTrace.model_validate(payload), policy)

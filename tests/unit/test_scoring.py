@@ -12,7 +12,7 @@ from kp_scorer.decoding import decode_trace
 from kp_scorer.scoring import Policy, check_weights, decide_again, dimensions, novelty_of, score
 from kp_scorer.trace import ReasoningTrace
 
-from tests.support.builders import LIMITS, Payload, decided, make_trace, policies, step, steps, traces
+from tests.support.builders import LIMITS, Payload, changed, decided, make_trace, minimal_payload, policies, step, steps, traces
 from tests.support.paths import REFERENCE_TRACES
 
 POLICY: Final = Policy()
@@ -161,6 +161,12 @@ def test_threshold_is_the_domains_own_or_the_default_of_three_quarters() -> None
     assert policy.bounds("constructor") == (0.6, "default", None)
 
 
+def test_submitted_threshold_applies_only_if_the_policy_allows_it() -> None:
+    assert Policy().bounds("code", 0.2) == (0.75, "default", None)
+    assert Policy(submitted_thresholds=True).bounds("code", 0.2) == (0.2, "submission", None)
+    assert Policy(thresholds={"code": 0.4}, submitted_thresholds=True).bounds("code") == (0.4, "domain", None)
+
+
 @given(st.floats(0, 1), st.floats(0, 1), st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.none(), st.floats(0, 1)))
 def test_review_lies_between_rejected_and_accepted(
     value: float, threshold: float, review: float | None, of_domain: float | None
@@ -198,11 +204,21 @@ def test_score_is_the_weighted_sum_of_fractions_and_what_each_override_makes_of_
     assert scored.score == value
 
 
-@given(traces(), policies(), policies())
+OBEYING_OR_NOT: Final = policies(submitted_thresholds=st.booleans())
+
+
+@given(traces(), OBEYING_OR_NOT, OBEYING_OR_NOT)
 def test_deciding_again_is_deciding_by_the_other_policy(trace: ReasoningTrace, before: Policy, after: Policy) -> None:
     first = decided(trace, before)
     again = decided(trace, after)
     assert decide_again(first, after) == again.model_copy(update={"timings": first.timings, "decided_at": first.decided_at})
+
+
+def test_deciding_again_keeps_a_submitted_threshold_that_applied() -> None:
+    asking = decode_trace(changed(minimal_payload(), "metadata.quality_threshold", 0.2), LIMITS)
+    obeyed = decided(asking, Policy(submitted_thresholds=True))
+    assert decide_again(obeyed, Policy(threshold=0.9, submitted_thresholds=True)).threshold == 0.2
+    assert decide_again(obeyed, Policy(threshold=0.9)).threshold == 0.9
 
 
 def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
@@ -216,9 +232,9 @@ def test_alias_gets_the_profile_and_bounds_of_its_domain() -> None:
 
 
 def test_a_domain_is_known_if_any_setting_names_it() -> None:
-    named = {"thresholds": {"qa": 0.5}, "reviews": {"web": 0.5}}
+    named = {"thresholds": {"qa": 0.5}, "reviews": {"web": 0.5}, "min_novelties": {"legal": 0.2}}
     domains = Policy(**named, aliases={"Finance": "finance"}).domains
-    assert {"default", "code", "qa", "web", "Finance"} <= domains
+    assert {"default", "code", "qa", "web", "legal", "Finance"} <= domains
     assert not {"finanse", "QA"} & domains
 
 

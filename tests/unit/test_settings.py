@@ -169,6 +169,7 @@ def test_a_list_is_json_in_variables_and_flags(monkeypatch: pytest.MonkeyPatch) 
         ({"checks.own": {"clinic": "note"}}, False),
         ({"checks.secrets": "review"}, True),
         ({"checks.own": {"clinic": "reject"}}, True),
+        ({"checks.secrets_by_privacy": {"private": "reject"}}, True),
         *(
             ({"novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": beyond}}}, beyond == "review")
             for beyond in ("reject", "note", "review")
@@ -200,6 +201,8 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledge
         ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),
         ({"serve.host": "server.example", "serve.behind_proxy": True}, "^serve: tokens: expected a file"),
         ({"serve.certificate": "file"}, "^serve: certificate, key: expected both"),
+        ({"worker.remote_control": True}, "^worker.remote_control needs RabbitMQ"),
+        ({"broker.url": "redis://127.0.0.1/0", "worker.remote_control": True}, "^worker.remote_control needs RabbitMQ"),
         ({"novelty.max_elments": "5"}, "^novelty"),
         ({"noveltea.max_elements": "5"}, "^noveltea"),
         ({"novelty.max_elements.x": "5"}, "^novelty"),

@@ -29,7 +29,7 @@ from tests.support.builders import (
 )
 from tests.support.costly import COSTLY_TEXTS
 
-UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score"}
+UNREAD: Final = {"@context", "@type", "id", "metadata.created_at", "metadata.quality_score", "metadata.quality_threshold"}
 OTHERS: Final[dict[str, object]] = {
     "metadata.task_domain": "code",
     "metadata.visibility": "private",

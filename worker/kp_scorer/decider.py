@@ -13,12 +13,12 @@ from kp_scorer.checks.checks import Checks
 from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import CheckedEmbedder, Counts, Embedder, TokenizedText, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.gate import Batch, Fact, FactLog, Gate, GateBounds, Weighed
+from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
 from kp_scorer.logs import library_logger
 from kp_scorer.novelty import Candidate, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
-from kp_scorer.scoring import Policy, novelty_of, recoveries, score
-from kp_scorer.settings.sections import NoveltySettings, RoutingSettings
+from kp_scorer.scoring import Policy, Score, novelty_of, recoveries, score
+from kp_scorer.settings.sections import GateSettings, NoveltySettings, RoutingSettings, UnreadableAction
 from kp_scorer.settings.settings import NO_VECTORS
 from kp_scorer.store import Store
 from kp_scorer.store.ledger import Ledger
@@ -32,7 +32,8 @@ log = library_logger(__name__)
 Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: another worker is deciding the trace.
 
 UNREADABLE: Final = (
-    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all"
+    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
+    "or novelty.unreadable to unknown"
 )
 Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with earlier traces, and with pinned sets.
 
@@ -49,8 +50,16 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 class NoveltyMeter:
     """Measures novelty: it embeds traces, and compares their vectors with those of the novelty log and of pinned sets."""
 
-    def __init__(self, embedder: Embedder, log: NoveltyLog, window: Window, pins: Pins | None = None) -> None:
+    def __init__(
+        self,
+        embedder: Embedder,
+        log: NoveltyLog,
+        window: Window,
+        pins: Pins | None = None,
+        unreadable: UnreadableAction = "score",
+    ) -> None:
         self.embedder = embedder
+        self._unreadable = unreadable
         self._has_logged_unreadable = False
         self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
@@ -105,13 +114,14 @@ class NoveltyMeter:
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text has no words."""
+        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text says too little about the trace."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:
             self._has_logged_unreadable = True
             log.warning("text_unreadable", unknown_tokens=novelty.unknown_tokens, detail=UNREADABLE)
-        if not has_words and novelty.nearest and not novelty.duplicate_of:
+        is_unknown = not has_words or (novelty.is_unreadable and self._unreadable == "unknown")
+        if is_unknown and novelty.nearest and not novelty.duplicate_of:
             return novelty.model_copy(update={"source": "unreadable", "nearest": None})
         return novelty
 
@@ -127,13 +137,13 @@ class NoveltyMeter:
         )
 
 
-def open_gate(routing: RoutingSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
+def open_gate(routing: RoutingSettings, bounds: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
     """Make the gate that the settings ask for, without reading its facts; SettingsError if it needs an embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:
         raise SettingsError(NO_VECTORS)
-    return Gate(facts, novelty.embedder.dimensions, GateBounds(), routing.share)
+    return Gate(facts, novelty.embedder.dimensions, bounds.bounds, routing.policy)
 
 
 @dataclass(slots=True)
@@ -322,13 +332,13 @@ class Decider:
         trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
         domain = trace.metadata.task_domain
-        bounds = self.policy.bounds(domain)
+        bounds = self.policy.bounds(domain, trace.metadata.quality_threshold)
         is_copy = novelty.duplicate_of is not None
         guards = (
             *self.policy.guard_confidence(trace.outcome.confidence),
-            *self.policy.guard_novelty(scored.dimensions.novelty, novelty.source, is_copy=is_copy),
+            *self.policy.guard_novelty(domain, scored.dimensions.novelty, novelty.source, is_copy=is_copy),
         )
-        gate = self._gate_result(trace, weighed) if weighed else None
+        gate = self._gate_result(trace, scored, weighed) if weighed else None
         demanded = [each.outcome for part in (pending.checks, pinned) for each in part]
         return Decision(
             trace_id=trace.id,
@@ -354,14 +364,15 @@ class Decider:
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
         )
 
-    def _gate_result(self, trace: ReasoningTrace, weighed: Weighed) -> GateResult:
+    def _gate_result(self, trace: ReasoningTrace, scored: Score, weighed: Weighed) -> GateResult:
+        assert self.gate, "it has weighed the trace"
         adds, bar, share, nearest, as_of = weighed
         named = nearest if self.names_nearest else None
         return GateResult(
             adds=adds,
             bar=bar,
             share=share,
-            eligible=trace.metadata.success,
+            eligible=self.gate.policy.admits(trace.metadata.success, scored.dimensions.outcome_confidence),
             nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
             as_of=str(as_of),
         )

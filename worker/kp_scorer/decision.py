@@ -12,7 +12,7 @@ Outcome = Literal["accepted", "review", "rejected"]
 DecisionKind = Literal["accepted", "review", "rejected", "revised"]
 """The kinds that decisions are published by: the first ones on a trace by their outcome, and revisions apart."""
 KINDS: Final[tuple[DecisionKind, ...]] = get_args(DecisionKind)
-ThresholdSource = Literal["default", "domain"]
+ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
@@ -131,10 +131,10 @@ class GateResult(_Part):
     """By how much it would raise the covers of the last runs of its domain and its own, in whole runs."""
     bar: Annotated[float, Field(ge=0)]
     """What it has to add."""
-    share: Annotated[float, Field(gt=0, lt=1)]
-    """The share of its domain's traces that the bar follows."""
+    share: Annotated[float | None, Field(gt=0, lt=1)] = None
+    """The share of its domain's traces that the bar follows; None if the bar is fixed."""
     eligible: bool
-    """True if it is a success."""
+    """True if it meets the requirement of ``routing.requires``."""
     nearest: Nearest | None = None
     """The kept trace that covers it best; None if none does, or ``results.nearest`` is off."""
     as_of: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")]

@@ -177,11 +177,11 @@ def offline_decider(settings: Settings) -> Decider:
         raise SettingsError(f"novelty.pinned: the sets are in Redis; {error}") from None
     if pins := open_pins(settings.novelty, store, embedder):
         pins.load()
-    novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins) if embedder else None
+    novelty = NoveltyMeter(embedder, MemoryLog(window), window, pins, settings.novelty.unreadable) if embedder else None
     facts = MemoryFacts()
-    gate = open_gate(settings.routing, novelty, facts)
+    gate = open_gate(settings.routing, settings.gate, novelty, facts)
     ledger, policy = MemoryLedger(window.kept_elements, facts if gate else None), settings.scoring
-    checks = Checks(settings.checks) if settings.checks.demands else None
+    checks = Checks(settings.checks) if settings.checks.names else None
     most, sample = settings.worker.max_attempts, settings.review.sample
     return Decider(ledger, policy, novelty, most, sample=sample, checks=checks, gate=gate)
 

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from kp_scorer.decider import Resolved, resolved_by
 from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import ServiceUnavailable, TraceDead
+from kp_scorer.gate import GatePolicy
 from kp_scorer.scoring import revise
 from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.store.records import Identity, Record, Revision
@@ -28,6 +29,7 @@ class Reviser:
     """Turns late outcomes into revisions, in three round trips to Redis for all of them. One thread owns it."""
 
     ledger: RedisLedger
+    gate: GatePolicy
     max_attempts: int
 
     def revise(
@@ -74,7 +76,7 @@ class Reviser:
         # Copies of a decision are recognised by its time, and of two the later one counts, whatever the clocks say.
         at = max(datetime.now(UTC), datetime.fromisoformat(record.decision.decided_at) + timedelta(milliseconds=1))
         changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
-        decision = revise(record.decision, late).model_copy(update=changed)
+        decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)
         return revision._replace(
             supersedes=record.decision.decided_at, decision=decision.model_dump_json().encode(), outcome=decision.outcome
         )

@@ -81,9 +81,11 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
     reviews: dict[Domain, Fraction] = {}
     profiles: dict[Domain, Dimensions] = dict(PROFILES)
     aliases: dict[Domain, str] = {}  # By alias, the domain. An alias has no profile or bounds of its own.
+    submitted_thresholds: bool = False  # Whether the threshold that a submission requests replaces the operator's.
     cap_step_term: bool = False
     max_confidence: Fraction = 1.0  # A producer's own confidence counts up to this.
     min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
+    min_novelties: dict[Domain, Fraction] = {}
     copies: Literal["score", "reject"] = "score"  # What happens to a copy of another trace in its window.
 
     def profile(self, domain: str) -> str:
@@ -91,11 +93,13 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
         domain = self.aliases.get(domain, domain)
         return domain if domain in self.profiles else DEFAULT_PROFILE
 
-    def bounds(self, domain: str) -> Bounds:
-        """Return the bounds for a trace of ``domain``."""
+    def bounds(self, domain: str, requested: float | None = None) -> Bounds:
+        """Return the bounds for a trace of ``domain``, whose submission may have ``requested`` a threshold."""
         domain = self.aliases.get(domain, domain)
         source: ThresholdSource = "domain" if domain in self.thresholds else "default"
         threshold = self.thresholds.get(domain, self.threshold)
+        if self.submitted_thresholds and requested is not None:
+            threshold, source = requested, "submission"
         review = self.reviews.get(domain, self.review)
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
@@ -104,17 +108,18 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
         if self.max_confidence < 1:
             yield Guard(name="max_confidence", bound=self.max_confidence, fired=confidence > self.max_confidence)
 
-    def guard_novelty(self, value: float, source: NoveltySource, *, is_copy: bool) -> Iterator[Guard]:
-        """Yield the guards against a novelty of ``value``, which reject the trace if they fire."""
-        if self.min_novelty:
-            yield Guard(name="min_novelty", bound=self.min_novelty, fired=source == "embedding" and value < self.min_novelty)
+    def guard_novelty(self, domain: str, value: float, source: NoveltySource, *, is_copy: bool) -> Iterator[Guard]:
+        """Yield the guards against a novelty of ``value`` in ``domain``, which reject the trace if they fire."""
+        floor = self.min_novelties.get(self.aliases.get(domain, domain), self.min_novelty)
+        if floor:
+            yield Guard(name="min_novelty", bound=floor, fired=source == "embedding" and value < floor)
         if self.copies == "reject":
             yield Guard(name="copies", fired=is_copy)
 
     @property
     def domains(self) -> frozenset[str]:
         """All domains and aliases that this policy names. Any other name may be a misspelling."""
-        return frozenset().union(self.aliases, self.profiles, self.thresholds, self.reviews)
+        return frozenset().union(self.aliases, self.profiles, self.thresholds, self.reviews, self.min_novelties)
 
 
 def check_weights(weights: Dimensions) -> Dimensions:
@@ -154,17 +159,18 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     """Decide a trace again by another policy, from its decision.
 
     Everything that depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and
-    ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the result of the gate.
+    ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the threshold that its
+    submission requested, if that applied, and the result of the gate.
     """
     overrides = (fired.name for fired in decision.overrides)
     scored = _score(*_weighing(decision.domain, policy), decision.dimensions, overrides)
-    bounds = policy.bounds(decision.domain)
+    bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
     novelty = decision.novelty
     # The decision may not name the other trace, but it has the guard that fired.
     is_copy = novelty.duplicate_of is not None or any(guard.fired for guard in decision.guards if guard.name == "copies")
     guards = (
         *(guard for guard in decision.guards if guard.name == "max_confidence"),
-        *policy.guard_novelty(decision.dimensions.novelty, novelty.source, is_copy=is_copy),
+        *policy.guard_novelty(decision.domain, decision.dimensions.novelty, novelty.source, is_copy=is_copy),
     )
     outcome = bounds.outcome(scored.score, guards, decision.demanded, decision.gate)
     taken_for = policy.aliases.get(decision.domain)
@@ -172,10 +178,11 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     return decision.model_copy(update=changed | scored._asdict() | bounds._asdict())
 
 
-def revise(decision: Decision, late: LateOutcome) -> Decision:
+def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float], bool]) -> Decision:
     """Decide a trace again by a late outcome: a pure function of both, as all else stays, also weights and bounds.
 
-    The decision must have ``stated``.
+    ``admits`` tells whether the requirement of the gate is met by a success and an outcome dimension. The decision must have
+    ``stated``.
     """
     assert decision.stated, "the caller has checked it"
     confidence = decision.stated.confidence if late.confidence is None else late.confidence
@@ -190,7 +197,7 @@ def revise(decision: Decision, late: LateOutcome) -> Decision:
         guard.model_copy(update={"fired": confidence > bounded}) if guard.name == "max_confidence" else guard
         for guard in decision.guards
     )
-    gate = decision.gate and decision.gate.model_copy(update={"eligible": late.success})
+    gate = decision.gate and decision.gate.model_copy(update={"eligible": admits(late.success, parts.outcome_confidence)})
     bounds = Bounds(decision.threshold, decision.threshold_source, decision.review)
     changed = {
         "revision": decision.revision + 1,

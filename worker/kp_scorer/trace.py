@@ -112,12 +112,16 @@ _AsTuple = Field(strict=False)
 
 
 class Metadata(_Part):
-    """The origin of a trace and the limits on sharing it. ``quality_score`` is accepted and never read."""
+    """The origin of a trace and the limits on sharing it. ``quality_score`` is accepted and never read.
+
+    ``quality_threshold`` is the threshold that its submitter requests, which applies if the settings allow it.
+    """
 
     created_at: IsoDatetime
     task_domain: Domain
     success: bool
     quality_score: Fraction | None = None
+    quality_threshold: Fraction | None = None
     visibility: Visibility
     privacy_level: PrivacyLevel
     agent_id: str | None = None
@@ -218,7 +222,7 @@ class ReasoningTrace(_Part):
         return Digests(_hashed(canonical), _hashed(_as_visible(canonical)))
 
     def _canonical(self) -> str:
-        excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score"}}
+        excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
         content = self.model_dump(mode="json", exclude=excluded, exclude_defaults=True)
         return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 

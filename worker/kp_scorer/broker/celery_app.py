@@ -122,7 +122,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "worker_prefetch_multiplier": 1,
         "worker_pool": "threads",
         "worker_concurrency": most_in_flight(settings),
-        "worker_enable_remote_control": False,
+        "worker_enable_remote_control": settings.worker.remote_control,
         # Without this, Celery warns whenever a connection is lost. It has no task to cancel: traces in flight are decided all
         # the same, and redelivered.
         "worker_cancel_long_running_tasks_on_connection_loss": True,

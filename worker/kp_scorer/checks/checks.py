@@ -21,14 +21,15 @@ class Checks:
 
     def __init__(self, settings: ChecksSettings) -> None:
         """Load the checks; raises SettingsError if one is not installed, or cannot be loaded."""
-        self._demands = settings.demands
+        self._settings = settings
         bounds = Bounds(settings.start_s, settings.timeout_s, _MEMORY_BYTES)
-        self._process = BoundedProcess("kp_scorer.checks.process", tuple(self._demands), bounds)
+        self._process = BoundedProcess("kp_scorer.checks.process", settings.names, bounds)
 
     def run(self, trace: ReasoningTrace) -> tuple[CheckResult, ...]:
-        """Run the checks that the settings name. A failure is part of the result, and logged."""
+        """Run the checks that the settings name for the trace's privacy level. A failure is part of the result, and logged."""
         content = trace.model_dump_json(exclude_none=True).encode()
-        return tuple(self._run(name, strictest, content) for name, strictest in self._demands.items())
+        allowed = self._settings.allowed(trace.metadata.privacy_level)
+        return tuple(self._run(name, strictest, content) for name, strictest in allowed.items())
 
     def close(self) -> None:
         """End the process of the checks."""

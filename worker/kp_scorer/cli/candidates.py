@@ -151,7 +151,7 @@ def gather(
     written of ``failures`` is stored too, if they are wanted.
     """
     embedder = WordsEmbedder()
-    checks = Checks(settings.checks) if settings.checks.demands and not scores else None
+    checks = Checks(settings.checks) if settings.checks.names and not scores else None
     for line, result in score_lines(batches, settings) if scores else _unscored(batches):
         trace, decision = line.trace, result if isinstance(result, Decision) else None
         if isinstance(trace, InvalidTrace):

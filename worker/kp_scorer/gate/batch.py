@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,27 @@ from kp_scorer.novelty.log import Place
 
 LEAST_BAR: Final = 0.05  # A copy of a kept trace adds less, also where most runs may be kept.
 
+Requirement = Literal["success"] | float
+
+
+class GatePolicy(NamedTuple):
+    """What the gate lets through."""
+
+    share: float  # Of a domain's traces, which its bar follows.
+    bar: float | None = None  # A fixed bar, which follows nothing.
+    requires: Requirement = "success"  # Or the least outcome dimension.
+
+    def admits(self, success: bool, outcome_confidence: float) -> bool:
+        """Return whether a trace meets the requirement."""
+        return success if self.requires == "success" else outcome_confidence >= self.requires
+
 
 class Weighed(NamedTuple):
     """What a trace adds, and what that is held against."""
 
     adds: float
     bar: float
-    share: float  # Of a domain's traces, which its bar follows.
+    share: float | None  # The share that the bar follows; None if it is fixed.
     nearest: tuple[str, float] | None  # The kept trace that covers it best, and their similarity.
     as_of: Place
 
@@ -33,7 +47,7 @@ class Batch:
         domains: Mapping[str, Domain],
         traces: Sequence[tuple[str, str, Vectors]],
         as_of: Place,
-        share: float,
+        policy: GatePolicy,
     ) -> None:
         # As the vectors will be stored, so that others calculate with the same.
         vectors = np.array([vector for _, _, vector in traces], VECTOR).astype(np.float32)
@@ -43,7 +57,7 @@ class Batch:
         self._turns: dict[int, tuple[_Turns, int]] = {}
         for domain, indices in by_domain.items():
             trace_ids = [traces[index][0] for index in indices]
-            of_domain = _Turns(domain, domains[domain], trace_ids, vectors[indices], as_of, share)
+            of_domain = _Turns(domain, domains[domain], trace_ids, vectors[indices], as_of, policy)
             self._turns.update((index, (of_domain, turn)) for turn, index in enumerate(indices))
 
     def weigh(self, index: int) -> Weighed:
@@ -61,9 +75,9 @@ class _Turns:
     """The traces of a batch that are of one domain, each with its turn."""
 
     def __init__(
-        self, name: str, domain: Domain, trace_ids: Sequence[str], vectors: Vectors, as_of: Place, share: float
+        self, name: str, domain: Domain, trace_ids: Sequence[str], vectors: Vectors, as_of: Place, policy: GatePolicy
     ) -> None:
-        self._domain, self._trace_ids, self._vectors, self._as_of, self._share = name, trace_ids, vectors, as_of, share
+        self._domain, self._trace_ids, self._vectors, self._as_of, self._policy = name, trace_ids, vectors, as_of, policy
         at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
         # Each of these is of the runs, and behind them of the traces here.
         self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
@@ -92,9 +106,11 @@ class _Turns:
         self._added = added.round(4).tolist()
 
     def weigh(self, turn: int) -> Weighed:
-        own = self._runs + turn
-        bar = bar_of(self._adds[max(0, own - self._most_runs) : own], self._share)
-        return Weighed(self._added[turn], bar, self._share, self._nearest[turn], self._as_of)
+        own, bar, share = self._runs + turn, self._policy.bar, None
+        if bar is None:
+            share = self._policy.share
+            bar = bar_of(self._adds[max(0, own - self._most_runs) : own], share)
+        return Weighed(self._added[turn], bar, share, self._nearest[turn], self._as_of)
 
     def settle(self, turn: int, *, is_eligible: bool, is_kept: bool) -> Fact:
         own, similarities = self._runs + turn, self._similarities[turn]

@@ -18,8 +18,8 @@ _TICKS: Final = 2**20  # Of a millisecond, where a place is a number.
 class GateBounds(NamedTuple):
     """How many kept traces a space holds, and for how long; how many facts; and the runs of a domain whose covers count."""
 
-    kept_elements: int = 10_000  # A thousand of them take 1 MB in Redis, and up to 3 MB in each worker.
-    kept_ttl_ms: int = 8 * 7 * 86_400_000
+    kept_elements: int
+    kept_ttl_ms: int
     most_facts: int = 10_000  # A domain without one among these has no runs.
     most_runs: int = 200
 

@@ -14,7 +14,7 @@ follows from the facts alone, and an audit can recompute every decision.
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from kp_scorer.gate.batch import Batch
+from kp_scorer.gate.batch import Batch, GatePolicy
 from kp_scorer.gate.domain import Domain, GateBounds, PlacedFact, number_of
 from kp_scorer.gate.facts import BEGINNING, FactLog, StoredFact, Vectors
 from kp_scorer.novelty.log import Place
@@ -23,11 +23,11 @@ from kp_scorer.novelty.log import Place
 class Gate:
     """What this process knows of the facts: of each domain its runs, the kept traces and the bar. One thread owns it."""
 
-    def __init__(self, log: FactLog, dimensions: int, bounds: GateBounds, share: float) -> None:
+    def __init__(self, log: FactLog, dimensions: int, bounds: GateBounds, policy: GatePolicy) -> None:
         self._log = log
         self._dimensions = dimensions
         self._bounds = bounds
-        self._share = share
+        self.policy = policy
         self._begin()
 
     def _begin(self) -> None:
@@ -58,7 +58,7 @@ class Gate:
 
     def weigh(self, traces: Sequence[tuple[str, str, Vectors]]) -> "Batch":
         """Hold traces, each an id, a domain and a vector, against what is known; each also against those before it."""
-        return Batch(self._domains, traces, self._cursor or BEGINNING, self._share)
+        return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
 
     def _keep(self, earlier: Sequence[StoredFact]) -> None:
         by_domain = defaultdict[str, list[PlacedFact]](list)

@@ -99,7 +99,7 @@ class _Replay:
 
 
 def _differences(fact: Fact, decision: Decision, gate: GateResult, basis: _Basis) -> Iterator[dict[str, Any]]:
-    bar = bar_of(basis.earlier_adds, gate.share)
+    bar = gate.bar if gate.share is None else bar_of(basis.earlier_adds, gate.share)
     expected = (basis.adds, bar) if gate.eligible and not decision.is_guarded else (0.0, bar)
     is_accepted = decision.outcome == "accepted"
     rows = {

@@ -78,7 +78,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
     def is_consuming(self) -> bool:
-        """Return whether it consumes the queues of traces, which Celery's options -Q and -X can prevent."""
+        """Return whether it consumes the queues of traces, which remote control and Celery's options -Q and -X can prevent."""
         return bool(self.task_consumer and all(map(self.task_consumer.consuming_from, self._queues)))
 
     def on_close(self) -> None:

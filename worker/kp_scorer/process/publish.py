@@ -18,6 +18,7 @@ from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.reviser import Revised
+from kp_scorer.settings.sections import LoggedDecisions
 from kp_scorer.spans.context import TRACE_ID, context_in
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.store.decision_stream import Publication
@@ -41,6 +42,7 @@ class PublishStage:
     limits: Limits  # The limits within which messages were received.
     max_attempts: int  # A message is poison once this many workers have died or failed while reading it.
     metrics: Metrics
+    logged: LoggedDecisions  # The decisions that get a line in the log; metrics count all.
     recorder: "Recorder | None" = None  # Records spans of messages that end here, not of requeued ones.
 
     def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
@@ -138,18 +140,19 @@ class PublishStage:
             received |= {"revision": decision.revision, "outcome_id": decision.revised_by.id}
         else:
             self.metrics.count_published(decision, delivery.queue, waited_s, in_flight_s)
-        log.info(
-            "trace_revised" if decision.revised_by else "trace_decided",
-            trace_id=decision.trace_id,
-            domain=decision.domain,
-            outcome=decision.outcome,
-            score=round(decision.score, 6),
-            novelty_source=decision.novelty.source,
-            embed_ms=decision.timings.embed_ms,
-            batch_size=decision.timings.batch_size,
-            duration_ms=round(in_flight_s * 1_000, 1),
-            **received,
-        )
+        if self.logged in ("all", decision.outcome):
+            log.info(
+                "trace_revised" if decision.revised_by else "trace_decided",
+                trace_id=decision.trace_id,
+                domain=decision.domain,
+                outcome=decision.outcome,
+                score=round(decision.score, 6),
+                novelty_source=decision.novelty.source,
+                embed_ms=decision.timings.embed_ms,
+                batch_size=decision.timings.batch_size,
+                duration_ms=round(in_flight_s * 1_000, 1),
+                **received,
+            )
         if recording := self._recording(delivery):
             attributes = {
                 TRACE_ID: decision.trace_id,

@@ -83,7 +83,7 @@ class Runtime:
         signals.worker_shutdown.connect(self._close, weak=False)
 
     def _name_node(self, instance: Any, **_: Any) -> None:
-        # By default all workers of a machine would have one name, in their reports and decisions.
+        # Celery's tools show two nodes of one name as one, and send each the other's remote control.
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
@@ -117,7 +117,7 @@ class Runtime:
             # With a GPU, all cores tokenize: in two arenas, 16 threads waited for each other, 12 ms a trace.
             limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
-        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.demands, settings.queues.traces)
+        metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names, settings.queues.traces)
         count_dropped_lines(metrics.log_lines_dropped.inc)
         # This comes first, because a worker that loads its model is alive.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
@@ -138,9 +138,9 @@ class Runtime:
             self._novelty,
             settings.worker.max_attempts,
             names_nearest=settings.results.nearest,
-            checks=Checks(settings.checks) if settings.checks.demands else None,
+            checks=Checks(settings.checks) if settings.checks.names else None,
             sample=settings.review.sample,
-            gate=open_facts(settings.routing, self.store, self._novelty, self._startup),
+            gate=open_facts(settings.routing, settings.gate, self.store, self._novelty, self._startup),
         )
         self._connect_metrics()
         tasks = self._tasks = opened.enter_context(PeriodicTasks())
@@ -188,7 +188,7 @@ class Runtime:
         settings, dead_letters = self._settings, self.store.dead_letters
         pipeline = self._pipeline = Pipeline(
             self._decider,
-            Reviser(self.store.ledger, settings.worker.max_attempts),
+            Reviser(self.store.ledger, settings.routing.policy, settings.worker.max_attempts),
             PublishStage(
                 self._app,
                 self._publisher,
@@ -196,6 +196,7 @@ class Runtime:
                 settings.limits,
                 settings.worker.max_attempts,
                 self.metrics,
+                settings.log.decisions,
                 self._recorder,
             ),
             acknowledger,
@@ -289,7 +290,7 @@ class Runtime:
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
         elif not self._is_consuming():
-            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options say"
+            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options or control say"
 
     def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down as SIGTERM does, but with the error's exit code. Any thread may call it."""

@@ -18,7 +18,7 @@ from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.gate import Gate
 from kp_scorer.settings import Settings
-from kp_scorer.settings.sections import EmbeddingSettings, NoveltySettings, RecipeName, RoutingSettings
+from kp_scorer.settings.sections import EmbeddingSettings, GateSettings, NoveltySettings, RecipeName, RoutingSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 
@@ -104,16 +104,19 @@ def open_novelty(
     if pins:
         # An operator has to pin a missing set. For that, `up` must have started its Redis.
         startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
-    novelty = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.window(), pins)
+    own_log = store.novelty_log(embedder.space)
+    novelty = NoveltyMeter(embedder, own_log, settings.window(), pins, settings.unreadable)
     # Redis answered a moment ago, but may have gone away since.
     log.info("novelty_log_read", entries=startup.wait_for("redis", novelty.cache.catch_up))
     return novelty
 
 
-def open_facts(routing: RoutingSettings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry) -> Gate | None:
+def open_facts(
+    routing: RoutingSettings, bounds: GateSettings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry
+) -> Gate | None:
     """Open the gate and read its facts; return None where the score decides. Raises as :func:`wait_for_services`."""
     facts = store.facts(novelty.embedder.space if novelty else "")
-    if gate := open_gate(routing, novelty, facts):
+    if gate := open_gate(routing, bounds, novelty, facts):
         store.ledger.facts = facts
         log.info("gate_opened", kept=startup.wait_for("redis", gate.catch_up))
     return gate

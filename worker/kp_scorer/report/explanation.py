@@ -33,6 +33,7 @@ _EXCERPT_CHARS: Final = 240
 _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "default": "the threshold of all domains",
     "domain": "its domain's own threshold",
+    "submission": "the threshold that its submission asked for",
 }
 
 
@@ -171,10 +172,11 @@ def _gate_words(gate: GateResult) -> str:
     nearest = (
         f", beside {shown_id(gate.nearest.trace_id)} ({gate.nearest.similarity:.4f}), which is kept," if gate.nearest else ""
     )
-    bar = f"The gate asks it to add {gate.bar:.4f} runs, as one in {1 / gate.share:.3g} of its domain does"
+    following = "" if gate.share is None else f", as one in {1 / gate.share:.3g} of its domain does"
+    bar = f"The gate asks it to add {gate.bar:.4f} runs{following}"
     effect = "it is accepted by that" if gate.accepts else "that is not enough" if gate.eligible else "it may not be kept"
-    failure = "" if gate.eligible else " It is no success."
-    return f"{bar}; it adds {gate.adds:.4f}{nearest} and {effect}.{failure}"
+    requirement = "" if gate.eligible else " It does not meet the requirement of routing.requires."
+    return f"{bar}; it adds {gate.adds:.4f}{nearest} and {effect}.{requirement}"
 
 
 def _course_words(decision: Decision, received: Received) -> str:

@@ -60,7 +60,7 @@ def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
     yield from ((f"pinned set {each.name}",) * 2 for each in decision.pinned if each.outcome)
     if decision.gate and not decision.is_guarded:
         adds = f"adds {decision.gate.adds:.2f} of {decision.gate.bar:.2f} runs"
-        yield "gate", adds if decision.gate.eligible else "no success"
+        yield "gate", adds if decision.gate.eligible else "does not meet the requirement"
     fired = [override.name for override in decision.overrides]
     yield from ((words, words) for name, words in OVERRIDE_WORDS.items() if name in fired)
     nearest, is_accepted = decision.novelty.nearest, decision.outcome == "accepted"

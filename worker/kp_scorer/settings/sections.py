@@ -1,7 +1,7 @@
 """Every section of the settings but those of servers and queues, with its defaults and the rules that hold within it."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -11,12 +11,13 @@ from pydantic import (
 )
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
-from kp_scorer.decoding import Count
+from kp_scorer.decoding import MOST, Count
+from kp_scorer.gate import GateBounds, GatePolicy
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.section import Seconds, Section
 from kp_scorer.settings.urls import is_loopback
-from kp_scorer.trace import Domain, Fraction
+from kp_scorer.trace import Domain, Fraction, PrivacyLevel
 
 SLACK_S: Final = 3_600
 SLACK_ELEMENTS: Final = 10_000
@@ -28,6 +29,8 @@ If these were fewer than a worker has in flight, the first traces of a batch cou
 PIN_NAME: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 PinName = Annotated[str, Field(pattern=PIN_NAME)]
 RecipeName = Literal["trace", "asked_and_did"]
+UnreadableAction = Literal["score", "unknown"]
+LoggedDecisions = Literal["all", "accepted", "none"]
 CheckAction = Literal["off", "note", "review", "reject"]
 
 _DEMANDS: Final[dict[str, Demand | None]] = {"note": None, "review": "review", "reject": "rejected"}
@@ -52,7 +55,7 @@ class ScoringSettings(Policy):
     @model_validator(mode="after")
     def _every_entry_has_an_effect(self) -> Self:
         clashes = list(self.reviews_above())
-        own = {*self.profiles, *self.thresholds, *self.reviews}
+        own = {*self.profiles, *self.thresholds, *self.reviews, *self.min_novelties}
         for alias, domain in self.aliases.items():
             if alias in own:
                 clashes.append(f"aliases.{alias}: expected a name without a profile or bounds of its own")
@@ -84,6 +87,25 @@ class RoutingSettings(Section):
 
     gate: Literal["score", "coverage"] = "score"
     share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    bar: Annotated[float, Field(gt=0)] | None = None
+    requires: Literal["success"] | Fraction = "success"
+
+    @property
+    def policy(self) -> GatePolicy:
+        """What the gate of coverage lets through."""
+        return GatePolicy(self.share, self.bar, self.requires)
+
+
+class GateSettings(Section):
+    """How many kept traces the gate of coverage compares with, and for how long."""
+
+    kept_elements: Annotated[int, Field(ge=1_000, le=MOST)] = 10_000  # Far more than are kept while a worker decides a batch.
+    kept_ttl_s: Seconds = 4_838_400.0
+
+    @property
+    def bounds(self) -> GateBounds:
+        """The bounds of what is kept."""
+        return GateBounds(self.kept_elements, int(self.kept_ttl_s * 1_000))
 
 
 class NoveltySettings(Section):
@@ -93,6 +115,7 @@ class NoveltySettings(Section):
     ttl_s: Seconds = 86_400.0
     recipe: RecipeName = "trace"
     against: Literal["all", "succeeded"] = "all"
+    unreadable: UnreadableAction = "score"
     pinned: dict[PinName, PinSettings] = Field(default_factory=dict)
     succeeded_confidence: ClassVar[float] = 0.5
     """The confidence from which a success counts as one if ``against`` is "succeeded"."""
@@ -120,17 +143,22 @@ class ChecksSettings(Section):
     """The checks that each trace goes through, and the outcomes that they may demand."""
 
     secrets: CheckAction = "off"
+    secrets_by_privacy: dict[PrivacyLevel, CheckAction] = Field(default_factory=dict)
     own: dict[CheckName, CheckAction] = Field(default_factory=dict)
     timeout_s: ClassVar[float] = 10.0
     """A check that takes longer than this for a trace has failed. Those that we know take milliseconds."""
     start_s: ClassVar[float] = 30.0
     """Checks may take this long to load. The check for secrets takes a second, or ten where its rules are not compiled yet."""
 
-    @property
-    def demands(self) -> dict[str, Demand | None]:
-        """The strictest outcome that each check may demand, of those that run."""
-        actions = {**self.own, "secrets": self.secrets}
+    def allowed(self, level: PrivacyLevel) -> dict[str, Demand | None]:
+        """Return the checks that run on a trace of this privacy level, and the strictest outcome that each may demand."""
+        actions = {**self.own, "secrets": self.secrets_by_privacy.get(level, self.secrets)}
         return {name: _DEMANDS[action] for name, action in actions.items() if action != "off"}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The checks that run on any trace."""
+        return tuple(dict.fromkeys(name for level in get_args(PrivacyLevel) for name in self.allowed(level)))
 
 
 class LedgerSettings(Section):
@@ -156,6 +184,7 @@ class WorkerSettings(Section):
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
     max_attempts: Count = 5
     grace_s: Seconds = 25.0
+    remote_control: bool = False
     patience_s: ClassVar[float] = 60.0
     """A starting worker waits this long for Redis, and for the broker. Then it ends, and its supervisor starts it again."""
     stalled_after_s: ClassVar[float] = 120.0
@@ -226,3 +255,4 @@ class LogSettings(Section):
     """Logs, which go to stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    decisions: LoggedDecisions = "all"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from functools import cached_property
 from hashlib import blake2b
-from typing import Final, Self
+from typing import Final, Self, get_args
 
 from pydantic import (
     model_validator,
@@ -17,6 +17,7 @@ from kp_scorer.settings.section import Section
 from kp_scorer.settings.sections import (
     ChecksSettings,
     EmbeddingSettings,
+    GateSettings,
     LedgerSettings,
     LogSettings,
     MetricsSettings,
@@ -28,6 +29,7 @@ from kp_scorer.settings.sections import (
     WorkerSettings,
 )
 from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
+from kp_scorer.trace import PrivacyLevel
 
 NO_VECTORS: Final = (
     'routing.gate: "coverage" compares vectors, and there is no embedder: set embedding.embedder to words, which needs no model'
@@ -43,6 +45,7 @@ class Settings(Section):
     queues: QueueSettings = QueueSettings()
     results: ResultsSettings = ResultsSettings()
     routing: RoutingSettings = RoutingSettings()
+    gate: GateSettings = GateSettings()
     review: ReviewSettings = ReviewSettings()
     scoring: ScoringSettings = ScoringSettings()
     novelty: NoveltySettings = NoveltySettings()
@@ -76,6 +79,8 @@ class Settings(Section):
             yield NO_VECTORS
         if "secrets" in self.checks.own:
             yield "checks.own: secrets is set by checks.secrets"
+        if self.worker.remote_control and not self.broker.url.startswith("amqp"):
+            yield "worker.remote_control needs RabbitMQ: workers do not subscribe to anything in Redis"
 
     def _clashes_of_names(self) -> Iterator[str]:
         queues = self.queues
@@ -89,7 +94,7 @@ class Settings(Section):
     @property
     def decision_timeout_s(self) -> float:
         """The time without progress after which a worker is stalled. Each check may need a new process."""
-        return max(self.worker.stalled_after_s, len(self.checks.demands) * (self.checks.timeout_s + self.checks.start_s))
+        return max(self.worker.stalled_after_s, len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s))
 
     @cached_property
     def limits(self) -> Limits:
@@ -116,8 +121,9 @@ class Settings(Section):
         As calls of a task, revisions go where others of their outcome go: another app declares its queues.
         """
         # A check that may reject demands review if it fails.
+        demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())
         pinned = (each.beyond for each in self.novelty.pinned.values())
-        is_demanded = self.review.sample or any(self.checks.demands.values()) or "review" in pinned
+        is_demanded = self.review.sample or any(demands) or "review" in pinned
         is_reviewed = self.scoring.review is not None or self.scoring.reviews or is_demanded
         is_possible = {"accepted": True, "review": is_reviewed, "rejected": True, "revised": self.results.via != "task"}
         return tuple(each for each in self.results.publish if is_possible[each])

@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.gate import GateBounds
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.condition import Condition, condition_of
 from kp_scorer.store.connection import connect, names_of, reports_outages
@@ -108,7 +107,7 @@ class Store(AbstractContextManager["Store"]):
 
     def facts(self, space: str) -> RedisFacts:
         """Return the facts of a space, which need not exist yet."""
-        return RedisFacts(self._client, self._keys, space, GateBounds())
+        return RedisFacts(self._client, self._keys, space, self._settings.gate.bounds)
 
     def all_facts(self) -> list[RedisFacts]:
         """Return the facts of all spaces that have some, sorted by space."""

@@ -103,7 +103,7 @@ def keep(
 
     Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
     """
-    request = _Request(files, bool(settings.checks.demands), **options)
+    request = _Request(files, bool(settings.checks.names), **options)
     request.check()
     training = TrainingFile(request.output, secrets) if request.shape in ("messages", "pairs") else None
     excluded = Against(against) if against else None
