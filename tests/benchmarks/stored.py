@@ -31,32 +31,16 @@ from typing import Any, Final
 import numpy as np
 import psutil
 import redis
-from kp_scorer.decider import Decider, NoveltyMeter
-from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 from kp_scorer.local.embedded_redis import redis_executable
-from kp_scorer.scoring import Policy
 from kp_scorer.settings import load_settings
-from kp_scorer.settings.sections import NoveltySettings, WorkerSettings
+from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
-from kp_scorer.store.ledger import RedisLedger
-from kp_scorer.store.novelty_log import RedisLog
 from kp_scorer.store.records import Submission
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-from tests.benchmarks.common import (
-    BATCH,
-    Row,
-    arguments,
-    as_new,
-    batches,
-    own_redis,
-    redis_of,
-    report,
-    samples,
-    say,
-    unit_vectors,
-)
+from tests.benchmarks.common import BATCH, Row, arguments, as_new, batches, own_redis, redis_of, report, samples, say
+from tests.benchmarks.round_trips import random_decider
 from tests.support.builders import BUILT_IN_DOMAINS, decision
 from tests.support.processes import launch_worker, wait_until
 from tests.support.servers import RedisServer, answers
@@ -67,26 +51,6 @@ _TTL_MS: Final = 86_400_000
 _SCORES: Final = 5_000
 """So many different decisions there are, but for their ids."""
 _FORGOTTEN: Final = 1_000
-
-
-class RandomEmbedder(Embedder):
-    """Random unit vectors, as large as the default model's."""
-
-    name = "random"
-    space = "benchmark"
-    dimensions = 384
-    recipe = TRACE
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        return unit_vectors(np.random.default_rng(), len(texts), self.dimensions)
-
-
-def random_decider(redis_client: redis.Redis, keys: Keys) -> Decider:
-    """Return a worker's decider, with random vectors."""
-    window = NoveltySettings().window()
-    log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _TTL_MS)
-    ledger = RedisLedger(redis_client, keys, _TTL_MS, int(WorkerSettings.stalled_after_s * 1_000))
-    return Decider(ledger, Policy(), NoveltyMeter(RandomEmbedder(), log, window), max_attempts=5)
 
 
 def main() -> None:
