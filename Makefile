@@ -70,6 +70,9 @@ fix: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Each process of the suite, and each Python that a test starts, would otherwise compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Six files at a time: tests wait for servers and workers more than they compute, and six keep two cores busy.
 PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
