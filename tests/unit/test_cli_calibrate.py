@@ -1,6 +1,7 @@
 """``kp-scorer calibrate`` writes thresholds that work, and ``re-decide`` tries them on decisions."""
 
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.offline import score_traces
-from kp_scorer.report.calibration import Target, calibrate_samples, samples_of
+from kp_scorer.report.calibration import Calibration, Target, calibrate_samples, samples_of
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 
@@ -239,13 +240,17 @@ def test_labels_that_contradict_each_other_are_counted(tmp_path: Path, capsys: p
 
 NAMES: Final = st.text(st.characters(exclude_categories=["Cs"]))
 THRESHOLDS: Final = st.integers(0, 10_000).map(lambda step: step / 10_000)
-CALIBRATION: Final = calibrate_samples(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))
+
+
+@cache
+def calibration() -> Calibration:
+    return calibrate_samples(samples_of(((each, None) for each in DECISIONS), {}), Target("accept", 0.2))
 
 
 @given(st.dictionaries(NAMES, THRESHOLDS))
 def test_toml_round_trips_any_domain_name(domains: dict[str, float]) -> None:
     scoring = ScoringSettings.model_construct(threshold=0.5, thresholds=domains)
-    written = tomllib.loads(as_toml(scoring, CALIBRATION, Target("accept", 0.2), ["change this too: a"]))
+    written = tomllib.loads(as_toml(scoring, calibration(), Target("accept", 0.2), ["change this too: a"]))
     assert written == {"scoring": {"threshold": 0.5} | ({"thresholds": domains} if domains else {})}
 
 

@@ -141,7 +141,7 @@ def test_error_has_every_problem_and_shows_three() -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [None, [], "text", 1, True, [minimal_payload()], minimal_payload() | {"unknown": nested(100_000)}]
+    "payload", [None, [], "text", 1, True, [minimal_payload()], minimal_payload() | {"unknown": nested(20_000)}]
 )
 def test_payload_that_is_no_object_or_too_deeply_nested_is_refused_at_its_root(payload: object) -> None:
     assert refused_fields(payload) == ["$"]
