@@ -20,7 +20,7 @@ from tests.fuzz.mutations import NUMBER_MARK, SEED, TEXT_MARK, base_texts, damag
 from tests.support.builders import LIMITS, decode_json, maximal_payload
 
 POLICY: Final = Policy()
-COUNT: Final = 20_000
+COUNT: Final = 5_000
 
 
 def test_mutated_submissions_are_scored_or_refused_by_the_decode_error() -> None:
