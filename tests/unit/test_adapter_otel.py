@@ -700,6 +700,14 @@ def test_what_a_recorder_wraps_is_unwrapped() -> None:
     assert steps(WINDY[0], *tools, answer, beside_it) == [STEPS[0], ("observation", "Error: no wind"), STEPS[2]]
 
 
+def test_output_of_a_node_that_ends_before_the_last_call_is_no_answer() -> None:
+    root = span("LangGraph", 0, 40, {"openinference.span.kind": "CHAIN"}, status=FAILED)
+    update = json.dumps([{"graph": None, "update": {"messages": [CALLED]}}])
+    node = span("model", 0, 10, {"openinference.span.kind": "CHAIN", "output.value": update}, parent=root["spanId"])
+    spans = [root, node, WINDY[0], tool("get_wind", 11, 19, "call_1", parent=root["spanId"], status=FAILED)]
+    assert steps(*spans) == [STEPS[0], ("observation", "timed out")]
+
+
 def test_error_of_an_inner_span_is_that_of_the_tool() -> None:
     outer = tool("get_wind", 11, 19, attributes={"gen_ai.tool.call.result": "no wind"}, status={"code": 1})
     inner = tool("get_wind", 12, 18, "call_1", parent=outer["spanId"], status=FAILED)

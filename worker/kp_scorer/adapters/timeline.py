@@ -109,7 +109,10 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
         questions = (piece for span in around for piece in last_turn(_conversation(span)) if piece.kind == "user")
         pieces = [*[piece for piece in questions if not _is_json(piece)][:1], *pieces]
     if "agent" not in kinds:
-        answers = [piece for span in reversed(around) for piece in span.outputs if piece.kind == "agent"]
+        # What ends within a run before its last call begins is no answer.
+        last_ns = max((span.started_ns for span in calls), default=0)
+        later = [span for span in reversed(around) if not span.parent_id or (span.ended_ns or last_ns) >= last_ns]
+        answers = [piece for span in later for piece in span.outputs if piece.kind == "agent"]
         pieces = [*pieces, *sorted(answers, key=_is_json)[:1]]
     return pieces
 
