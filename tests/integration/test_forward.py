@@ -1,11 +1,14 @@
-"""``kp-scorer forward``: each decision reaches a receiver at least once, whoever is killed, and what is refused is kept."""
+"""``kp-scorer forward``: each decision, or the spans of its run, reaches a receiver at least once, whoever is killed.
+
+What is refused is kept.
+"""
 
 import base64
 import hmac
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -13,21 +16,29 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, RevisedBy
+from kp_scorer.decoding import Limits
+from kp_scorer.serve.submitter import spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 from kp_scorer.store.runs import ClaimedRun, ReceivedSpan
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.integration.test_reading_decisions import publish
 from tests.support.builders import decided, make_trace
-from tests.support.changed_settings import SettingsWith
+from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import COMMAND, invoked
+from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
 from tests.support.processes import free_port, opened, wait_until
 
+PROTOBUF = "application/x-protobuf"
+KEPT = {"serve__quiet_s": 0.001, "serve__keep_spans_s": 60.0}
 SECRET = b"a secret of this test"
 VARIABLES = {
     "WEBHOOK_SECRET": f"whsec_{base64.b64encode(SECRET).decode()}",
@@ -115,7 +126,7 @@ def test_an_event_is_under_the_span_of_the_agent(settings: Settings, store: Stor
     run_id, span_id = uuid4().hex, uuid4().hex[:16]
     store.runs.store(run_id, [ReceivedSpan(span_id, b"{}")])
     store.runs.close(ClaimedRun(run_id, False, [b"{}"], 0, False), span_id)
-    store.runs.finish(run_id)
+    store.runs.finish(run_id, "submitted")
     decision = decided(make_trace(trace_id=f"kp:trace:otel:{run_id}"))
     publish(settings, [decision, decided(make_trace(trace_id="kp:trace:own"))])
     with receiving.process():
@@ -157,3 +168,161 @@ def test_an_address_is_checked_and_not_quoted(url: str, settings: Settings) -> N
     problem = str(forward(settings, "webhook", url).exception)
     assert "--url: expected" in problem
     assert "secret" not in problem
+
+
+def collect(settings: Settings, run_id: str, *bodies: bytes | Mapping[str, Any]) -> None:
+    """Store exports as `serve` does, and submit their run, as it is complete."""
+    with Store.open(with_changed(settings, **KEPT)) as store:
+        for body in bodies:
+            raw, form = (body, PROTOBUF) if isinstance(body, bytes) else (json.dumps(body).encode(), "application/json")
+            ((_, spans),) = spans_in(raw, form, Limits(), keeps_source=True)[0].items()
+            assert store.runs.store(run_id, spans) == ("stored", 0)
+        claimed = wait_until(store.runs.claim)
+        assert claimed
+        assert store.runs.close(claimed, "")
+        assert store.runs.finish(run_id, "submitted")
+
+
+def decision_on(run_id: str, outcome: str = "accepted") -> Decision:
+    return decided(make_trace(trace_id=f"kp:trace:otel:{run_id}")).model_copy(update={"outcome": outcome})
+
+
+def parts_of(export: bytes) -> list[tuple[Any, Any, Any]]:
+    """The resource, the scope and the span of each span of an export."""
+    return [
+        (of_resource.resource, of_scope.scope, span)
+        for of_resource in ExportTraceServiceRequest.FromString(export).resource_spans
+        for of_scope in of_resource.scope_spans
+        for span in of_scope.spans
+    ]
+
+
+def spans_received(receiving: Receiving) -> list[Any]:
+    assert {(row["path"], row["content-type"]) for row in receiving.rows()} <= {("/v1/traces", PROTOBUF)}
+    return [span for row in receiving.rows() for *_, span in parts_of(row["body"].encode("latin-1"))]
+
+
+def weight_of(span: Any) -> int:
+    return next((pair.value.int_value for pair in span.attributes if pair.key == "SampleRate"), 1)
+
+
+def test_an_accepted_run_comes_out_once_whole_and_as_it_came_in(settings: Settings, receiving: Receiving) -> None:
+    run_id, rejected_id = new_run(), new_run()
+    linked = {"traceId": rejected_id.upper(), "spanId": "AB" * 8, "attributes": attributes(why="asked")}
+    event = {"timeUnixNano": "5", "name": "said", "attributes": [{"key": "n", "value": {"intValue": "7"}}]}
+    root = chat_span(run_id.upper()) | {"kind": 3, "status": {"code": 2}, "traceState": "vendor=1", "flags": 257}
+    root |= {"spanId": root["spanId"].upper(), "links": [linked], "events": [event]}
+    first = export_of(root, service__name="tides", kp__domain="code", deployment__environment__name="test")
+    first["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "tracer", "version": "1.2", "attributes": attributes(a="b")}
+    child = chat_span(run_id, root["spanId"])
+    second = in_protobuf(export_of(child, service__name="tools", process__command="x" * 5_000))
+    collect(settings, run_id, first, second, first)
+    collect(settings, rejected_id, export_of(chat_span(rejected_id)))
+    publish(settings, [decision_on(run_id), decision_on(rejected_id, "rejected"), decided(make_trace(trace_id="kp:trace:own"))])
+    with receiving.process():
+        assert "forwarded 1 runs" in forward(settings, "otlp-spans", receiving.url).stderr
+    (row,) = receiving.rows()
+    # Of a large resource only its name and what the scorer reads are kept.
+    sent = parts_of(in_protobuf(first)) + parts_of(in_protobuf(export_of(child, service__name="tools")))
+    link = sent[0][2].links[0]
+    link.trace_id, link.span_id = bytes.fromhex(rejected_id), bytes.fromhex("ab" * 8)
+    assert sorted(parts_of(row["body"].encode("latin-1")), key=lambda parts: len(parts[2].parent_span_id)) == sent
+
+
+def test_one_in_so_many_of_the_rest_comes_too_the_same_each_time(settings: Settings, receiving: Receiving) -> None:
+    accepted_id, rejected_ids = new_run(), [f"{1:018x}{last:014x}" for last in (0, 2**55 - 1, 2**55, 2**56 - 1)]
+    for run_id in (accepted_id, *rejected_ids):
+        collect(settings, run_id, export_of(chat_span(run_id), chat_span(run_id)))
+    publish(settings, [decision_on(accepted_id), *(decision_on(run_id, "rejected") for run_id in rejected_ids)])
+    with receiving.process():
+        done = forward(settings, "otlp-spans", receiving.url, "--share-of-rest", "0.5")
+    assert "forwarded 3 runs" in done.stderr, done.output
+    weights = {(span.trace_id.hex(), weight_of(span)) for span in spans_received(receiving)}
+    assert weights == {(accepted_id, 1), (rejected_ids[2], 2), (rejected_ids[3], 2)}
+    assert len(spans_received(receiving)) == 6
+
+
+def test_no_run_is_lost_whoever_is_killed(
+    on_broker: SettingsWith, receiving: Receiving, keys: Keys, redis_client: redis.Redis
+) -> None:
+    settings, runs = on_broker(broker__visibility_timeout_s=3), [new_run() for _ in range(20)]
+    for run_id in runs:
+        collect(settings, run_id, export_of(chat_span(run_id), chat_span(run_id)))
+    assert all(publish(settings, [decision_on(run_id) for run_id in runs]))
+    arguments = (*COMMAND, "forward", "--to", "otlp-spans", "--url", receiving.url, "--follow")
+
+    def count() -> int:
+        return len({span.span_id for span in spans_received(receiving)})
+
+    with opened(*arguments, env=os.environ | as_environment(settings)) as first:
+        with receiving.process() as receiver:
+            wait_until(lambda: count() >= 6)
+            receiver.kill()
+        with receiving.process():
+            wait_until(lambda: count() >= 14)
+            first.kill()
+            with opened(*arguments, env=os.environ | as_environment(settings)):
+                wait_until(lambda: count() == 40 and not redis_client.exists(keys.runs_kept, keys.runs_bytes))
+
+
+def test_what_is_refused_or_gone_is_in_the_file_with_its_spans(
+    settings: Settings, receiving: Receiving, tmp_path: Path
+) -> None:
+    refused, gone, odd, file = new_run(), new_run(), new_run(), tmp_path / "refused.jsonl"
+    collect(settings, refused, export_of(chat_span(refused)))
+    collect(settings, odd, export_of(chat_span(odd) | {"name": 5}))
+    publish(settings, [decision_on(each) for each in (refused, gone, odd)])
+    with receiving.process(422):
+        done = forward(settings, "otlp-spans", receiving.url, "--dead-letters", file)
+    assert "forwarded 0 runs, 3 refused" in done.stderr, done.output
+    rows = {row["decision"]["trace_id"][-32:]: row for row in map(json.loads, file.read_text().splitlines())}
+    assert [rows[each]["reason"] for each in (refused, gone, odd)] == [
+        "status 422",
+        "serve keeps no spans of it",
+        "its spans are not those of OTLP",
+    ]
+    assert ["spans" in rows[each] for each in (refused, gone, odd)] == [True, False, True]
+    assert refused in rows[refused]["spans"]
+
+
+def test_an_open_run_is_left_alone(settings: Settings, store: Store, receiving: Receiving, tmp_path: Path) -> None:
+    run_id, spans = new_run(), [ReceivedSpan("a" * 16, b"{}")]
+    store.runs.store(run_id, spans)
+    publish(settings, [decision_on(run_id)])
+    done = forward(settings, "otlp-spans", receiving.url, "--dead-letters", tmp_path / "refused.jsonl")
+    assert "1 refused" in done.stderr, done.output
+    assert store.runs.held() == (1, 2)
+
+
+def test_kept_spans_expire_and_can_be_forgotten_and_make_room(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    with Store.open(with_changed(settings, serve__total_bytes=1_000, **KEPT)) as store:
+
+        def submitted(run_id: str) -> None:
+            assert store.runs.store(run_id, [ReceivedSpan("a" * 16, b"x" * 300)]) == ("stored", 0)
+            assert store.runs.finish(run_id, "submitted")
+
+        def run_ids() -> list[str]:
+            return [run.run_id for run in store.runs.collected()]
+
+        for run_id in ("one", "two", "three"):
+            submitted(run_id)
+        # The last fifth is reserved for runs that have begun.
+        assert run_ids() == ["two", "three"]
+        assert redis_client.get(keys.runs_bytes) == b"600"
+        assert store.runs.held() == (0, 600)
+        assert store.runs.forget("kp:trace:otel:two")
+        assert not store.runs.forget("kp:trace:otel:two")
+        assert run_ids() == ["three"]
+        redis_client.zadd(keys.runs_kept, {"three": 1})
+        assert store.runs.claim() is None
+        assert run_ids() == []
+        assert not redis_client.exists(keys.runs_kept, keys.runs_bytes)
+        # An exporter that sends it again is answered as before.
+        assert store.runs.store("three", [ReceivedSpan("a" * 16, b"x")]) == ("closed", 0)
+
+
+@pytest.mark.parametrize("arguments", [("otlp-spans", "--outcome", "revised"), ("otlp", "--share-of-rest", "0.1")])
+def test_options_that_make_no_sense_are_refused(settings: Settings, arguments: tuple[str, ...]) -> None:
+    assert forward(settings, arguments[0], "http://127.0.0.1", *arguments[1:]).exit_code == 2

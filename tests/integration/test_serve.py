@@ -626,8 +626,8 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         collecting.runs.wait(claimed, is_empty=False)
         redis_client.zadd(keys.runs, {"r": 0})
         assert collecting.runs.claim() == claimed._replace(attempts=2, closed=NO_WAIT)
-        collecting.runs.finish("r")
-        collecting.runs.finish("r")
+        collecting.runs.finish("r", "submitted")
+        collecting.runs.finish("r", "submitted")
         assert collecting.runs.store("r", spans) == ("closed", 0)
         assert collecting.runs.claim() is None
 

@@ -66,6 +66,8 @@ def fill(settings: Settings, client: redis.Redis) -> None:
         for number in range(EACH // 3):
             spans = [ReceivedSpan(f"{span:016x}", text().encode()) for span in range(8)]
             store.runs.store(f"{number:032x}", spans)
+            if number % 2:
+                store.runs.finish(f"{number:032x}", "submitted")
         publisher = Publisher(app, settings, store)
         published = [publisher.publication(decision(each), NO_CONTEXT, None, set()) for each in ids]
         assert not any(publisher.publish_all(published))
@@ -77,7 +79,7 @@ def fill(settings: Settings, client: redis.Redis) -> None:
 @pytest.mark.parametrize("executable", redis_servers())
 def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executable: str, via: str, tmp_path: Path) -> None:
     with RedisServer(tmp_path, executable) as server, server.connect() as client:
-        settings = settings_at(server.url, results__via=via, serve__total_bytes=2**30)
+        settings = settings_at(server.url, results__via=via, serve__total_bytes=2**30, serve__keep_spans_s=600.0)
         # So that all scripts and clients are there before and after.
         client.set("other", "application")
         with Store.open(settings) as store, make_celery(settings) as app:

@@ -1,6 +1,7 @@
 """A receiver of decisions, a process of its own: ``python -m tests.support.receiver PORT FILE [STATUS]``.
 
-It appends path, headers and body of each request to a file, and answers with the status; every third request it drops.
+It appends path, headers and body of each request to a file, each byte of a body as a character, and answers with the status;
+every third request it drops.
 """
 
 import json
@@ -16,7 +17,7 @@ class Handler(BaseHTTPRequestHandler):
     requests = 0
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode("latin-1")
         Handler.requests += 1
         if Handler.requests % 3 == 0:
             self.close_connection = True

@@ -1,4 +1,4 @@
-"""Hands decisions on to another program, each at least once: by a webhook, to Langfuse, or by OpenTelemetry's protocol."""
+"""Hands decisions, or the spans of their runs, on to another program, each at least once."""
 
 import base64
 import binascii
@@ -6,12 +6,12 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from http.client import HTTPException
 from itertools import count
 from threading import Event
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 from urllib.error import HTTPError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -22,16 +22,18 @@ import structlog
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.store import Store
+from kp_scorer.store.runs import RUN_PREFIX
 
-Receiver = Literal["webhook", "langfuse", "otlp"]
+Receiver = Literal["webhook", "langfuse", "otlp", "otlp-spans"]
 
 NAME: Final = "kp-scorer"
-_ADDRESSES: Final = {"langfuse": "LANGFUSE_HOST", "otlp": "OTEL_EXPORTER_OTLP_ENDPOINT"}
-_SECRETS: Final[dict[Receiver, tuple[str, ...]]] = {
-    "webhook": ("WEBHOOK_SECRET",),
-    "langfuse": ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
-    "otlp": (),
+_VARIABLES: Final[dict[Receiver, tuple[str, ...]]] = {
+    "webhook": ("", "WEBHOOK_SECRET"),
+    "langfuse": ("LANGFUSE_HOST", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"),
+    "otlp": ("OTEL_EXPORTER_OTLP_ENDPOINT",),
+    "otlp-spans": ("OTEL_EXPORTER_OTLP_ENDPOINT",),
 }
+"""The variables of the address and of secrets."""
 _URL: Final = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-~]*)?")
 _OTEL_TRACE: Final = re.compile("[0-9a-f]{32}")
 _TIMEOUT_S: Final = 20.0
@@ -40,6 +42,10 @@ _ATTEMPTS: Final = 8
 _LATER: Final = (0, 408, 425, 429, 502, 503, 504)
 """Answers of a receiver that is away or busy, 0 for none: it is asked until it is back, as decisions wait in their queue."""
 _OF_SETTINGS: Final = (*range(300, 400), 401, 403, 404, 405)
+
+_Request = tuple[str, bytes, dict[str, str]]
+"""A path, a body and headers."""
+_Make = Callable[[Decision], _Request | str]
 
 log = structlog.get_logger("kp_scorer.client.forwarding")
 
@@ -53,18 +59,28 @@ class _NoRedirects(HTTPRedirectHandler):
 class Forwarder:
     """Posts decisions to one receiver, one after another, so that a later decision on a trace comes later."""
 
-    def __init__(self, receiver: Receiver, url: str, variables: Mapping[str, str], store: Store) -> None:
+    def __init__(self, receiver: Receiver, url: str, variables: Mapping[str, str], store: Store, one_in: int = 0) -> None:
         """Read secrets in environment ``variables``; an empty ``url`` is read there too, except for a webhook.
 
-        Raises SettingsError if one is missing.
+        The spans of one in ``one_in`` of the runs that are not accepted are handed on, too. Raises SettingsError if a secret is
+        missing.
         """
-        self._make = {"webhook": self._as_webhook, "langfuse": self._as_score, "otlp": self._as_event}[receiver]
+        make: Sequence[_Make] = self._as_webhook, self._as_score, self._as_event, self._as_spans
+        self._make = dict(zip(get_args(Receiver), make, strict=True))[receiver]
+        self.count, self._one_in = 0, one_in
         self._variables, self._store, self._opener = variables, store, build_opener(_NoRedirects)
-        self._url = (url or variables.get(_ADDRESSES.get(receiver, ""), "")).rstrip("/")
+        address, *secrets = _VARIABLES[receiver]
+        self._url = (url or variables.get(address, "")).rstrip("/")
         if not _URL.fullmatch(self._url):
             raise SettingsError("--url: expected http://HOST or https://HOST, without a user")
-        if missing := [name for name in _SECRETS[receiver] if not variables.get(name)]:
+        if missing := [name for name in secrets if not variables.get(name)]:
             raise SettingsError(f"forward: expected the variable {' and '.join(missing)}")
+        if receiver == "otlp-spans":
+            try:
+                from kp_scorer.client.run_export import export_of
+            except ModuleNotFoundError as error:
+                raise SettingsError(f"forward: there is no {error.name}: install kp-scorer[serve]") from None
+            self._export_of = export_of
 
     def forward(self, decision: Decision, stopping: Event) -> str | None:
         """Post a decision until the receiver has it; return why it refuses this one for good, empty if it does not.
@@ -74,8 +90,11 @@ class Forwarder:
         for attempt in count(1):
             if stopping.is_set():
                 return None
-            status, pause_s = self._post(*self._make(decision))
+            if isinstance(request := self._make(decision), str):
+                return request
+            status, pause_s = self._post(*request)
             if 200 <= status < 300:
+                self.count += 1
                 return ""
             if status in _OF_SETTINGS:
                 raise SettingsError(f"forward: the receiver answers with status {status}: correct --url or the secrets")
@@ -87,7 +106,7 @@ class Forwarder:
         return None
 
     def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, float]:
-        """Post JSON; return the status, 0 without an answer, and the seconds that the receiver wants to be left alone."""
+        """Post a request; return the status, 0 without an answer, and the seconds that the receiver wants to be left alone."""
         request = Request(f"{self._url}{path}", body, {"Content-Type": "application/json", **headers})  # noqa: S310 - checked
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
@@ -102,7 +121,7 @@ class Forwarder:
             # The error quotes the header, which is a secret.
             raise SettingsError("forward: a variable makes a header that HTTP does not allow") from None
 
-    def _as_webhook(self, decision: Decision) -> tuple[str, bytes, dict[str, str]]:
+    def _as_webhook(self, decision: Decision) -> _Request:
         """Sign the decision as Standard Webhooks do."""
         body = decision.model_dump_json().encode()
         head = f"{uuid5(NAMESPACE_URL, f'{decision.trace_id} {decision.mark}')}.{int(time.time())}"
@@ -115,9 +134,9 @@ class Forwarder:
         names = "webhook-id", "webhook-timestamp", "webhook-signature"
         return "", body, dict(zip(names, (*head.split("."), f"v1,{signature}"), strict=True))
 
-    def _as_score(self, decision: Decision) -> tuple[str, bytes, dict[str, str]]:
+    def _as_score(self, decision: Decision) -> _Request:
         """Make a score of Langfuse, which replaces an earlier one on the trace, as it has the same id."""
-        pair = ":".join(self._variables[name] for name in _SECRETS["langfuse"])
+        pair = ":".join(self._variables[name] for name in _VARIABLES["langfuse"][1:])
         score = {
             "id": str(uuid5(NAMESPACE_URL, decision.trace_id)),
             "traceId": _own_id(decision),
@@ -129,7 +148,7 @@ class Forwarder:
         authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
         return "/api/public/scores", json.dumps(score).encode(), {"Authorization": authorization}
 
-    def _as_event(self, decision: Decision) -> tuple[str, bytes, dict[str, str]]:
+    def _as_event(self, decision: Decision) -> _Request:
         """Make an event of the conventions for generative AI, under the agent's span if `serve` had it."""
         attributes = {
             "gen_ai.evaluation.name": {"stringValue": NAME},
@@ -146,11 +165,33 @@ class Forwarder:
             record |= {"traceId": run_id, "spanId": self._store.runs.agent_span(decision.trace_id)}
         resource = {"attributes": [{"key": "service.name", "value": {"stringValue": NAME}}]}
         logs = {"resourceLogs": [{"resource": resource, "scopeLogs": [{"scope": {"name": NAME}, "logRecords": [record]}]}]}
-        pairs = self._variables.get("OTEL_EXPORTER_OTLP_HEADERS", "")
-        headers = {
-            name.strip(): unquote(value.strip()) for name, _, value in (pair.partition("=") for pair in pairs.split(","))
-        }
-        return "/v1/logs", json.dumps(logs).encode(), {name: value for name, value in headers.items() if name}
+        return "/v1/logs", json.dumps(logs).encode(), self._otlp_headers()
+
+    def _as_spans(self, decision: Decision) -> _Request | str:
+        """Make an export of the spans of an accepted run, or of one that stands for others; else return why there is none."""
+        if not (weight := self._weight(decision)):
+            return ""
+        run = self._store.runs.ended(decision.trace_id)
+        if not run or not run.spans:
+            return "" if run and run.closed == "forwarded" else "serve keeps no spans of it"
+        try:
+            body = self._export_of(run.spans, weight)
+        except ValueError:
+            return "its spans are not those of OTLP"
+        return "/v1/traces", body, {"Content-Type": "application/x-protobuf"} | self._otlp_headers()
+
+    def _weight(self, decision: Decision) -> int:
+        """Return how many runs this one stands for: itself if it is accepted; 0 if it was no run of spans, or is left out."""
+        run_id = _own_id(decision)
+        if not (decision.trace_id.startswith(RUN_PREFIX) and _OTEL_TRACE.fullmatch(run_id)):
+            return 0
+        # As samplers of OpenTelemetry do it: those with the highest last 56 bits.
+        is_drawn = self._one_in and int(run_id[-14:], 16) >= 2**56 - 2**56 // self._one_in
+        return 1 if decision.outcome == "accepted" else self._one_in if is_drawn else 0
+
+    def _otlp_headers(self) -> dict[str, str]:
+        pairs = [pair.partition("=") for pair in self._variables.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(",")]
+        return {name.strip(): unquote(value.strip()) for name, _, value in pairs if name.strip()}
 
 
 def _own_id(decision: Decision) -> str:

@@ -74,6 +74,7 @@ class _Handlers:
         self._metrics = metrics
         most_bytes = settings.serve.body_bytes
         self._bodies = Bodies(most_bytes, len(tokens))
+        self._keeps_source = settings.serve.keep_spans_s > 0
         self._store = store
         self._clients = clients
         self._tokens = tokens
@@ -116,7 +117,7 @@ class _Handlers:
         return Response(answer, media_type=media_type)
 
     def _store_spans(self, media_type: str, signal: Signal, queue: str, body: bytes) -> bytes:
-        by_run, rejected = spans_in(body, media_type, self._of_bodies, signal)
+        by_run, rejected = spans_in(body, media_type, self._of_bodies, signal, keeps_source=self._keeps_source)
         reasons = {"spans without ids"} if rejected else set()
         self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():

@@ -22,6 +22,7 @@ from google.protobuf.json_format import MessageToDict, MessageToJson
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -47,7 +48,7 @@ from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, ReceivedSpan, Recording
+from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, Ended, ReceivedSpan, Recording
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -61,6 +62,7 @@ _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The fields around spans in Protobuf: ea
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # Characters of the name of a scope.
 _MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
+_MOST_SOURCE_BYTES: Final = 4_096  # The bytes of a resource and a scope that spans keep in full, to be handed on.
 _EVERY_S: Final = 0.5
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
@@ -152,7 +154,7 @@ class Submitter:
             if self._store.runs.close(run, answer.get("agent_span", ""), outcome):
                 if outcome not in ("", NO_WAIT):
                     _state(answer["trace"], json.loads(outcome))
-                self._store.runs.finish(run.run_id, is_dead=not self._submit(run, answer))
+                self._store.runs.finish(run.run_id, self._submit(run, answer))
         except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)
             raise
@@ -180,16 +182,16 @@ class Submitter:
         answer: dict[str, Any] = self._converting.ask(run.export)
         return answer
 
-    def _submit(self, run: ClaimedRun, answer: dict[str, Any]) -> bool:
-        """Submit a run, leave it out or dead-letter it; return whether it is no dead letter."""
+    def _submit(self, run: ClaimedRun, answer: dict[str, Any]) -> Ended:
+        """Submit a run, leave it out or dead-letter it; return which."""
         if reason := answer.get("left_out"):
             self._metrics.runs_left_out.labels(reason).inc()
             if "detail" in answer and self._seldom.is_due(answer["detail"]):
                 log.warning("run_left_out", otel_trace_id=run.run_id, reason=reason, detail=answer["detail"])
-            return True
+            return "left_out"
         if "poison" in answer:
             self._store.dead_letters.dead_letter(run.export, DeadLettering("poison", answer["poison"], run.trace_id))
-            return False
+            return "dead"
         try:
             if "problems" in answer:
                 raise InvalidTrace([Problem(*each) for each in answer["problems"]])
@@ -197,19 +199,19 @@ class Submitter:
                 self._metrics.runs_left_out.labels("repeated").inc()
                 detail = f"another instrumentation recorded this run as {other}, which was submitted"
                 log.info("run_left_out", otel_trace_id=run.run_id, reason="repeated", detail=detail)
-                return True
+                return "left_out"
             trace: dict[str, Any] = answer["trace"]
             self._clients.get(run.queue, self._clients[""]).submit(trace)
             self._metrics.runs_submitted.inc()
             assumed = ", ".join(trace["metadata"].get("assumed", []))
             log.info("run_submitted", trace_id=trace["id"], spans=len(run.spans), **({"assumed": assumed} if assumed else {}))
-            return True
+            return "submitted"
         except TraceConflict as error:
             decoded, raw = decode_for_sending(trace, self._settings.limits)
             self._store.dead_letters.dead_letter(raw, DeadLettering("conflict", str(error), decoded.id, decoded.digest()))
         except InvalidTrace as error:
             self._store.dead_letters.dead_letter(run.export, DeadLettering("invalid", str(error), run.trace_id))
-        return False
+        return "dead"
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -228,10 +230,13 @@ def _state(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
     trace["outcome"]["confidence"] = outcome.get("confidence", trace["outcome"]["confidence"])
 
 
-def spans_in(body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS) -> tuple[dict[str, list[ReceivedSpan]], int]:
+def spans_in(
+    body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS, *, keeps_source: bool = False
+) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of invalid or too large ones.
 
-    Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if it is no export.
+    With ``keeps_source`` they have their resource and scope, to be handed on. Of an export of logs, only the events of agents
+    are returned. Raises InvalidTrace or NotConverted if it is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
@@ -239,6 +244,8 @@ def spans_in(body: bytes, media_type: str, limits: Limits, signal: Signal = SPAN
     for number, fields in enumerate(exported):
         if number == _MOST_SPANS:
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+        if not keeps_source or signal is LOGS:
+            fields.pop("source", None)
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
         # Keep nothing of a span that is too large: its run is too large, too.
@@ -260,8 +267,9 @@ def _from_json(body: bytes, limits: Limits, signal: Signal) -> Iterator[dict[str
     for resource in source(1, parse_json(body, limits)).at(signal.resources).items():
         of_resource = resource.at("resource", "attributes").items()
         lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
+        full_resource = _small(resource.at("resource").value, {"attributes": lasting})
         for scope in resource.at(signal.scopes).items():
-            own = {"scope": {"name": scope.at("scope", "name").text()[:_MOST_SCOPE]}}
+            own = _own(scope.at("scope", "name").text(), full_resource, scope.at("scope").value, len(lasting))
             for item in scope.at(signal.items).items():
                 pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
                 yield item.object() | own | {"attributes": pairs}
@@ -286,9 +294,12 @@ def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
                 raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
             resource = Resource.FromString(raw_resource)
             lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
+            full_resource = _small(_decoded(Resource, raw_resource), {"attributes": lasting})
             for scope in map(layer, resource_spans.field_2):
-                name = b"".join(layer(b"".join(scope.field_1)).field_1[-1:])
-                own = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
+                name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
+                own = _own(
+                    name.decode(errors="replace"), full_resource, _decoded(InstrumentationScope, raw_scope), len(lasting)
+                )
                 for raw in scope.field_2:
                     if len(raw) > _MOST_SPAN_BYTES:
                         large = _Layer.FromString(raw)
@@ -300,6 +311,21 @@ def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
                     yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
     except DecodeError:
         raise InvalidTrace([Problem("$", "expected an export of OTLP in Protobuf")]) from None
+
+
+def _decoded(kind: type[Resource | InstrumentationScope], raw: bytes) -> dict[str, Any] | None:
+    return MessageToDict(kind.FromString(raw)) if len(raw) <= _MOST_SOURCE_BYTES else None
+
+
+def _small(value: object, otherwise: dict[str, Any]) -> str:
+    return text if isinstance(value, dict) and len(text := json.dumps(value)) <= _MOST_SOURCE_BYTES else json.dumps(otherwise)
+
+
+def _own(name: str, resource: str, scope: object, lasting: int) -> dict[str, Any]:
+    """Make the fields by which a span says where it came from; its first ``lasting`` attributes are the resource's."""
+    own = {"name": name[:_MOST_SCOPE]}
+    # The source is a text, because that counts as one of the values that a run may have.
+    return {"scope": own, "source": f"[{resource}, {_small(scope, own)}, {lasting}]"}
 
 
 def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:

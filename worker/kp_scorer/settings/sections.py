@@ -226,6 +226,7 @@ class ServeSettings(Section):
     success: bool | None = None
     quiet_s: Seconds = 10.0
     outcome_wait_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
+    keep_spans_s: Annotated[float, Field(ge=0, le=604_800)] = 0.0
     total_bytes: Count = 268_435_456
     kept: str = ""
     open_s: ClassVar[float] = 900.0

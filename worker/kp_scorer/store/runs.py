@@ -18,16 +18,16 @@ from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
 _EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent waits: health checks take room, too.
-# The span ids of a submitted run are remembered for this time, as exporters retry for minutes.
-_REMEMBERED_MS: Final = 3_600_000
+_REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
 NO_WAIT: Final = "1"  # The outcome of a run that states its success.
 MOST_VALUES: Final = 300_000  # The most values in a run; converted, each takes up to a kilobyte.
-_TRACE_ID: Final = f"{TRACE_ID_PREFIX}otel:"
+RUN_PREFIX: Final = f"{TRACE_ID_PREFIX}otel:"  # Of the ids of traces that runs become.
 _INCOMPLETE: Final = b'"isIncomplete":true,'
 
 Outcome = Literal["stored", "closed", "dead", "too_large", "full"]
+Ended = Literal["submitted", "left_out", "dead", "forgotten", "forwarded"]
 
 
 class ReceivedSpan(NamedTuple):
@@ -51,7 +51,7 @@ class ClaimedRun(NamedTuple):
     @property
     def trace_id(self) -> str:
         """The id of the trace that the run becomes."""
-        return f"{_TRACE_ID}{self.run_id}"
+        return f"{RUN_PREFIX}{self.run_id}"
 
     @property
     def export(self) -> bytes:
@@ -64,7 +64,7 @@ class ClaimedRun(NamedTuple):
 
 def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | None:
     """Return the run in a dead letter and its spans; None if it holds no run. InvalidTrace if the run is not complete."""
-    if not (trace_id.startswith(_TRACE_ID) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
+    if not (trace_id.startswith(RUN_PREFIX) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):
         raise InvalidTrace([Problem("$", "expected a whole run; spans of this one were rejected")])
@@ -74,7 +74,7 @@ def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | No
         received = [ReceivedSpan(each["spanId"], json.dumps(each).encode()) for each in spans]
     except (LookupError, TypeError, AttributeError):
         raise InvalidTrace([Problem("$", "expected the spans of a run")]) from None
-    return trace_id.removeprefix(_TRACE_ID), received
+    return trace_id.removeprefix(RUN_PREFIX), received
 
 
 class _Bounds(NamedTuple):
@@ -89,7 +89,7 @@ class _Bounds(NamedTuple):
 
 def _claimed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
-    spans = [content for span_id, content in sorted(by_id.items()) if not span_id.startswith(b":")]
+    spans = [content for span_id, content in sorted(by_id.items()) if content and not span_id.startswith(b":")]
     closed, queue, attempts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue")), number_in(by_id.get(b":attempts"))
     is_too_large, has_waited = b":too_large" in by_id, b":has_waited" in by_id
     return ClaimedRun(text_in(run_id), is_too_large, spans, attempts, has_waited, closed, queue) if run_id else None
@@ -119,7 +119,7 @@ def _settle_run(
 
 
 @script(bool)
-def _finish_run(*, keys: Keys, run_id: str, is_dead: bool, remembered_ms: int) -> None: ...
+def _finish_run(*, keys: Keys, run_id: str, ended: Ended, kept_ms: int) -> None: ...
 
 
 @reports_outages("runs")
@@ -132,6 +132,7 @@ class Runs:
         sizes = settings.runs, settings.total_bytes, settings.run_spans, settings.run_bytes
         self._quiet_ms, self._open_ms = int(settings.quiet_s * 1_000), int(settings.open_s * 1_000)
         self._outcome_wait_ms = int(settings.outcome_wait_s * 1_000)
+        self._kept_ms = int(settings.keep_spans_s * 1_000)
         self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "") -> tuple[Outcome, int]:
@@ -151,12 +152,19 @@ class Runs:
         return int(self._client.zcard(self._keys.runs)), number_in(held_bytes)
 
     def collected(self) -> Iterator[ClaimedRun]:
-        """Yield the runs that are being collected, with their spans."""
-        run_ids: Any = self._client.zrange(self._keys.runs, 0, -1)
-        for run_id in run_ids:
-            fields: Any = self._client.hgetall(self._keys.run(text_in(run_id)))
-            if run := _claimed(run_id, list(chain(*fields.items()))):
-                yield run
+        """Yield the runs that are being collected or kept, with their spans."""
+        for index in (self._keys.runs, self._keys.runs_kept):
+            run_ids: Any = self._client.zrange(index, 0, -1)
+            yield from filter(None, map(self._run, map(text_in, run_ids)))
+
+    def ended(self, trace_id: str) -> ClaimedRun | None:
+        """Return the run that became this trace, without spans if they are kept no longer; None if it is open or unknown."""
+        run = self._run(trace_id.removeprefix(RUN_PREFIX))
+        return run if run and run.closed else None
+
+    def _run(self, run_id: str) -> ClaimedRun | None:
+        fields: Any = self._client.hgetall(self._keys.run(run_id))
+        return _claimed(run_id.encode(), list(chain(*fields.items())))
 
     def claim(self) -> ClaimedRun | None:
         """Claim a run that is quiet; return None if none is. The claim ends after a minute."""
@@ -179,7 +187,7 @@ class Runs:
 
     def agent_span(self, trace_id: str) -> str:
         """Return the id of the agent's span of the run that became this trace an hour ago at most; empty if there is none."""
-        run_id = trace_id.removeprefix(_TRACE_ID)
+        run_id = trace_id.removeprefix(RUN_PREFIX)
         span: Any = self._client.hget(self._keys.run(run_id), ":agent") if run_id != trace_id else b""
         return text_in(span)
 
@@ -211,13 +219,13 @@ class Runs:
         """Take back the attempts of a run whose process is alive and waits for a service. The last claim stands."""
         self._client.hdel(self._keys.run(run_id), ":attempts")
 
-    def finish(self, run_id: str, *, is_dead: bool = False) -> bool:
-        """Remove the spans of a run that is submitted, dead or to be forgotten; return whether there were any."""
-        return _finish_run(self._client, keys=self._keys, run_id=run_id, is_dead=is_dead, remembered_ms=_REMEMBERED_MS)
+    def finish(self, run_id: str, ended: Ended) -> bool:
+        """Remove the spans of a run, those of a submitted one after ``keep_spans_s``; return whether there were any."""
+        return _finish_run(self._client, keys=self._keys, run_id=run_id, ended=ended, kept_ms=self._kept_ms)
 
-    def forget(self, trace_id: str) -> bool:
-        """Remove the spans of the run that would become this trace; return whether there were any."""
-        return trace_id.startswith(_TRACE_ID) and self.finish(trace_id.removeprefix(_TRACE_ID))
+    def forget(self, trace_id: str, ended: Ended = "forgotten") -> bool:
+        """Remove the spans of the run of this trace, of a forwarded one if it is closed; return whether there were any."""
+        return trace_id.startswith(RUN_PREFIX) and self.finish(trace_id.removeprefix(RUN_PREFIX), ended)
 
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
         """Store the spans of a dead run, so that it is submitted again; QueueFull if there is no room for them."""

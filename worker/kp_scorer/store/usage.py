@@ -15,14 +15,14 @@ _ITEMS: Final = 50  # The fields of a key whose sizes count for all of its field
 
 
 def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of records, novelty logs with all that traces are compared with, dead letters and open runs.
+    """Return the bytes of records, novelty logs with all that traces are compared with, dead letters and spans of runs.
 
     Measured are the logs of these ``spaces`` and their ``pinned`` sets. Empty if this user may not scan names.
     """
     pipeline = client.pipeline(transaction=False)
-    for index in (keys.pending, keys.dead_letters, keys.runs):
+    for index in (keys.pending, keys.dead_letters, keys.runs, keys.runs_kept):
         pipeline.zcard(index)
-    pending, letters, runs = pipeline.execute()
+    pending, letters, *runs = pipeline.execute()
     try:
         size: Any = client.dbsize()
         reply: Any = client.scan(count=_SCANNED)
@@ -42,7 +42,10 @@ def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned:
         "log": sum(bytes_in(client, key) for key in [*compared, keys.copies]),
         "dead_letters": _indexed(client, keys.dead_letters, letters, keys.dead_letter)
         + sum(bytes_in(client, key) for key in indices),
-        "runs": _indexed(client, keys.runs, runs, keys.run) + bytes_in(client, keys.runs),
+        "runs": sum(
+            _indexed(client, index, count, keys.run) + bytes_in(client, index)
+            for index, count in zip((keys.runs, keys.runs_kept), runs, strict=True)
+        ),
     }
 
 

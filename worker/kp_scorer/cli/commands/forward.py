@@ -1,4 +1,4 @@
-"""``kp-scorer forward``: hand decisions on to where people look."""
+"""``kp-scorer forward``: hand decisions, or the spans of their runs, on to where people look."""
 
 import json
 import os
@@ -22,9 +22,15 @@ from kp_scorer.store import Store
 @click.command(epilog="Example: WEBHOOK_SECRET=… kp-scorer forward --to webhook --url https://hooks.example.org/kp --follow")
 @click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="What receives them.")
 @click.option(
-    "--url", default="", help="Its address; for langfuse and otlp by default in LANGFUSE_HOST, OTEL_EXPORTER_OTLP_ENDPOINT."
+    "--url", default="", help="Its address; by default, but for webhook, in LANGFUSE_HOST or OTEL_EXPORTER_OTLP_ENDPOINT."
 )
 @click.option("--outcome", type=click.Choice(KINDS), help="Only decisions with this outcome, or revisions.")
+@click.option(
+    "--share-of-rest",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    help="With otlp-spans, also hand on this share of the runs that are not accepted, as one in a whole number.",
+)
 @click.option("--group", default="", help="The consumer group to read streams as.")
 @click.option("--follow", is_flag=True, help="Wait for more decisions.")
 @click.option(
@@ -36,36 +42,54 @@ from kp_scorer.store import Store
 )
 @service_options
 def forward(
-    receiver: Receiver, url: str, outcome: DecisionKind | None, group: str, follow: bool, dead_letters: Path, settings: Settings
+    receiver: Receiver,
+    url: str,
+    outcome: DecisionKind | None,
+    share_of_rest: float,
+    group: str,
+    follow: bool,
+    dead_letters: Path,
+    settings: Settings,
 ) -> None:
     """Consume decisions and hand each on, at least once: it is removed from its queue once the receiver has it.
 
     webhook posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks are. langfuse posts a score to the run's
     trace, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. otlp posts an event gen_ai.evaluation.result, under the span of the
-    agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS.
+    agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS. otlp-spans posts, with the same headers, the spans of
+    accepted runs that `serve` keeps for serve.keep_spans_s. With --share-of-rest, those of a sample of the others say by the
+    attribute SampleRate how many runs one stands for.
 
     While the receiver is away decisions wait in their queue. One that it refuses is added to --dead-letters.
     """
+    if receiver == "otlp-spans" and outcome == "revised":
+        raise click.UsageError("--outcome: expected another one, as the first decision on a run says where its spans go")
+    if share_of_rest and receiver != "otlp-spans":
+        raise click.UsageError("--share-of-rest: expected --to otlp-spans")
     stopping = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    forwarded = refused = 0
+    refused = 0
     with Store.open(settings) as store:
-        forwarder = Forwarder(receiver, url, os.environ, store)
+        forwarder = Forwarder(receiver, url, os.environ, store, round(1 / share_of_rest) if share_of_rest else 0)
         for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
             refusal = forwarder.forward(decision, stopping)
             if refusal is None:
                 # Outside of the loop it is not acknowledged.
                 break
-            forwarded, refused = forwarded + (not refusal), refused + bool(refusal)
             if refusal:
-                _dead_letter(dead_letters, receiver, refusal, decision)
-    print_note(f"forwarded {forwarded} decisions" + (f", {refused} refused: see {dead_letters}" if refused else ""))
+                refused += 1
+                _dead_letter(dead_letters, receiver, refusal, decision, store)
+            if receiver == "otlp-spans":
+                store.runs.forget(decision.trace_id, "forwarded")
+    units = "runs" if receiver == "otlp-spans" else "decisions"
+    print_note(f"forwarded {forwarder.count} {units}" + (f", {refused} refused: see {dead_letters}" if refused else ""))
 
 
-def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision) -> None:
+def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision, store: Store) -> None:
     print_note(f"{decision.trace_id}: refused with {reason}")
     row = {"to": receiver, "reason": reason, "decision": decision.model_dump(mode="json")}
+    if receiver == "otlp-spans" and (run := store.runs.ended(decision.trace_id)) and run.spans:
+        row["spans"] = run.export.decode("utf-8", "backslashreplace")
     try:
         with open_regular(file, "a", follow=False, encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")

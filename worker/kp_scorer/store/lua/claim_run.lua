@@ -1,10 +1,15 @@
--- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt.
+-- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt. Spans that have been
+-- kept for long enough are removed.
 --
--- KEYS   runs, run_prefix
+-- Uses   run_spans
+-- KEYS   runs, runs_bytes, runs_kept, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
+for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs_kept, '-inf', now, 'LIMIT', 0, 100)) do
+    remove_run(runs_kept, run_id, 'submitted')
+end
 -- Redis' clock may have gone back: by the present time, no run is due later than this.
 local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms, outcome_wait_ms)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do

@@ -1,23 +1,23 @@
--- Remove the spans of a run that is submitted, dead or to be forgotten. Their ids stay for a while, because an exporter without an
--- answer sends its spans again.
+-- finish_run
+-- Remove the spans of a run that is dead, left out, forgotten or forwarded. Those of a submitted run are kept for kept_ms, to be
+-- handed on.
 --
--- KEYS   runs, runs_bytes, run_prefix
--- ARGV   run_id, is_dead, remembered_ms
+-- Uses   run_spans
+-- KEYS   runs, runs_bytes, runs_kept, run_prefix
+-- ARGV   run_id, ended, kept_ms
 -- Reply  1 if its spans were there
 
 use_reserve('zset', runs)
 
 local run = run_prefix .. run_id
-if redis.call('ZREM', runs, run_id) == 0 then return 0 end
-local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
-local fields = redis.call('HGETALL', run)
-for i = 1, #fields, 2 do if fields[i] ~= ':agent' then redis.call('HSET', run, fields[i], '') end end
-redis.call('HSET', run, ':closed', is_dead and 'dead' or 1)
-redis.call('PEXPIRE', run, remembered_ms)
--- Counts may have been lost on the way, but without runs there are no bytes.
-if redis.call('ZCARD', runs) == 0 or left <= 0 then
-    redis.call('DEL', runs_bytes)
-else
-    redis.call('SET', runs_bytes, string.format('%.0f', left), 'KEEPTTL')
+-- Only a closed run has been decided. An open one of this id is another one.
+if ended == 'forwarded' and not redis.call('HGET', run, ':closed') then return 0 end
+if ended ~= 'submitted' or kept_ms == 0 then
+    return (remove_run(runs, run_id, ended) or remove_run(runs_kept, run_id, ended)) and 1 or 0
 end
+if redis.call('ZREM', runs, run_id) == 0 then return 0 end
+redis.call('ZADD', runs_kept, now + kept_ms, run_id)
+redis.call('HSET', run, ':closed', ended)
+-- Whoever claims runs removes the spans in time. Without anybody they expire.
+for _, key in ipairs({runs_kept, run}) do redis.call('PEXPIRE', key, kept_ms + REMEMBERED_MS) end
 return 1

@@ -1,13 +1,14 @@
 -- Store spans of a run that arrived together, each id once; all of them, or none.
 --
--- KEYS   runs, runs_bytes, run_prefix
+-- Uses   run_spans
+-- KEYS   runs, runs_bytes, runs_kept, run_prefix
 -- ARGV   run_id, queue, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
 -- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
--- :closed once it takes no more, with what it then knew of its outcome, or 1, or 'dead' once it is a dead letter;
+-- :closed once it takes no more, with what it then knew of its outcome, or 1, and how it has ended once it has;
 -- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue, where its
 -- trace goes, if whoever sent its first spans has a queue.
 
@@ -30,9 +31,16 @@ if closed then return {'closed', #fresh} end
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
 -- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
-local is_full = not first_ms and redis.call('ZCARD', runs) >= most_runs
-if not too_large and number(redis.call('GET', runs_bytes)) + fresh_bytes > room then is_full = true end
-if is_full or is_nearly_full(memory()) then return {'full', #fresh} end
+local function lacks_room()
+    if not first_ms and redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept) >= most_runs then return true end
+    return not too_large and number(redis.call('GET', runs_bytes)) + fresh_bytes > room or is_nearly_full(memory())
+end
+-- Spans that are kept to be handed on make room, the oldest first: what is to be decided has precedence.
+for _, kept_id in ipairs(redis.call('ZRANGE', runs_kept, 0, 99)) do
+    if not lacks_room() then break end
+    remove_run(runs_kept, kept_id, 'submitted')
+end
+if lacks_room() then return {'full', #fresh} end
 
 if too_large then
     redis.call('HSET', run, ':too_large', 1)

@@ -1,0 +1,44 @@
+"""Makes an export of OpenTelemetry of the spans of a run. Needs ``kp-scorer[serve]``."""
+
+import base64
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf.json_format import ParseDict, ParseError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+_IDS: Final = ("traceId", "spanId", "parentSpanId")
+
+
+def export_of(spans: Sequence[bytes], weight: int) -> bytes:
+    """Return spans that ``serve`` stored as an export in Protobuf, each under the resource and the scope that it came with.
+
+    If the run stands for more than one, all spans have its ``weight``. Raises ValueError if they are no spans of OTLP.
+    """
+    by_source: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    weights = [{"key": "SampleRate", "value": {"intValue": weight}}] if weight > 1 else []
+    try:
+        for span in map(json.loads, spans):
+            # An event from logs is no span.
+            if "body" not in span:
+                source = span.pop("source", "[{}, {}, 0]")
+                own = [*span["attributes"][json.loads(source)[2] :], *weights]
+                links = [_with_bytes(link) for link in span.get("links") or ()]
+                by_source[source].append(_with_bytes(span) | {"attributes": own, "links": links})
+        groups = [(*json.loads(source), group) for source, group in by_source.items()]
+        request = {
+            "resourceSpans": [
+                {"resource": resource, "scopeSpans": [{"scope": scope, "spans": group}]} for resource, scope, _, group in groups
+            ]
+        }
+        exported: bytes = ParseDict(request, ExportTraceServiceRequest(), ignore_unknown_fields=True).SerializeToString()
+    except (ParseError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(type(error).__name__) from None
+    return exported
+
+
+def _with_bytes(fields: dict[str, Any]) -> dict[str, Any]:
+    # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
+    return fields | {name: base64.b64encode(bytes.fromhex(fields[name])).decode() for name in _IDS if fields.get(name)}

@@ -1,0 +1,24 @@
+-- Where the spans of runs are removed. The scripts that use this text name the keys of runs.
+
+-- Span ids stay for this time, because an exporter without an answer sends its spans again.
+local REMEMBERED_MS = 3600000
+
+-- Remove a run that has ended from an index, and its spans; return whether it was there.
+local function remove_run(index, run_id, ended)
+    if redis.call('ZREM', index, run_id) == 0 then return false end
+    local run = run_prefix .. run_id
+    local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
+    local fields = redis.call('HGETALL', run)
+    for i = 1, #fields, 2 do
+        if fields[i] ~= ':agent' then redis.call('HSET', run, fields[i], '') end
+    end
+    redis.call('HSET', run, ':closed', ended)
+    redis.call('PEXPIRE', run, REMEMBERED_MS)
+    -- Counts may have been lost on the way, but without runs there are no bytes.
+    if left <= 0 or redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept) == 0 then
+        redis.call('DEL', runs_bytes)
+    else
+        redis.call('SET', runs_bytes, string.format('%.0f', left), 'KEEPTTL')
+    end
+    return true
+end
