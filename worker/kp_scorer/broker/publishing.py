@@ -139,6 +139,9 @@ def acknowledge_all(messages: Sequence[Any]) -> None:
         channel.qos.ack_all(of_channel)
 
 
+_Put = Callable[[Sequence[Publication]], tuple[list[bool], Published]]
+
+
 class Publisher:
     """Publishes decisions. Threads may share it."""
 
@@ -154,6 +157,7 @@ class Publisher:
         ``count_dropped`` is called with the name of a ring and the number of decisions that it dropped; at first with 0 for
         each ring.
         """
+        self._app = app
         self._settings = settings
         self._count_dropped = count_dropped
         # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. The queue of review is
@@ -161,15 +165,16 @@ class Publisher:
         published = (each for each in settings.results.publish if each != "revised" or settings.results.via != "task")
         kinds = sorted(published, key=lambda kind: kind != "review")
         queues, streams = results_queues(settings, kinds), results_streams(settings, kinds)
-        system, task = system_of(settings.broker), settings.results.task if settings.results.via == "task" else ""
         # By name, because several outcomes may share a queue.
-        self._outboxes: dict[str, _Outbox] = {
-            **{name: _QueueOutbox(self._room(name), app, queue, system, task) for name, queue in queues.items()},
-            **{name: _StreamOutbox(self._room(name), store.decision_stream(name)) for name in streams},
-        }
-        for name, outbox in self._outboxes.items():
-            if outbox.room.is_ring:
-                count_dropped(name, 0)
+        self._outboxes: dict[str, _Outbox] = {}
+        for name, queue in queues.items():
+            destination = Destination(system_of(settings.broker), name)
+            self._outboxes[name] = _Outbox(f"queue {name}", destination, partial(self._put_on_queue, queue))
+        for name in streams:
+            put = partial(self._put_on_stream, store.decision_stream(name))
+            self._outboxes[name] = _Outbox(f"stream {name}", Destination("redis", name), put)
+        for name in filter(settings.is_ring, self._outboxes):
+            count_dropped(name, 0)
 
     def destination(self, decision: Decision) -> Destination | None:
         """Return the queue or stream of a decision's outcome, as spans name it; None if the outcome is not published."""
@@ -229,6 +234,35 @@ class Publisher:
     def _room(self, name: str) -> Room:
         return Room(self._settings.queues.results_limit, self._settings.results_bytes, self._settings.is_ring(name))
 
+    def _put_on_stream(self, stream: DecisionStream, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
+        result = stream.publish(publications, self._room(stream.name))
+        return [True] * result.published, result
+
+    def _put_on_queue(self, queue: Queue, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
+        messages, room = [self._message(publication) for publication in publications], self._room(queue.name)
+        if self._settings.broker.is_redis:
+            args = queue.name, messages, room
+            result = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
+            return [True] * result.published, result
+        # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report what it drops.
+        unread = waiting(self._app, queue)
+        count = len(messages) if room.is_ring else max(0, min(len(messages), room.most - unread))
+        accepted = publish_all(self._app, "results", queue, messages[:count], [queue]) if count else []
+        published = sum(accepted)
+        dropped = max(0, unread + published - room.most) if room.is_ring else 0
+        return accepted, Published(published, unread + published - dropped, dropped)
+
+    def _message(self, publication: Publication) -> Outgoing:
+        """Build the message of a decision, which may call a task. Copies of it have the same id and mark."""
+        body, trace_id = publication.body(), publication.decision.trace_id
+        headers = {**publication.context, _MARK: publication.decision.mark}
+        results = self._settings.results
+        if results.via != "task":
+            return Outgoing(body, trace_id, headers)
+        # The task's own declaration says whether its result is stored.
+        call = self._app.amqp.as_task_v2(trace_id, results.task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
+        return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
+
     def _names(self, decision: Decision) -> list[str]:
         """Return the queues or streams that a decision goes to; the last is that of its outcome, or of revisions."""
         kinds: list[DecisionKind] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
@@ -258,12 +292,13 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
 
 
 class _Outbox:
-    """Publishes decisions to one queue or stream. Threads may share it."""
+    """Publishes decisions to one queue or stream, and knows whether that is full. Threads may share it."""
 
-    def __init__(self, kind: str, destination: Destination, room: Room) -> None:
-        self.name = f"{kind} {destination.name}"
+    def __init__(self, name: str, destination: Destination, put: _Put) -> None:
+        """Publish by ``put``, which returns True for each decision that had room. Those without room are the last ones."""
+        self.name = name
         self.destination = destination
-        self.room = room
+        self._put = put
         self.refused_at = -math.inf  # The time of the last refusal, by the monotonic clock; -inf if it accepts all by now.
 
     def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
@@ -288,49 +323,3 @@ class _Outbox:
         elif was_full and not is_full:
             log.info("results_drained", queue=self.destination.name, unread=unread)
         return accepted, dropped
-
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
-        """Publish decisions; return True for each that had room. Those without room are the last ones."""
-        raise NotImplementedError
-
-
-class _QueueOutbox(_Outbox):
-    def __init__(self, room: Room, app: Celery, queue: Queue, system: str, task: str) -> None:
-        super().__init__("queue", Destination(system, queue.name), room)
-        self._app = app
-        self._queue = queue
-        self._task = task  # The task of another app that is called; empty for plain messages.
-
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
-        messages = [self._message(publication) for publication in publications]
-        if self.destination.system == "redis":
-            args = self._queue.name, messages, self.room
-            result = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
-            return [True] * result.published, result
-        # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report what it drops.
-        limit, unread = self.room.most, waiting(self._app, self._queue)
-        room = len(messages) if self.room.is_ring else max(0, min(len(messages), limit - unread))
-        accepted = publish_all(self._app, "results", self._queue, messages[:room], [self._queue]) if room else []
-        published = sum(accepted)
-        dropped = max(0, unread + published - limit) if self.room.is_ring else 0
-        return accepted, Published(published, unread + published - dropped, dropped)
-
-    def _message(self, publication: Publication) -> Outgoing:
-        """Build the message of a decision, which may call a task. Copies of it have the same id and mark."""
-        body, trace_id = publication.body(), publication.decision.trace_id
-        headers = {**publication.context, _MARK: publication.decision.mark}
-        if not self._task:
-            return Outgoing(body, trace_id, headers)
-        # The task's own declaration says whether its result is stored.
-        call = self._app.amqp.as_task_v2(trace_id, self._task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
-        return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
-
-
-class _StreamOutbox(_Outbox):
-    def __init__(self, room: Room, stream: DecisionStream) -> None:
-        super().__init__("stream", Destination("redis", stream.name), room)
-        self._stream = stream
-
-    def _put(self, publications: Sequence[Publication]) -> tuple[list[bool], Published]:
-        result = self._stream.publish(publications, self.room)
-        return [True] * result.published, result
