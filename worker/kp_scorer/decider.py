@@ -322,12 +322,7 @@ class Decider:
         )
 
     def _judge(
-        self,
-        pending: PendingDecision,
-        novelty: Novelty,
-        pinned: tuple[Pinned, ...],
-        timings: Timings,
-        weighed: Weighed | None,
+        self, pending: PendingDecision, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings, weighed: Weighed | None
     ) -> Decision:
         trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)

@@ -95,10 +95,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
     if server.sentinels is None:
         return {}
     each_s = timeout_s / len(server.sentinels.addresses)
-    credentials: dict[str, Any] = {
-        "username": server.sentinels.user or None,
-        "password": server.sentinels.password or None,
-    }
+    credentials: dict[str, Any] = {"username": server.sentinels.user or None, "password": server.sentinels.password or None}
     if settings.is_renewed and server.sentinels.password:
         credentials = {"credential_provider": RenewedCredentials(settings, of_sentinels=True)}
     sentinel_kwargs = {

@@ -81,13 +81,7 @@ def _release(*, keys: Keys, worker: str, trace_ids: Sequence[str]) -> None: ...
 
 @script(list[list[bytes]])
 def _commit(
-    *,
-    keys: Keys,
-    facts: str,
-    kept_facts: str,
-    record_ttl_ms: int,
-    bounds: GateBounds,
-    verdicts: Sequence[Verdict],
+    *, keys: Keys, facts: str, kept_facts: str, record_ttl_ms: int, bounds: GateBounds, verdicts: Sequence[Verdict]
 ) -> None: ...
 
 
