@@ -137,13 +137,13 @@ class NoveltyMeter:
         )
 
 
-def open_gate(routing: RoutingSettings, bounds: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
+def open_gate(routing: RoutingSettings, gate: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
     """Make the gate that the settings ask for, without reading its facts; SettingsError if it needs an embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:
         raise SettingsError(NO_VECTORS)
-    return Gate(facts, novelty.embedder.dimensions, bounds.bounds, routing.policy)
+    return Gate(facts, novelty.embedder.dimensions, gate.bounds, routing.policy)
 
 
 @dataclass(slots=True)
