@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import click
 from celery import Celery
 
-from kp_scorer.adapters.span import SERVICE, attributes_of_run
+from kp_scorer.adapters.attributes import SERVICE, attributes_of_run
 from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.searching import count_in_flight, search_queue
 from kp_scorer.broker.wire import trace_id_of

@@ -27,8 +27,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.adapters.node import source
-from kp_scorer.adapters.span import SERVICE
 from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits, decode_for_sending, parse_json

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from kp_scorer.adapters.attributes import SERVICE, any_value, attributes_of, integer, own_id_in
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.columns import span_in
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in, parsed
-from kp_scorer.adapters.span import SERVICE, Spans, any_value, attributes_of, integer, own_id_in
+from kp_scorer.adapters.span import Spans
 from kp_scorer.adapters.timeline import run_of
 
 _IS_LOG: Final = "isLog"

@@ -1,0 +1,46 @@
+"""The instrumentation of a span: the framework that it belongs to, and how to have it record messages."""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from kp_scorer.adapters.attributes import SERVICE, attributes_of
+from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.span import Span
+
+_FRAMEWORKS: Final = {
+    "gcp.vertex.agent": "google-adk",
+    "ai": "ai-sdk",
+    "gen_ai": "ai-sdk",
+    "agent_framework": "agent-framework",
+}
+_SCOPE: Final = re.compile(r"(?:.*\binstrumentation\.|logfire\.|ai\.|@)?([\w -]+?)(?:_v\d+|-sdk)?(?:[./].*)?")
+_SWITCHES: Final = {  # The variable that records messages, by the beginning of the name of an instrumentation.
+    "openinference": "OPENINFERENCE_HIDE_INPUTS=false and OPENINFERENCE_HIDE_OUTPUTS=false",
+    "semantic_kernel": "SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS_SENSITIVE=true",
+    "agent_framework": "ENABLE_SENSITIVE_DATA=true",
+    "pydantic-ai": "include_content in InstrumentationSettings",
+    "": "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=SPAN_ONLY (older versions: true), or the switch of the framework",
+}
+
+
+def framework_of(spans: Iterable[Span]) -> str | None:
+    """Return the name of the framework whose spans of agents, or else of models or tools, come first."""
+    ranks = {"agent": 0, "model": 1, "tool": 2}
+    named = [span for span in spans if span.kind in ranks and _scope(span.node)]
+    span = min(named, key=lambda span: (ranks[span.kind], span.started_ns), default=None)
+    name = _SCOPE.fullmatch(_scope(span.node)) if span else None
+    return _FRAMEWORKS.get(name[0], name[1]) if name else None
+
+
+def _scope(span: Node) -> str:
+    name = span.at("scope", "name").value if isinstance(span.at("scope").value, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def without_content(span: Node) -> str:
+    """Return what is expected of the instrumentation of a span that has no messages."""
+    resource = span.at("resource")
+    service = resource.value and attributes_of(resource).value.get(SERVICE)
+    switch = next(variable for prefix, variable in _SWITCHES.items() if _scope(span).startswith(prefix))
+    return f"expected messages, which {_scope(span) or 'the instrumentation'} in {service} does not record: set {switch}"
