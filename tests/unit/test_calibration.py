@@ -10,21 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.report import calibration as calibration_module
-from kp_scorer.report.calibration import (
-    BAD,
-    GOOD,
-    UNLABELLED,
-    Integers,
-    Sample,
-    Suggestion,
-    Target,
-    calibrate_samples,
-    cuts,
-    samples_of,
-    suggest,
-)
+from kp_scorer.report import suggestion as suggestion_module
+from kp_scorer.report.calibration import calibrate_samples, samples_of
 from kp_scorer.report.intervals import Floats, Z, counted_share
+from kp_scorer.report.suggestion import BAD, GOOD, UNLABELLED, Integers, Sample, Suggestion, Target, cuts, suggest
 
 from tests.support.builders import decision
 
@@ -64,7 +53,7 @@ def labelled(scores: Floats, labels: Integers) -> Sample:
 def suggest_at_once(sample: Sample, target: Target) -> Suggestion | None:
     """Suggest a threshold without the resamples that its intervals take."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibration_module, "_RESAMPLES", 1)
+        patch.setattr(suggestion_module, "_RESAMPLES", 1)
         return suggest(sample, target)
 
 

@@ -13,12 +13,13 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.cli.commands.calibrate import as_toml
-from kp_scorer.cli.gathering import read_labels
+from kp_scorer.cli.labels import read_labels
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.offline import score_traces
-from kp_scorer.report.calibration import Calibration, Target, calibrate_samples, samples_of
+from kp_scorer.report.calibration import Calibration, calibrate_samples, samples_of
+from kp_scorer.report.suggestion import Target
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import ScoringSettings
 

@@ -19,7 +19,8 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.input import ReadAhead, read_files, read_traces
+from kp_scorer.cli.input import read_files, read_traces
+from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.cli.unpacking import unpacked
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
@@ -293,7 +294,7 @@ def test_gzip_bomb_takes_no_more_memory_than_its_bytes(
     peak_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kp_scorer.cli.input._MOST_BYTES", megabytes * 5 // 6 * 1_000_000)
+    monkeypatch.setattr("kp_scorer.cli.framing.MOST_BYTES", megabytes * 5 // 6 * 1_000_000)
     deflate = zlib.compressobj(1, wbits=31)
     repeated = piece * (1_000_000 // len(piece))
     bomb = deflate.compress(opening) + b"".join(deflate.compress(repeated) for _ in range(megabytes)) + deflate.flush()

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 from kp_scorer.decision import Decision, Guard
-from kp_scorer.report.calibration import Target, calibrate_samples, samples_of
+from kp_scorer.report.calibration import calibrate_samples, samples_of
 from kp_scorer.report.explanation import decided_words, terms_of
 from kp_scorer.report.phrases import why
+from kp_scorer.report.suggestion import Target
 from kp_scorer.report.summary import analyse
 from kp_scorer.report.text import text
 from kp_scorer.scoring import Policy, decide_again

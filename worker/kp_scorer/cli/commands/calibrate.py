@@ -12,12 +12,14 @@ import click
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, Run
-from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels, labels_option
+from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels
 from kp_scorer.cli.keeping import compared
+from kp_scorer.cli.labels import labels_option
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
-from kp_scorer.report.calibration import Calibration, Cohort, Sample, Target, calibrate_samples, samples_of, with_thresholds
+from kp_scorer.report.calibration import Calibration, Cohort, calibrate_samples, samples_of, with_thresholds
+from kp_scorer.report.suggestion import Sample, Target
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ScoringSettings
 from kp_scorer.trace import namespace_of

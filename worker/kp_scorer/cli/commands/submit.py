@@ -11,11 +11,11 @@ import click
 
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
-from kp_scorer.cli.gathering import read_labels
 from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
-from kp_scorer.cli.input import ReadAhead
+from kp_scorer.cli.labels import read_labels
 from kp_scorer.cli.options import files_argument, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
+from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.decision import KINDS, DecisionKind
 from kp_scorer.errors import InvalidTrace, OutputFailed

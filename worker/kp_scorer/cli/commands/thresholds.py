@@ -10,7 +10,8 @@ from typing import Any, Final
 import click
 
 from kp_scorer.cli.display import cell, print_table
-from kp_scorer.cli.gathering import Gathered, gathering_options, labels_option
+from kp_scorer.cli.gathering import Gathered, gathering_options
+from kp_scorer.cli.labels import labels_option
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.errors import ScorerError

@@ -1,0 +1,125 @@
+"""Finds the lines or the documents of an input, each within a bounded memory."""
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import IO, Final
+
+import click
+
+from kp_scorer.cli.unpacking import read_bytes
+from kp_scorer.decoding import check_values
+from kp_scorer.errors import InvalidTrace
+
+_OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
+"""A first line that is no JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
+_AROUND_BYTES: Final = 4_096  # The white space around a trace on its line, its end included.
+_SPREAD: Final = 8  # A trace in an indented document may be this many times as long as on one line.
+MOST_BYTES: Final = 2**28
+"""The size of the longest line that is skipped, and the limit for a list of traces or for JSON that is not traces."""
+MOST_VALUES: Final = 2**22  # The limit on the values of such a list or JSON: each may take a hundred bytes of memory.
+_FIELD_OF_OTHERS: Final = re.compile(
+    rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
+)
+FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
+_QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
+
+
+def framed(stream: io.BufferedReader, message_bytes: int) -> tuple[int, int, Iterator[tuple[int, bytes, int]]]:
+    """Return the number of the first line, the most bytes of a line or document, and what there is.
+
+    Of each line, or each document if the first one ends on a later line than it begins, that is its number, its bytes and their
+    size; of one that is too large, fewer bytes than that.
+    """
+    number, line = _first_line(stream, message_bytes)
+    if line.startswith(b"[") or _may_be_large(line):
+        line = _entire(stream, line)
+    if _is_document(stream, line):
+        most_bytes = _SPREAD * message_bytes
+        return number, most_bytes, _documents(stream, number, line, most_bytes)
+    return number, message_bytes, _lines(stream, number, line, message_bytes)
+
+
+def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
+    """Return the first line that is not blank, as far as ``_lines`` holds it, and its number; refuse other formats."""
+    number, line = 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if _OTHER_FORMAT.fullmatch(line.rstrip()):
+        raise click.BadParameter(
+            "expected JSON Lines or one JSON document, in UTF-8, or that by gzip or Zstandard", param_hint="FILE"
+        )
+    while line.isspace():
+        number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+    return number, line.lstrip()
+
+
+def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
+    """Return whether JSON begins on this line and ends on a later one. False for a first line that is cut off before others."""
+    try:
+        check_values(line, MOST_VALUES)
+        json.loads(line)
+    except json.JSONDecodeError as error:
+        text = line.rstrip()
+        if error.pos < len(text.decode(errors="replace")) or not line.endswith(b"\n"):
+            return False
+        return text.startswith(b"[") or text.endswith(b"[") or read_bytes(stream.peek, 1)[:1] != b"{"
+    except (InvalidTrace, ValueError):
+        pass
+    return False
+
+
+def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield the number, about the first ``most_bytes`` and the size of this line and of each later one that is not blank."""
+    while line:
+        if not line.endswith(b"\n") and _may_be_large(line):
+            line = _entire(stream, line)
+        size_bytes, piece = len(line), line
+        while piece and not piece.endswith(b"\n"):
+            piece = read_bytes(stream.readline, _AROUND_BYTES)
+            size_bytes += len(piece)
+            if size_bytes > MOST_BYTES + len(line):
+                raise click.BadParameter(f"line {number}: expected its end within {MOST_BYTES} bytes", param_hint="FILE")
+        if size_bytes > len(line) or not line.isspace():
+            yield number, line, size_bytes
+        number, line = number + 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
+
+
+def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
+    """Yield for each document from this line on the number of its first line, its bytes and their size.
+
+    A document ends on the line where its brackets close. Counting them outside of strings takes linear time, reads nothing
+    beyond the document, and finds the next document behind one that is not JSON; with a parser, each line would need another
+    attempt.
+    """
+    while line:
+        first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
+        is_large = line.startswith(b"[")
+        while line:
+            is_large = is_large or (size_bytes + len(line) > most_bytes and _may_be_large(b"".join([*pieces, line])))
+            line = _entire(stream, line) if is_large else line
+            pieces.append(line)
+            size_bytes += len(line)
+            if size_bytes > (MOST_BYTES if is_large else most_bytes):
+                yield first, b"", size_bytes
+                return
+            outside = _QUOTED.sub(b"", line)
+            depth += outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
+            number += 1
+            if depth <= 0:
+                break
+            line = read_bytes(stream.readline, most_bytes + 1)
+        if not (document := b"".join(pieces)).isspace():
+            yield first, document, size_bytes
+        line = read_bytes(stream.readline, most_bytes + 1)
+
+
+def _may_be_large(beginning: bytes) -> bool:
+    """Return whether this may be the beginning of a log of another tool, which may be larger than a trace."""
+    return FIELD_OF_TRACES.search(beginning) is None and _FIELD_OF_OTHERS.search(beginning) is not None
+
+
+def _entire(stream: IO[bytes], line: bytes) -> bytes:
+    """Read the rest of a line, up to a limit, and return all of it."""
+    return line if line.endswith(b"\n") else line + read_bytes(stream.readline, max(0, MOST_BYTES + 1 - len(line)))
