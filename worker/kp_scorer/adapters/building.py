@@ -5,20 +5,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kp_scorer.adapters.blocks import Piece, call_input, call_text, is_error
-from kp_scorer.adapters.node import Node, as_json, field_at, parsed, spelt
+from kp_scorer.adapters.node import Node, as_json, field_at, parsed
+from kp_scorer.adapters.times import first_timestamp, time_of
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _OPTIONS: Final = {  # For each field that sources may lack: its path in the trace, and the option that supplies it.
     "confidence": ("outcome.confidence", "--confidence"),
     "task_domain": ("metadata.task_domain", "--domain"),
@@ -35,12 +33,6 @@ _EXPECTED: Final = {
     "task_domain": "a text that is the domain",
     "confidence": "a number from 0 to 1",
 }
-_RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})?)?(?:Z|[+-]\d\d:\d\d)")
-_TIMES: Final = (
-    "timestamp created createdat createtime starttime startedat time ts requestcreatedat requesttime sessionstart date".split()  # noqa: SIM905
-)
-"""Fields with the time of a record, by their letters."""
-_MOST_DIGITS: Final = 19
 _LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
 """Names, by their letters, of tools by which an agent ends its run, and gives its answer."""
 _ANSWERS: Final = "final_answer answer message result final_thought summary response text output arguments".split()  # noqa: SIM905
@@ -93,39 +85,6 @@ def run_of_session(kind: str, own_id: str, lines: Sequence[Node], pieces: Sequen
     return Run(lines[0], run_id, pieces, first_timestamp(lines), framework=kind)
 
 
-def first_timestamp(records: Iterable[Node]) -> str | None:
-    """Return the first time in any record."""
-    return next(filter(None, map(time_in, records)), None)
-
-
-def time_in(record: Node) -> str | None:
-    """Return the time of a record, in whichever field and form it is, as ISO 8601; None if it has none that can be read."""
-    if not isinstance(record.value, dict):
-        return None
-    names = spelt(record.value)
-    for key in (names[name] for name in _TIMES if name in names):
-        place = record.at(key)
-        time = time_in(place) if isinstance(place.value, dict) else time_of(place)
-        if time:
-            return time
-    return None
-
-
-def time_of(place: Node) -> str | None:
-    """Return a time as ISO 8601: of a text of one, or of a number since 1970 in any unit; None for anything else."""
-    value = place.value
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
-        value = int(value)
-    with suppress(NotConverted):
-        if isinstance(value, str) and value:
-            in_utc = moment(place, microseconds(place))
-            return value if _RFC3339.fullmatch(value) else in_utc
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e300:
-            # Its size shows the unit: times of today are some 10^9 seconds, 10^12 ms, 10^15 µs or 10^18 ns.
-            return moment(place, value * 10.0 ** (6 - 3 * min(3, max(0, int((math.log10(value) - 9) // 3)))))
-    return None
-
-
 def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
     """Yield for each piece the digest of all pieces up to it, without the ids of their calls and the names of results."""
     digest = hashlib.blake2b(digest_size=16)
@@ -133,23 +92,6 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
         content = as_json([piece.kind, piece.text.strip(), piece.name * (piece.kind == "call"), parsed(piece.arguments)])
         digest.update(content.encode("utf-8", "surrogatepass"))
         yield digest.digest()
-
-
-def moment(node: Node, microseconds: float) -> str:
-    """Return a time in microseconds since 1970 as ISO 8601 in UTC; raise NotConverted if its year is not in 1 to 9999."""
-    try:
-        return (_EPOCH + timedelta(microseconds=int(microseconds))).isoformat()
-    except OverflowError:
-        raise node.refusal("expected a time in the years 1 to 9999") from None
-
-
-def microseconds(node: Node) -> int:
-    """Return an ISO 8601 time, by default in UTC, in microseconds since 1970; raise NotConverted for anything else."""
-    try:
-        time = datetime.fromisoformat(node.required_text())
-    except ValueError:
-        raise node.refusal("expected an ISO 8601 date and time") from None
-    return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // timedelta(microseconds=1)
 
 
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], list[str]]:

@@ -6,9 +6,9 @@ Rows have the ids of a trace, of a span and of the one around it, a kind, times,
 from collections.abc import Iterator
 from typing import Any, Final
 
-from kp_scorer.adapters.building import microseconds, time_of
 from kp_scorer.adapters.node import Node, objects_in, parsed
 from kp_scorer.adapters.span import OWN_KIND
+from kp_scorer.adapters.times import microseconds, time_of
 
 # All of these are names of fields without signs and in lower case.
 TRACES: Final = ("traceid", "contexttraceid", "rootspanid")

@@ -31,7 +31,7 @@ _MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; 
 _MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
 _MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
 _MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
-_MOST_STRANGERS: Final = 100  # Values of no format that may be the beginning of a session.
+_MOST_UNRECOGNIZED: Final = 100  # Values of no format that may be the beginning of a session.
 _MOST_IDENTITIES: Final = 500_000  # Of records that are remembered, so that a copy is not counted.
 _MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
 
@@ -62,10 +62,10 @@ class Converter:
         self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
         self._ids: dict[str, bytes] = {}  # By the ids that the caller's path leads to: a digest of the content of their trace.
         self.in_session = False  # Whether the current file is a session, whose lines of no format are skipped.
-        self._strangers: list[Node] = []  # The first values of the file that have no format.
+        self._unrecognized: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
-        self._mute: set[str] = set()  # What is expected of instrumentations that record no messages.
+        self._switches: set[str] = set()  # What is expected of instrumentations that record no messages.
         self._chats: OrderedDict[bytes, Run] = OrderedDict()
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
 
@@ -101,7 +101,7 @@ class Converter:
                 self._latest[name] = key.run_id
                 if FORMATS[name].is_of_one_file and not self.in_session:
                     self.in_session = True
-                    self._open_with_strangers(key)
+                    self._open_session(key)
                 now = max(now, self._add(key, record))
             except Exception as error:
                 yield _refusal(record, error)
@@ -114,8 +114,8 @@ class Converter:
 
         Of values before the first turn, a session may have its id and its time.
         """
-        if not self.in_session and len(self._strangers) < _MOST_STRANGERS:
-            self._strangers.append(Node(line, "", value))
+        if not self.in_session and len(self._unrecognized) < _MOST_UNRECOGNIZED:
+            self._unrecognized.append(Node(line, "", value))
         self.counts["skipped"] += self.in_session
         return self.in_session
 
@@ -132,7 +132,7 @@ class Converter:
                     yield error
         yield from self._close_ended(0)
         self.in_session = False
-        self._strangers.clear()
+        self._unrecognized.clear()
         self._of_file.clear()
         self._repeating.clear()
         self._latest.clear()
@@ -145,13 +145,13 @@ class Converter:
         while self._chats:
             yield self._trace(self._chats.popitem(last=False)[1])
 
-    def _open_with_strangers(self, key: _Key) -> None:
+    def _open_session(self, key: _Key) -> None:
         if FORMATS[key.format].is_general:
-            for stranger in self._strangers:
-                self._add(key, stranger)
+            for value in self._unrecognized:
+                self._add(key, value)
         else:
-            self.counts["skipped"] += len(self._strangers)
-        self._strangers.clear()
+            self.counts["skipped"] += len(self._unrecognized)
+        self._unrecognized.clear()
 
     def _add(self, key: _Key, record: Node) -> int:
         """Add a record to its run; return its time, by which other runs may be complete."""
@@ -231,18 +231,18 @@ class Converter:
                         digest for digest in digests_of(run.pieces) if digest in self._chats and self._chats[digest].is_part
                     ]
                     self.counts["continued"] += len([self._chats.pop(digest) for digest in parts])
-                yield from self._hold_back(run) if can_go_on else [self._trace(run)]
+                yield from self._await_continuation(run) if can_go_on else [self._trace(run)]
         except NotRecorded as error:
             # One line says what to set for a service.
-            if (expected := error.problems[0].expected) in self._mute or len(self._mute) > _MOST_STRANGERS:
+            if (expected := error.problems[0].expected) in self._switches or len(self._switches) > _MOST_UNRECOGNIZED:
                 self.counts["mute"] += 1
             else:
-                self._mute.add(expected)
+                self._switches.add(expected)
                 yield error
         except Exception as error:
             yield _refusal(records[0], error)
 
-    def _hold_back(self, run: Run) -> Iterator[Converted]:
+    def _await_continuation(self, run: Run) -> Iterator[Converted]:
         """Hold a chat back until it is clear that none continues it: a log repeats a chat for each call of the model."""
         *earlier, own = digests_of(run.pieces)
         if own in self._beginnings:

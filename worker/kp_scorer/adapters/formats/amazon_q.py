@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import Piece, result_of, text_in, utterance
-from kp_scorer.adapters.building import Run, first_timestamp, trace_id
+from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of_message
 from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.times import first_timestamp
 
 _ANSWERS: Final = {"Response", "ToolUse"}
 

@@ -11,12 +11,13 @@ API, https://langfuse.com/docs/api-and-data-platform/features/blob-storage-expor
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.building import Run, microseconds
+from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.columns import span_in
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.span import Spans
 from kp_scorer.adapters.timeline import run_of
+from kp_scorer.adapters.times import microseconds
 
 _TRACE_FIELDS: Final = frozenset(
     {"projectId", "project_id", "htmlPath", "sessionId", "session_id", "userId", "user_id", "release"}

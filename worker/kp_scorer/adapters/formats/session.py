@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from kp_scorer.adapters.blocks import Piece
-from kp_scorer.adapters.building import Run, first_timestamp, trace_id
+from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json, spelt
+from kp_scorer.adapters.times import first_timestamp
 from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
 
 _SESSION_IDS: Final = ("sessionid", "conversationid", "threadid", "chatid")
