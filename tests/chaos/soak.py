@@ -42,6 +42,7 @@ _TEAMS: Final = {"traces.bursts": 0.7, "traces.steady": 0.2, "traces.rare": 0.1}
 """The share of the load that each queue gets."""
 
 _BURST_S: Final = 120.0
+_LOOKED_UP_AT_ONCE: Final = 1_000
 _FLAT_MB_PER_HOUR: Final = 1.0
 
 
@@ -137,9 +138,13 @@ class _Soak:
         return [trace_id for times in self._submitted.values() for trace_id in times]
 
     def _waits_s(self, times: Mapping[str, float]) -> list[float]:
+        trace_ids, waits = list(times), list[float]()
         with Client(self._settings) as client:
-            decided = [status.decision for status in client.look_up(list(times)) if status and status.decision]
-        waits = [datetime.fromisoformat(each.decided_at).timestamp() - times[each.trace_id] for each in decided]
+            for first in range(0, len(trace_ids), _LOOKED_UP_AT_ONCE):
+                for status in client.look_up(trace_ids[first : first + _LOOKED_UP_AT_ONCE], timeout_s=60):
+                    if status and status.decision:
+                        decided_s = datetime.fromisoformat(status.decision.decided_at).timestamp()
+                        waits.append(decided_s - times[status.trace_id])
         return [round(float(np.percentile(waits, percent)), 2) for percent in (50, 95)] if waits else []
 
     def _break(self, fleet: Fleet, _survivor: psutil.Process, _elapsed_s: float) -> None:
