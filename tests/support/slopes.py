@@ -9,7 +9,7 @@ from typing import Any, Final
 Path = tuple[str | int, ...]
 """Into a record: keys and places in lists."""
 
-QUICK_S: Final = 0.15
+QUICK_S: Final = 0.1
 """What takes less for the larger input is not steep: work in quadratic time takes seconds."""
 _STEEP: Final = 11.0  # Linear work takes four times as long, quadratic work sixteen times.
 _MAJORITY: Final = 4

@@ -19,8 +19,8 @@ from tests.support.slopes import BEFORE, UNITS, Path, is_steep, leaves_in, repla
 from tests.unit.test_adapter_openai import assistant, user
 from tests.unit.test_adapters import EXAMPLES
 
-CHARS: Final = 20_000
-ITEMS: Final = 100
+CHARS: Final = 10_000
+ITEMS: Final = 50
 SOME_UNITS: Final = ("a", "7", " ", "\n", "'", '"', "\\", "[", "{},", "a.", "a_", "```bash\n", "user: a\n", "\u4e00")
 """For the places of which there are many."""
 
