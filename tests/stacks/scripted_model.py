@@ -28,9 +28,9 @@ def completion(is_answer: bool) -> dict[str, Any]:
 
 
 def response(is_answer: bool) -> dict[str, Any]:
-    said = {"type": "output_text", "text": ANSWER, "annotations": []}
+    text_part = {"type": "output_text", "text": ANSWER, "annotations": []}
     item = (
-        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [said]}
+        {"type": "message", "id": "msg_1", "status": "completed", "role": "assistant", "content": [text_part]}
         if is_answer
         else {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": TOOL, "arguments": json.dumps(INPUT)}
     )

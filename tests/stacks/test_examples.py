@@ -50,11 +50,11 @@ def installed(example: Path) -> list[str]:
 def variables(server: str, model: str) -> dict[str, str]:
     """Return the variables that the page shows, and those that lead to the model."""
     lines = code_with("OTEL_EXPORTER_OTLP_ENDPOINT").replace("TOKEN", TOKEN).splitlines()
-    shown = dict(line.split("=", 1) for line in lines)
+    listed = dict(line.split("=", 1) for line in lines)
     urls = dict.fromkeys(("OPENAI_BASE_URL", "GOOGLE_GEMINI_BASE_URL"), model)
     own = {"OTEL_EXPORTER_OTLP_ENDPOINT": server, "UV_CACHE_DIR": str(BUILT / "uv")}
     switch = {"OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "true"}
-    return shown | urls | own | switch | dict.fromkeys(("OPENAI_API_KEY", "GOOGLE_API_KEY"), "none")
+    return listed | urls | own | switch | dict.fromkeys(("OPENAI_API_KEY", "GOOGLE_API_KEY"), "none")
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.[pm][yj]*")), ids=lambda path: path.name)

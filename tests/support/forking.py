@@ -34,7 +34,6 @@ _IMPORTED: Final = (
     "kp_scorer.app",
     "kp_scorer.broker.redis_transport.channel",
     "kp_scorer.cli.main",
-    "kp_scorer.serve.server",
     *(
         f"kp_scorer.cli.commands.{name}"
         for name in ("audit", "cache", "dead_letter", "doctor", "forget", "report", "stats", "submit", "up", "worker")
