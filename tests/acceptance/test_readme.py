@@ -114,7 +114,7 @@ def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
     assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_readmes_way_to_thresholds_works_and_real_traces_get_the_references_scores(
     expected_scores: dict[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

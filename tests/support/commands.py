@@ -129,6 +129,6 @@ def run_in_shell(commands: str, directory: str | Path = ".", **variables: str) -
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=800,
         check=False,
     )
