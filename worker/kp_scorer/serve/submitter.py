@@ -240,12 +240,15 @@ def spans_in(
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
-    exported = _from_json(body, limits, signal) if media_type == JSON else _from_protobuf(body, signal)
+    # Events that came as logs are not handed on.
+    keeps_source = keeps_source and signal is not LOGS
+    if media_type == JSON:
+        exported = _from_json(body, limits, signal, keeps_source=keeps_source)
+    else:
+        exported = _from_protobuf(body, signal, keeps_source=keeps_source)
     for number, fields in enumerate(exported):
         if number == _MOST_SPANS:
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
-        if not keeps_source or signal is LOGS:
-            fields.pop("source", None)
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
         # Keep nothing of a span that is too large: its run is too large, too.
@@ -263,19 +266,21 @@ def spans_in(
     return by_run, rejected
 
 
-def _from_json(body: bytes, limits: Limits, signal: Signal) -> Iterator[dict[str, Any]]:
+def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
     for resource in source(1, parse_json(body, limits)).at(signal.resources).items():
         of_resource = resource.at("resource", "attributes").items()
         lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
-        full_resource = _small(resource.at("resource").value, {"attributes": lasting})
+        full_resource = _small(resource.at("resource").value, {"attributes": lasting}) if keeps_source else ""
         for scope in resource.at(signal.scopes).items():
-            own = _own(scope.at("scope", "name").text(), full_resource, scope.at("scope").value, len(lasting))
+            own: dict[str, Any] = {"scope": {"name": scope.at("scope", "name").text()[:_MOST_SCOPE]}}
+            if keeps_source:
+                own["source"] = _source(full_resource, _small(scope.at("scope").value, own["scope"]), len(lasting))
             for item in scope.at(signal.items).items():
                 pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
                 yield item.object() | own | {"attributes": pairs}
 
 
-def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
+def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
     # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
     left = _MOST_FIELDS
 
@@ -294,12 +299,13 @@ def _from_protobuf(body: bytes, signal: Signal) -> Iterator[dict[str, Any]]:
                 raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
             resource = Resource.FromString(raw_resource)
             lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
-            full_resource = _small(_decoded(Resource, raw_resource), {"attributes": lasting})
+            full_resource = _small(_decoded(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
             for scope in map(layer, resource_spans.field_2):
                 name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
-                own = _own(
-                    name.decode(errors="replace"), full_resource, _decoded(InstrumentationScope, raw_scope), len(lasting)
-                )
+                own: dict[str, Any] = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
+                if keeps_source:
+                    full_scope = _small(_decoded(InstrumentationScope, raw_scope), own["scope"])
+                    own["source"] = _source(full_resource, full_scope, len(lasting))
                 for raw in scope.field_2:
                     if len(raw) > _MOST_SPAN_BYTES:
                         large = _Layer.FromString(raw)
@@ -321,11 +327,12 @@ def _small(value: object, otherwise: dict[str, Any]) -> str:
     return text if isinstance(value, dict) and len(text := json.dumps(value)) <= _MOST_SOURCE_BYTES else json.dumps(otherwise)
 
 
-def _own(name: str, resource: str, scope: object, lasting: int) -> dict[str, Any]:
-    """Make the fields by which a span says where it came from; its first ``lasting`` attributes are the resource's."""
-    own = {"name": name[:_MOST_SCOPE]}
-    # The source is a text, because that counts as one of the values that a run may have.
-    return {"scope": own, "source": f"[{resource}, {_small(scope, own)}, {lasting}]"}
+def _source(resource: str, scope: str, lasting: int) -> str:
+    """Return where a span came from, whose first ``lasting`` attributes are the resource's.
+
+    As a text it counts as one of the values that a run may have.
+    """
+    return f"[{resource}, {scope}, {lasting}]"
 
 
 def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:
