@@ -1,6 +1,7 @@
 """Mutants of a Lua script by its structure: each leaves out a statement, reverses a condition, or leaves out a part of one."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -16,37 +17,42 @@ _OPERATOR: Final = re.compile(r" (?:and|or) ")
 
 
 def mutants_of(script: str) -> Iterator[Mutant]:
-    """Yield the mutants of a script, in the order of its text."""
-    text = text_of(script)
+    """Yield the mutants of a script, in the order of its text; those that mean the same are numbered from the second on."""
+    meanings = Counter[str]()
+    for mutant in _changes_to(script, text_of(script)):
+        meanings[mutant.meaning] += 1
+        number = meanings[mutant.meaning]
+        yield mutant if number == 1 else mutant._replace(meaning=f"{mutant.meaning} ({number})")
+
+
+def _changes_to(script: str, text: str) -> Iterator[Mutant]:
     start = 0
     lines = text.splitlines(keepends=True)
     for number, line in enumerate(lines):
         if not line.lstrip().startswith("--"):
             for condition in _CONDITION.finditer(line):
                 at, end = start + condition.start("condition"), start + condition.end("condition")
-                for instead in _instead_of(condition["condition"]):
-                    yield _mutant(script, number, text, at, end, instead)
+                for change, instead in _instead_of(condition["condition"]):
+                    yield _mutant(script, text, at, end, change, instead)
             if inline := _INLINE.search(line):
-                yield _mutant(script, number, text, start + inline.start("statement"), start + inline.end("statement"))
+                yield _mutant(script, text, start + inline.start("statement"), start + inline.end("statement"))
             statement = _whole_statement(lines[number:])
             if _STATEMENT.fullmatch(statement.rstrip()) and _is_balanced(statement):
-                yield _mutant(script, number, text, start, start + len(statement))
+                yield _mutant(script, text, start, start + len(statement))
         start += len(line)
 
 
-def _mutant(script: str, number: int, text: str, at: int, end: int, instead: str = "") -> Mutant:
-    return Mutant(
-        script, text[:at] + instead + text[end:], f"{number + 1}: {' '.join(text[at:end].split())} -> {instead or 'nothing'}"
-    )
+def _mutant(script: str, text: str, at: int, end: int, change: str = "left out", instead: str = "") -> Mutant:
+    return Mutant(script, text[:at] + instead + text[end:], f"{change}: {' '.join(text[at:end].split())}")
 
 
-def _instead_of(condition: str) -> Iterator[str]:
+def _instead_of(condition: str) -> Iterator[tuple[str, str]]:
     """Yield the reverse of a condition, and what is left of it without its first or its last part."""
-    yield f"not ({condition})"
+    yield "reversed", f"not ({condition})"
     parts = [each for each in _OPERATOR.finditer(condition) if _is_balanced(condition[: each.start()])]
     if parts:
-        yield condition[parts[0].end() :]
-        yield condition[: parts[-1].start()]
+        yield "without first", condition[parts[0].end() :]
+        yield "without last", condition[: parts[-1].start()]
 
 
 def _whole_statement(lines: list[str]) -> str:

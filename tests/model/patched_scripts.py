@@ -52,7 +52,7 @@ class Mutant(NamedTuple):
     text: str
     """The whole of it, with one thing wrong."""
     meaning: str
-    """What is wrong, and in which line."""
+    """What is wrong; no two mutants of a script have the same."""
 
 
 text_of: Final = scripts._text
