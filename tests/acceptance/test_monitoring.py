@@ -494,7 +494,9 @@ def exposed() -> Samples:
     metrics = Metrics((), ["secrets"], ["traces"])
     unread = UnreadDecisions({"decisions.accepted": 0}, {}, limit=100, most_bytes=0, full=(), rings=(), at_s=0.0)
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
-    metrics.set_backlog(Backlog({"traces": 0}, unread, 0, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}}))
+    metrics.set_backlog(
+        Backlog({"traces": 0}, {"traces": 0.1}, unread, 0, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}})
+    )
     metrics.count_decisions_dropped("decisions.rejected", 0)
     metrics.work_age_s.labels("submission_resender")
     return samples_of(generate_latest(metrics.registry).decode())

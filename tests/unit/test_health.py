@@ -149,7 +149,9 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
 
 COUNTS = {"decisions.accepted": 3, "decisions.rejected": 5}
 UNREAD = UnreadDecisions(COUNTS, {}, limit=100, most_bytes=0, full=("decisions.rejected",), rings=(), at_s=0.0)
-BACKLOG = Backlog({"traces": 0}, UNREAD, 2, 7.5, {}, {"redis": Condition(0.5, 3)}, "", {})
+BACKLOG = Backlog(
+    {"traces": 0, "traces.search": 90}, {"traces.search": 0.9}, UNREAD, 2, 7.5, {}, {"redis": Condition(0.5, 3)}, "", {}
+)
 
 
 def decided(domain: str, **changed: Any) -> Decision:
@@ -212,6 +214,8 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     samples = samples_from(metrics)
     assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (2, 7.5)
     assert samples['kp_scorer_queue_messages{kind="decisions",queue="decisions.rejected"}'] == 5
+    assert samples['kp_scorer_submissions_used_ratio{queue="traces.search"}'] == 0.9
+    assert 'kp_scorer_submissions_used_ratio{queue="traces"}' not in samples, "it has no limit"
     evictions = [samples[f'kp_scorer_redis_{name}{{server="redis"}}'] for name in ("evicts", "evicted_keys")]
     assert evictions == [0, 3]
     full = {name: samples[f'kp_scorer_results_full{{queue="{name}"}}'] for name in COUNTS}

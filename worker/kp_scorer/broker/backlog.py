@@ -61,6 +61,7 @@ class Backlog(NamedTuple):
     """What waits at one moment, and the condition of the servers that hold it."""
 
     submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
+    submissions_used: Mapping[str, float]  # By queue of traces that has a limit: the share of it that waits.
     unread: UnreadDecisions
     pending: int  # Submissions in the ledger that are neither decided nor dead.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
@@ -189,8 +190,10 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequ
     unread = unread_decisions(app, settings, store, reports)
     servers = conditions(app, settings.broker, settings.redis, store)
     spaces = {report.space for report in reports if report.space}
+    submissions = _submissions(app, settings)
     return Backlog(
-        submissions=_submissions(app, settings),
+        submissions=submissions,
+        submissions_used={name: submissions[name] / each.limit for name, each in settings.queues.traces.items() if each.limit},
         unread=unread,
         pending=store.ledger.counts().pending,
         oldest_pending_s=store.ledger.oldest_pending_s(),

@@ -109,6 +109,8 @@ class Metrics:
         self.work_age_s = gauge("work_age_seconds", "Since work that is done again and again last succeeded", ("work",))
         self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
+        about = "Messages on a queue as a part of its limit, beyond which clients are refused"
+        self._submissions_used = gauge("submissions_used_ratio", about, ("queue",))
         self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
         about = "Unread decisions as a part of queues.results_limit, or in Redis of the bytes that follow from it"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
@@ -142,6 +144,8 @@ class Metrics:
         """Show the backlog that was just read."""
         for name, count in backlog.submissions.items():
             self._waiting.labels(name, "submissions").set(count)
+        for name, used in backlog.submissions_used.items():
+            self._submissions_used.labels(name).set(used)
         unread = backlog.unread
         for name, count in unread.counts.items():
             self._waiting.labels(name, "decisions").set(count)
