@@ -28,7 +28,11 @@ from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.runs import ClaimedRun, ReceivedSpan
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 
 from tests.integration.test_reading_decisions import publish
 from tests.support.builders import decided, make_trace
@@ -36,6 +40,7 @@ from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import COMMAND, invoked
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
 from tests.support.processes import free_port, opened, wait_until
+from tests.support.traces import rows_in
 
 PROTOBUF = "application/x-protobuf"
 KEPT = {"serve__quiet_s": 0.001, "serve__keep_spans_s": 60.0}
@@ -59,8 +64,9 @@ class Receiving:
         self.port, self.file = free_port(), folder / "received.jsonl"
         self.url = f"http://127.0.0.1:{self.port}"
 
-    def process(self, status: int = 200) -> AbstractContextManager[Any]:
-        return opened(sys.executable, "-m", "tests.support.receiver", str(self.port), str(self.file), str(status))
+    def process(self, status: int = 200, answer: bytes = b"") -> AbstractContextManager[Any]:
+        arguments = str(self.port), str(self.file), str(status), answer.hex()
+        return opened(sys.executable, "-m", "tests.support.receiver", *arguments)
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
@@ -283,6 +289,38 @@ def test_what_is_refused_or_gone_is_in_the_file_with_its_spans(
     ]
     assert ["spans" in rows[each] for each in (refused, gone, odd)] == [True, False, True]
     assert refused in rows[refused]["spans"]
+
+
+@pytest.mark.parametrize("rejected", [0, 1])
+@pytest.mark.parametrize("to", ["otlp", "otlp-spans"])
+def test_what_a_receiver_rejects_of_what_it_accepts_is_in_the_file(
+    to: str, rejected: int, settings: Settings, receiving: Receiving, tmp_path: Path
+) -> None:
+    run_id, file = new_run(), tmp_path / "refused.jsonl"
+    collect(settings, run_id, export_of(chat_span(run_id)))
+    publish(settings, [decision_on(run_id)])
+    of_events = {"partialSuccess": {"rejectedLogRecords": str(rejected), "errorMessage": "too old"}}
+    of_spans = ExportTracePartialSuccess(rejected_spans=rejected, error_message="too old")
+    in_binary = ExportTraceServiceResponse(partial_success=of_spans).SerializeToString()
+    with receiving.process(200, json.dumps(of_events).encode() if to == "otlp" else in_binary):
+        done = forward(settings, to, receiving.url, "--dead-letters", file)
+    rows = rows_in(file.read_text()) if file.exists() else []
+    assert [row["reason"] for row in rows] == ["rejected 1 of it: too old"] * rejected, done.output
+
+
+@pytest.mark.parametrize("to", ["otlp", "otlp-spans"])
+@pytest.mark.parametrize(
+    "answer",
+    [b"\xff{", b'{"partialSuccess": {"rejectedLogRecords": 1e999}}', b'{"partialSuccess": {"rejectedLogRecords": {}}}'],
+)
+def test_a_receiver_whose_answer_says_nothing_has_accepted_all(
+    answer: bytes, to: str, settings: Settings, receiving: Receiving
+) -> None:
+    run_id = new_run()
+    collect(settings, run_id, export_of(chat_span(run_id)))
+    publish(settings, [decision_on(run_id)])
+    with receiving.process(200, answer):
+        assert "forwarded 1 " in forward(settings, to, receiving.url).stderr
 
 
 def test_an_open_run_is_left_alone(settings: Settings, store: Store, receiving: Receiving, tmp_path: Path) -> None:

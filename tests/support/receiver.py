@@ -1,7 +1,7 @@
-"""A receiver of decisions, a process of its own: ``python -m tests.support.receiver PORT FILE [STATUS]``.
+"""A receiver of decisions, a process of its own: ``python -m tests.support.receiver PORT FILE STATUS ANSWER``.
 
-It appends path, headers and body of each request to a file, each byte of a body as a character, and answers with the status;
-every third request it drops.
+It appends path, headers and body of each request to a file, each byte of a body as a character, and answers with the status
+and the body ANSWER, in hexadecimal; every third request it drops.
 """
 
 import json
@@ -10,7 +10,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-PORT, FILE, STATUS = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+PORT, FILE, STATUS, ANSWER = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), bytes.fromhex(sys.argv[4])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -26,8 +26,9 @@ class Handler(BaseHTTPRequestHandler):
             file.write(json.dumps({"path": self.path, "body": body, **{k.lower(): v for k, v in self.headers.items()}}) + "\n")
             os.fsync(file.fileno())
         self.send_response(STATUS)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(ANSWER)))
         self.end_headers()
+        self.wfile.write(ANSWER)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -11,7 +11,7 @@ from datetime import datetime
 from http.client import HTTPException
 from itertools import count
 from threading import Event
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 from urllib.error import HTTPError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -37,6 +37,9 @@ _VARIABLES: Final[dict[Receiver, tuple[str, ...]]] = {
 _URL: Final = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-~]*)?")
 _OTEL_TRACE: Final = re.compile("[0-9a-f]{32}")
 _TIMEOUT_S: Final = 20.0
+_ANSWER_BYTES: Final = 65_536
+"""The most that is read of an answer."""
+_MESSAGE_CHARACTERS: Final = 200
 _LONGEST_PAUSE_S: Final = 60.0
 _ATTEMPTS: Final = 8
 _LATER: Final = (0, 408, 425, 429, 502, 503, 504)
@@ -48,6 +51,12 @@ _Request = tuple[str, bytes, dict[str, str]]
 _Make = Callable[[Decision], _Request | str]
 
 log = structlog.get_logger("kp_scorer.client.forwarding")
+
+
+class _Answer(NamedTuple):
+    status: int  # 0 without an answer.
+    pause_s: float = 0.0  # For how long the receiver wants to be left alone.
+    body: bytes = b""
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -67,6 +76,7 @@ class Forwarder:
         """
         make: Sequence[_Make] = self._as_webhook, self._as_score, self._as_event, self._as_spans
         self._make = dict(zip(get_args(Receiver), make, strict=True))[receiver]
+        self._rejected: Callable[[bytes], tuple[int, str]] | None = _rejected_of_events if receiver == "otlp" else None
         self.count, self._one_in = 0, one_in
         self._variables, self._store, self._opener = variables, store, build_opener(_NoRedirects)
         address, *secrets = _VARIABLES[receiver]
@@ -77,10 +87,10 @@ class Forwarder:
             raise SettingsError(f"forward: expected the variable {' and '.join(missing)}")
         if receiver == "otlp-spans":
             try:
-                from kp_scorer.client.run_export import export_of
+                from kp_scorer.client.run_export import export_of, rejected_of_spans
             except ModuleNotFoundError as error:
                 raise SettingsError(f"forward: there is no {error.name}: install kp-scorer[serve]") from None
-            self._export_of = export_of
+            self._export_of, self._rejected = export_of, rejected_of_spans
 
     def forward(self, decision: Decision, stopping: Event) -> str | None:
         """Post a decision until the receiver has it; return why it refuses this one for good, empty if it does not.
@@ -92,8 +102,12 @@ class Forwarder:
                 return None
             if isinstance(request := self._make(decision), str):
                 return request
-            status, pause_s = self._post(*request)
+            status, pause_s, body = self._post(*request)
             if 200 <= status < 300:
+                rejected, message = self._rejected(body) if self._rejected else (0, "")
+                # By OTLP, nobody may send again what is rejected.
+                if rejected:
+                    return f"rejected {rejected} of it: {message[:_MESSAGE_CHARACTERS]}"
                 self.count += 1
                 return ""
             if status in _OF_SETTINGS:
@@ -105,18 +119,17 @@ class Forwarder:
             stopping.wait(min(max(pause_s, 2.0 ** min(attempt - 1, 6) / 4), _LONGEST_PAUSE_S))
         return None
 
-    def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, float]:
-        """Post a request; return the status, 0 without an answer, and the seconds that the receiver wants to be left alone."""
+    def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
         request = Request(f"{self._url}{path}", body, {"Content-Type": "application/json", **headers})  # noqa: S310 - checked
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as response:
-                return response.status, 0.0
+                return _Answer(response.status, body=response.read(_ANSWER_BYTES))
         except HTTPError as error:
             wanted = error.headers.get("Retry-After", "")
             error.close()
-            return error.code, float(wanted[:4]) if wanted.isdecimal() and wanted.isascii() else 0.0
+            return _Answer(error.code, float(wanted[:4]) if wanted.isdecimal() and wanted.isascii() else 0.0)
         except (OSError, HTTPException):
-            return 0, 0.0
+            return _Answer(0)
         except ValueError:
             # The error quotes the header, which is a secret.
             raise SettingsError("forward: a variable makes a header that HTTP does not allow") from None
@@ -192,6 +205,15 @@ class Forwarder:
     def _otlp_headers(self) -> dict[str, str]:
         pairs = [pair.partition("=") for pair in self._variables.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(",")]
         return {name.strip(): unquote(value.strip()) for name, _, value in pairs if name.strip()}
+
+
+def _rejected_of_events(answer: bytes) -> tuple[int, str]:
+    """Return how many events a receiver of OTLP has rejected though it accepted the request, and what it says of them."""
+    try:
+        partial = json.loads(answer)["partialSuccess"]
+        return int(partial["rejectedLogRecords"]), str(partial.get("errorMessage", ""))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return 0, ""
 
 
 def _own_id(decision: Decision) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from google.protobuf.json_format import ParseDict, ParseError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
@@ -37,6 +38,15 @@ def export_of(spans: Sequence[bytes], weight: int) -> bytes:
     except (ParseError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(type(error).__name__) from None
     return exported
+
+
+def rejected_of_spans(answer: bytes) -> tuple[int, str]:
+    """Return how many spans a receiver of an export has rejected though it accepted the request, and what it says of them."""
+    try:
+        partial = ExportTraceServiceResponse.FromString(answer).partial_success
+    except DecodeError:
+        return 0, ""
+    return partial.rejected_spans, partial.error_message
 
 
 def _with_bytes(fields: dict[str, Any]) -> dict[str, Any]:
