@@ -341,7 +341,7 @@ def test_runs_of_no_agent_without_content_or_that_others_continue_are_left_out(s
 
         wait_until(lambda: left_out() == {"no_agent": 1, "no_content": 2, "unfinished": 1})
         (event,) = server.process.events("run_left_out")
-        assert "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" in event["detail"]
+        assert "in tides does not record: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" in event["detail"]
     with Store.open(settings) as store:
         assert list(store.dead_letters.read()) == []
 

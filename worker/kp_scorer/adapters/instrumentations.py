@@ -40,7 +40,8 @@ def _scope(span: Node) -> str:
 
 def without_content(span: Node) -> str:
     """Return what is expected of the instrumentation of a span that has no messages."""
-    resource = span.at("resource")
-    service = resource.value and attributes_of(resource).value.get(SERVICE)
+    # `serve` keeps with a span what its resource says.
+    holders = (holder for holder in (span, span.at("resource")) if holder.value)
+    service = next(filter(None, (attributes_of(holder).value.get(SERVICE) for holder in holders)), "a service without a name")
     switch = next(variable for prefix, variable in _SWITCHES.items() if _scope(span).startswith(prefix))
     return f"expected messages, which {_scope(span) or 'the instrumentation'} in {service} does not record: set {switch}"
