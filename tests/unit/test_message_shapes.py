@@ -470,6 +470,12 @@ def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> N
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[3:])
 
 
+def test_block_with_a_name_and_arguments_is_a_call_whatever_its_type() -> None:
+    block = {"type": "frobnicate", "id": "c", "name": "lock_state", "args": ARGUMENTS}
+    trace = trace_of(generation(ASKED, [by("assistant", [text(THOUGHT), block])]))
+    assert steps_in(trace) == STEPS[:2]
+
+
 def test_a_field_without_a_name_is_no_call() -> None:
     chat = {"messages": [by("user", ASKED), by("assistant", ANSWER)]}
     (trace,) = converted("", chat | {"": {"lock": 7}})

@@ -90,6 +90,9 @@ def pieces_of_block(block: Node) -> Iterator[Piece]:
         yield from utterance(block, "agent", "\n".join(thoughts))
     elif sort == "built-in call":
         yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=_own_fields(block, kind), call_id=_id_of(block))
+    elif not sort and is_called(block.value):
+        # Only a call has a name and arguments among the blocks of a message.
+        yield from call_and_result(block)
     elif not sort:
         block.skip()
 
