@@ -193,7 +193,12 @@ class Converter:
     def _close_ended(self, now: int) -> Iterator[Converted]:
         while self._ends and self._ends[0][0] <= now:
             key = heapq.heappop(self._ends)[1]
-            if (later := FORMATS[key.format].waits(self._open.get(key, ()), now)) is None:
+            try:
+                later = FORMATS[key.format].waits(self._open.get(key, ()), now)
+            except NotConverted:
+                # The record that has no time is refused together with its run.
+                later = None
+            if later is None:
                 yield from self._close(key)
             else:
                 heapq.heappush(self._ends, (later, key))
