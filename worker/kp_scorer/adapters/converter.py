@@ -66,7 +66,8 @@ class Converter:
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
         self._switches: set[str] = set()  # What is expected of instrumentations that record no messages.
-        self._chats: OrderedDict[bytes, Run] = OrderedDict()
+        self._chats: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
+        self._waiting = 0  # The number of these chats.
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
@@ -143,7 +144,7 @@ class Converter:
         while self._open:
             yield from self._close(next(iter(self._open)))
         while self._chats:
-            yield self._trace(self._chats.popitem(last=False)[1])
+            yield from map(self._trace, self._waited(next(iter(self._chats))))
 
     def _open_session(self, key: _Key) -> None:
         if FORMATS[key.format].is_general:
@@ -232,10 +233,9 @@ class Converter:
                 can_go_on = (read.has_chats or run.is_part) and run.pieces
                 if not can_go_on and self._chats:
                     # Another instrumentation may record its calls by themselves.
-                    parts = [
-                        digest for digest in digests_of(run.pieces) if digest in self._chats and self._chats[digest].is_part
-                    ]
-                    self.counts["continued"] += len([self._chats.pop(digest) for digest in parts])
+                    for digest in digests_of(run.pieces):
+                        if any(chat.is_part for chat in self._chats.get(digest, ())):
+                            self.counts["continued"] += len(self._waited(digest))
                 yield from self._await_continuation(run) if can_go_on else [self._trace(run)]
         except NotRecorded as error:
             # One line says what to set for a service.
@@ -257,14 +257,18 @@ class Converter:
         self._beginnings |= dict.fromkeys(earlier)
         while len(self._beginnings) > _MOST_IDENTITIES:
             del self._beginnings[next(iter(self._beginnings))]
-        for digest in earlier:
-            if self._chats.pop(digest, None):
-                self.counts["continued"] += 1
-        if own in self._chats:
-            yield self._trace(self._chats.pop(own))
-        self._chats[own] = run
-        if len(self._chats) > _MOST_CHATS:
-            yield self._trace(self._chats.popitem(last=False)[1])
+        self.counts["continued"] += sum(len(self._waited(digest)) for digest in earlier)
+        # Runs of one task at a time may begin alike.
+        self._chats.setdefault(own, []).append(run)
+        self._waiting += 1
+        while self._waiting > _MOST_CHATS:
+            yield from map(self._trace, self._waited(next(iter(self._chats))))
+
+    def _waited(self, digest: bytes) -> list[Run]:
+        """Return the chats that wait under a digest, which wait no longer."""
+        chats = self._chats.pop(digest, [])
+        self._waiting -= len(chats)
+        return chats
 
     def _trace(self, run: Run) -> Converted:
         try:
