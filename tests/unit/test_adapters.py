@@ -193,8 +193,8 @@ def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: s
 
 def test_span_without_a_time_is_refused_with_its_run_though_that_would_wait() -> None:
     undated = test_adapter_otel.WINDY[0] | {"startTimeUnixNano": None, "endTimeUnixNano": 0, "spanId": "7" * 16}
-    other = test_adapter_otel.export(*(each | {"traceId": "2" * 32} for each in test_adapter_otel.WINDY))
-    traces, (refused,) = converted_and_refused("otel", [test_adapter_otel.export(undated), other])
+    valid = test_adapter_otel.export(*(each | {"traceId": "2" * 32} for each in test_adapter_otel.WINDY))
+    traces, (refused,) = converted_and_refused("otel", [test_adapter_otel.export(undated), valid])
     assert ([problem.field for problem in refused.problems], len(traces)) == (
         ["resourceSpans.0.scopeSpans.0.spans.0.startTimeUnixNano"],
         1,
