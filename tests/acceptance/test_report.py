@@ -88,6 +88,11 @@ def test_a_click_on_the_map_shows_the_trace(opened: Browser, page: Path) -> None
     assert opened.complaints() == []
 
 
+def test_page_goes_to_the_file_that_stdout_leads_to(page: Path) -> None:
+    done = run("report", str(page.with_name("decisions.jsonl")))
+    assert (done.returncode, done.stdout, done.stderr) == (0, page.read_text("utf-8"), "")
+
+
 def test_a_map_needs_the_traces(page: Path) -> None:
     done = run("report", str(page.with_name("decisions.jsonl")), "--kept", str(page.with_name("decisions.jsonl")))
     assert (done.returncode, "FILE of traces, which the map shows" in done.stderr) == (2, True)

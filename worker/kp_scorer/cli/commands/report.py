@@ -1,6 +1,7 @@
 """``kp-scorer report`` and ``explain``: summarise decisions as a page or as text, and explain one of them."""
 
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,9 +51,7 @@ _REMEDIES: Final[dict[str, str]] = {
 @click.option(
     "--output",
     type=click.Path(dir_okay=False, allow_dash=True),
-    default="report.html",
-    show_default=True,
-    help="File of the page; - is stdout.",
+    help="File of the page; - is stdout. By default the file that stdout goes to, or else report.html.",
 )
 @click.option("--text", "as_text", is_flag=True, help="Print text instead of writing a page.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of examples.")
@@ -65,7 +64,7 @@ _REMEDIES: Final[dict[str, str]] = {
 )
 @partial(gathering_options, sample=_SAMPLE)
 def report(
-    output: str, as_text: bool, traces: str | None, kept_file: str | None, gathered: Gathered, settings: Settings
+    output: str | None, as_text: bool, traces: str | None, kept_file: str | None, gathered: Gathered, settings: Settings
 ) -> None:
     """Summarise decisions: scores by domain, examples, reasons, repeats, and how many other thresholds would accept.
 
@@ -100,7 +99,7 @@ def report(
         print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
     else:
         html = page(analysis, gathered.source, gathered.refused, objectives, map_of(points))
-        with open_output(output) as write:
+        with open_output(output or ("-" if stat.S_ISREG(os.fstat(1).st_mode) else "report.html")) as write:
             write(html)
 
 
