@@ -177,12 +177,21 @@ def test_the_command_prints_a_line_for_the_gate_and_for_each_threshold(tmp_path:
 
 
 @pytest.mark.parametrize("probability", [None, 0.5])
-def test_without_a_labelled_sample_it_says_what_is_missing(tmp_path: Path, probability: float | None) -> None:
-    decisions = sampled(20, probability=probability)
-    result = run(tmp_path, decisions, {} if probability else labels_of(decisions))
+def test_without_labels_it_says_what_is_missing(tmp_path: Path, probability: float | None) -> None:
+    result = run(tmp_path, sampled(20, probability=probability), {})
     assert isinstance(result.exception, ScorerError)
-    missing = "there are no decisions with a label in " if probability else "none of 20 decisions with a label is sampled"
-    assert str(result.exception).startswith(missing)
+    assert str(result.exception).startswith("there are no decisions with a label in ")
+
+
+def test_labels_of_a_file_count_as_they_are_if_no_decision_in_it_is_sampled(tmp_path: Path) -> None:
+    decisions = sampled(100, probability=None)
+    labels = labels_of(decisions)
+    result = run(tmp_path, decisions, labels)
+    assert "none of 100 decisions with a label is sampled (review.sample): the figures are of these alone" in result.stderr
+    accepted = [each for each in decisions if each.outcome == "accepted"]
+    precision = sum(labels[each.trace_id] for each in accepted) / len(accepted)
+    gate = rows_in(result.stdout)[0]
+    assert (gate["labels"], gate["precision"]["value"]) == (100, pytest.approx(precision, abs=1e-4))
 
 
 def test_few_labels_are_named_as_few(tmp_path: Path) -> None:

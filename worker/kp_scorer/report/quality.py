@@ -54,16 +54,20 @@ class Quality(NamedTuple):
     """The estimate of the gate, then one for each threshold in steps of 0.05 that has labelled traces on both sides."""
 
 
-def qualities(decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str]) -> list[Quality]:
+def qualities(
+    decisions: Iterable[tuple[Decision, bool | None]], aliases: Mapping[str, str], *, are_all: bool = False
+) -> list[Quality]:
     """Estimate the quality of the gate by the sampled decisions with a label: for all domains together, then by domain.
 
     The domains with fewer than 50 labels are together the last. Without any sampled and labelled decision the list is empty.
+    If the labelled ones ``are_all`` that is asked about, none needs to be sampled, and each weighs the same.
     """
     rows: defaultdict[str, list[tuple[float, bool, bool, float]]] = defaultdict(list)
     for decision, is_good in decisions:
-        if decision.sampled and is_good is not None:
+        probability = 1.0 if are_all else decision.sampled
+        if probability and is_good is not None:
             score = -math.inf if decision.is_guarded else decision.score
-            rows[domain_of(decision, aliases)].append((score, decision.outcome == "accepted", is_good, decision.sampled))
+            rows[domain_of(decision, aliases)].append((score, decision.outcome == "accepted", is_good, probability))
     ordered = sorted(rows, key=lambda domain: (-len(rows[domain]), domain))
     large = [(domain,) for domain in ordered if len(rows[domain]) >= LEAST_LABELS]
     groups = filter(None, dict.fromkeys([tuple(ordered), *large, tuple(ordered[len(large) :])]))

@@ -53,17 +53,25 @@ def quality(gathered: Gathered, settings: Settings) -> None:
     "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`, or from late outcomes.
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
-    trace weighs 1 / the probability by which it was sampled. An interval holds in 19 of 20 cases, if all sampled traces are
+    trace weighs 1 / the probability by which it was sampled. Of a FILE without sampled decisions, all with a label in --labels
+    count, each the same. An interval holds in 19 of 20 cases, if all sampled traces are
     labelled, or some that were chosen without knowing them. Prints a JSON line for the gate and for each threshold, of all
     domains together and of each domain with 50 labels or more; smaller domains are together (domain null). To a terminal it
     prints a table.
     """
     labelled = [(each.decision, each.label) for each in gathered.traces]
-    estimates = qualities(labelled, settings.scoring.aliases)
+    is_sample = any(decision.sampled for decision, _ in labelled)
+    # People label what they come to see, so labels in a ledger without a sample say little of the gate.
+    are_all = not (is_sample or gathered.is_stored or gathered.labels is None)
+    estimates = qualities(labelled, settings.scoring.aliases, are_all=are_all)
     if not estimates:
         raise ScorerError(f"none of {len(labelled)} decisions with a label is sampled (review.sample)")
     judged = estimates[0].labels
-    print_note(f"{judged} of {len(labelled)} decisions with a label are sampled (review.sample)")
+    print_note(
+        f"none of {judged} decisions with a label is sampled (review.sample): the figures are of these alone"
+        if are_all
+        else f"{judged} of {len(labelled)} decisions with a label are sampled (review.sample)"
+    )
     if judged < LEAST_LABELS:
         print_note(f"intervals are checked from {LEAST_LABELS} labels on")
     print_table(("domain", "labels", "threshold", *_SHARES), chain.from_iterable(map(_estimates, estimates)))
