@@ -39,9 +39,26 @@ def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) 
         assert data.stat().st_mode & 0o777 == 0o700
         client.set("kept", "1")
     data.chmod(0o755)
-    with embedded_redis(data) as url, redis.Redis.from_url(url) as client:
+    with embedded_redis(data) as same_url, redis.Redis.from_url(url) as client:
         assert data.stat().st_mode & 0o777 == 0o700
-        assert client.get("kept") == b"1"
+        # Who connected to the first server goes on.
+        assert (client.get("kept"), same_url) == (b"1", url)
+        assert (data / "endpoint").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("noted", ["", "port", "70000 secret", "-1 secret", "1 2 3"])
+def test_damaged_note_of_an_endpoint_or_one_with_a_port_that_is_taken_gives_another(tmp_path: Path, noted: str) -> None:
+    with embedded_redis(tmp_path / "data") as url:
+        pass
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with Listener(port) as another:
+        with embedded_redis(tmp_path / "data") as other_url, redis.Redis.from_url(other_url) as client:
+            assert client.ping()
+            assert other_url.partition("@")[0] != url.partition("@")[0]
+        assert b"".join(another.heard) == b""
+    (tmp_path / "data" / "endpoint").write_text(noted)
+    with embedded_redis(tmp_path / "data") as other_url, redis.Redis.from_url(other_url) as client:
+        assert client.ping()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

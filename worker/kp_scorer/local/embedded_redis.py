@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.files import is_only_ours, make_only_ours, open_regular
+from kp_scorer.files import is_only_ours, make_only_ours, open_regular, read_text
 from kp_scorer.local.folders import state_dir
 from kp_scorer.local.processes import dying_with_parent, stop
 
@@ -25,8 +25,9 @@ _STOP_TIMEOUT_S: Final = 20.0
 _MOST_BYTES: Final = 2**20
 _SHARE_OF_MEMORY: Final = 4  # The server may take a quarter of the machine's memory.
 _PRIVATE: Final = 0o700
-_SERVER_FILES: Final = ("appendonlydir", "appendonly.aof*", "temp-*.aof", "temp-*.rdb", "dump.rdb", "redis.log")
-"""The files that a server of any version writes."""
+_PORTS: Final = range(1, 65_536)
+_SERVER_FILES: Final = ("appendonlydir", "appendonly.aof*", "temp-*.aof", "temp-*.rdb", "dump.rdb", "redis.log", "endpoint")
+"""The files that a server of any version writes, and the note of its port and password."""
 _LOADING: Final = b"Server initialized"
 _READY: Final = b"Ready to accept connections"
 
@@ -87,14 +88,15 @@ def _new_note() -> IO[str]:
 def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None) -> Iterator[str]:
     """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
 
+    The next server in the folder has the same URL, so that clients of this one go on, unless another program has its port.
     With ``advertise``, the fields of :class:`Running` without the URL, other commands of this user find it while it runs.
     """
     executable = redis_executable()
     _make_private(data_dir)
-    password, port = secrets.token_urlsafe(24), _free_port()
-    url = f"redis://:{password}@127.0.0.1:{port}/0"
     with ExitStack() as leaving:
         open_files = [leaving.enter_context(_lock(data_dir))]
+        port, password = _endpoint(data_dir)
+        url = f"redis://:{password}@127.0.0.1:{port}/0"
         if advertise is not None:
             open_files.append(leaving.enter_context(_new_note()))
             leaving.callback(_note().unlink, missing_ok=True)
@@ -151,8 +153,25 @@ def _lock(data_dir: Path) -> IO[str]:
     return lock
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
+def _endpoint(data_dir: Path) -> tuple[int, str]:
+    """Return the port and the password of the last server in the folder; new ones if it had none, or its port is taken."""
+    path = data_dir / "endpoint"
+    try:
+        noted_port, noted_password = read_text(path, _MOST_BYTES).split()
+        if int(noted_port) in _PORTS:
+            return _free_port(int(noted_port)), noted_password
+    except (OSError, ValueError):
+        pass
+    path.unlink(missing_ok=True)
+    port, password = _free_port(), secrets.token_urlsafe(24)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"{port} {password}\n")
+    return port, password
+
+
+def _free_port(port: int = 0) -> int:
+    """Return this port, or for 0 any; raise OSError if another program has it."""
+    with socket.create_server(("127.0.0.1", port)) as probe:
         return int(probe.getsockname()[1])
 
 

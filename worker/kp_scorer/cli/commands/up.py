@@ -60,9 +60,10 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
     own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
     advertised = {"pid": os.getpid(), "ports": ports, "settings": own}
-    with _noted_signals() as noted, embedded_redis(data_dir, advertise=advertised):
+    with _noted_signals() as noted, embedded_redis(data_dir, advertise=advertised) as url:
         settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
+        print_note(f"other programs reach this Redis, now and the next time, at {url}")
         print_note(_kept(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
