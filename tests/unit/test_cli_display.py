@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.cli.display import DecisionTable, console
+from kp_scorer.cli.display import BehindFailures, DecisionTable, console
 from kp_scorer.cli.ids import resolve_among
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Stated
 from kp_scorer.report.phrases import short_id, why
+from kp_scorer.settings import load_settings
 from kp_scorer.trace import TRACE_ID_PREFIX, begins
 
 from tests.support import builders
@@ -47,10 +48,10 @@ FIRED: Final = "a single thought (score 0.1), recovered from errors (+0.1), only
     [
         (decision("accepted"), "high outcome"),
         (decision("accepted", {"novelty": 0.8, "tool_diversity": 1.0, "outcome_confidence": 0.79}), "high novelty, tools"),
-        (decision("accepted", {"outcome_confidence": 0.79}), ""),
+        (decision("accepted", {"outcome_confidence": 0.79}), "no dimension is high"),
         (decision(), "low novelty"),
         (decision(parts={"novelty": 0.5, "complexity": 0.49, "tool_diversity": 0.0}), "low complexity, tools"),
-        (decision(parts={"novelty": 1.0, "complexity": 1.0, "tool_diversity": 1.0}), ""),
+        (decision(parts={"novelty": 1.0, "complexity": 1.0, "tool_diversity": 1.0}), "no dimension is low"),
         (decision(nearest=(NEAR, 1.0), duplicate_of=NEAR), "repeats fedcba98, low novelty"),
         (decision(nearest=(NEAR, 0.6)), "close to fedcba98 (0.60), low novelty"),
         (decision(nearest=(NEAR, 0.874)), "close to fedcba98 (0.87), low novelty"),
@@ -83,6 +84,40 @@ def test_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
     words = " ".join(text.split())
     assert "01234567 customer_service 0.525 0.75 accepted only one tool" in words
     assert f"01234567 {'d' * 15}… 0.525 0.75 rejected low novelty" in words
+
+
+def test_wide_table_shows_the_beginnings_of_objectives(capsys: pytest.CaptureFixture[str]) -> None:
+    DecisionTable(has_tasks=True).print_decision(decision(), "When is\nhigh water? " * 20)
+    heading, _, row = capsys.readouterr().out.splitlines()
+    assert heading.split()[-2:] == ["why", "task"]
+    assert row.endswith("  When is high water? When is high water?…")
+    assert max(map(len, (heading, row))) <= 160
+
+
+@pytest.mark.parametrize(
+    ("similarity", "score", "against", "words"),
+    [
+        (
+            0.9,
+            0.4,
+            "all",
+            "1 success scores less than the failed run before that is like it: try --set novelty.against=succeeded\n",
+        ),
+        (0.5, 0.4, "all", ""),
+        (0.9, 0.6, "all", ""),
+        (0.9, 0.4, "succeeded", ""),
+    ],
+    ids=["it happens", "unlike", "more than it", "set already"],
+)
+def test_success_behind_the_failed_run_that_came_first_is_named(
+    capsys: pytest.CaptureFixture[str], similarity: float, score: float, against: str, words: str
+) -> None:
+    behind = BehindFailures(load_settings({"novelty.against": against}))
+    stated = Stated(success=False, confidence=0.9, recoveries=0)
+    behind.add(builders.decision(NEAR, score=0.5, stated=stated))
+    behind.add(builders.decision(score=score, nearest=(NEAR, similarity), stated=stated.model_copy(update={"success": True})))
+    behind.note()
+    assert capsys.readouterr().err == words
 
 
 ENDS = st.text("ab*[]?:", min_size=1, max_size=12)

@@ -15,11 +15,14 @@ from rich.table import Column, Table
 from kp_scorer.characters import escaped
 from kp_scorer.cli.output import NO_EMBEDDER, print_json, print_note, print_row, print_text
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.report.phrases import short_id, why
+from kp_scorer.report.phrases import CLOSE, plural, short_id, shortened, why
+from kp_scorer.settings import Settings
 
 _NOTE_EVERY_S: Final = 2.0
 _COLUMNS_WITHOUT_TERMINAL: Final = 160
 _LEAST_WHY: Final = 28
+_COLUMNS: Final = 80  # What the table needs. Of more, an objective and the reason get a half each.
+_LEAST_TASK: Final = 20
 _LONGEST_BUILT_IN: Final = 16
 _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
 
@@ -75,37 +78,71 @@ def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Se
         Console().print(table)
 
 
+class BehindFailures:
+    """Counts the successes that are not accepted as they are like a failed run, which came first and so scored more."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._scores: dict[str, float] = {}  # Of the failed runs, by their ids.
+        self._count = 0
+        self._is_possible = settings.novelty.against == "all"
+
+    def add(self, decision: Decision) -> None:
+        """Count a decision, which comes after those with which it was compared."""
+        nearest = decision.novelty.nearest
+        if self._is_possible and decision.stated and not decision.stated.success:
+            self._scores[decision.trace_id] = decision.score
+        elif nearest and nearest.similarity >= CLOSE and decision.outcome != "accepted":
+            self._count += decision.score < self._scores.get(nearest.trace_id, 0.0)
+
+    def note(self) -> None:
+        """Print how many there are, and the setting that compares successes with successes alone."""
+        if self._count:
+            behind = plural(self._count, "success scores", "successes score")
+            print_note(f"{behind} less than the failed run before that is like it: try --set novelty.against=succeeded")
+
+
 class DecisionTable:
-    """Prints decisions, and traces without one, as they come: to a terminal as rows of a table of 80 columns."""
+    """Prints decisions, and traces without one, as they come: to a terminal as rows of a table of 80 columns.
 
-    def __init__(self) -> None:
+    With ``has_tasks``, a wider terminal also shows the beginnings of the objectives.
+    """
+
+    def __init__(self, *, has_tasks: bool = False) -> None:
         self._is_begun = False
+        # Print text rather than to the console's own stream: a progress bar may be drawn below it.
+        self._console = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
+        width = (self._console.width - _COLUMNS) // 2 if has_tasks else 0
+        self._task_width = width if width >= _LEAST_TASK else 0
 
-    def print_row(self, row: dict[str, Any], decision: Decision | None) -> None:
+    def print_row(self, row: dict[str, Any], decision: Decision | None, objective: str = "") -> None:
         """Print a row as JSON to a pipe; to a terminal print its decision, or its state, as a row of the table."""
         if not sys.stdout.isatty():
             print_json(row)
         elif decision:
-            self.print_decision(decision)
+            self.print_decision(decision, objective)
         else:
             detail = ": ".join(row[name] for name in ("reason", "detail") if name in row)
-            self._print(cell(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail))
+            self._print(cell(short_id(row["trace_id"])), "", "", "", cell(row["state"]), cell(detail), objective)
 
-    def print_decision(self, decision: Decision) -> None:
-        """Print trace, domain, score, threshold and outcome, and the reason in a few words."""
+    def print_decision(self, decision: Decision, objective: str = "") -> None:
+        """Print trace, domain, score, threshold and outcome, the reason in a few words, and the objective if there is room."""
         coloured = f"[{_COLOURS[decision.outcome]}]{decision.outcome}[/]"
         figures = (f"{decision.score:.3f}", f"{decision.threshold:.4g}")
-        self._print(cell(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, cell(why(decision)))
+        self._print(
+            cell(short_id(decision.trace_id)), cell(decision.domain), *figures, coloured, cell(why(decision)), objective
+        )
 
     def _print(self, *cells: str) -> None:
+        *shown, objective = cells
         table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, width in (("trace", 8), ("domain", _LONGEST_BUILT_IN), ("score", 5), ("needs", 5), ("decision", 8)):
             table.add_column(heading, justify="right" if width == 5 else "left", no_wrap=True, width=width)
         table.add_column("why", min_width=_LEAST_WHY)
-        table.add_row(*cells)
+        if self._task_width:
+            table.add_column("task", no_wrap=True, width=self._task_width)
+            shown.append(cell(shortened(objective, self._task_width)))
+        table.add_row(*shown)
         self._is_begun = True
-        # Print text rather than to the console's own stream: a progress bar may be drawn below it.
-        out = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
-        with out.capture() as capture:
-            out.print(table)
+        with self._console.capture() as capture:
+            self._console.print(table)
         print_text("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

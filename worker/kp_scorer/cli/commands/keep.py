@@ -14,6 +14,7 @@ import click
 
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored, without_unchecked
 from kp_scorer.cli.converting import Conversion, Line, converting_options
+from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
 from kp_scorer.cli.options import ledger_options, since_option
@@ -264,8 +265,10 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     results = _stored(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
+    behind = BehindFailures(settings)
     for line, result in results:
         if isinstance(result, Decision):
+            behind.add(result)
             counts[result.outcome] += 1
             if result.outcome == request.outcome and result.trace_id not in kept_ids:
                 kept_ids.add(result.trace_id)
@@ -278,6 +281,7 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     counts += Counter(refused=source.refused)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
+    behind.note()
     if request.outcome == "accepted" and counts["rejected"] > len(kept_ids):
         print_note(OWN_SHARE)
 

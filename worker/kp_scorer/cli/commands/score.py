@@ -13,6 +13,7 @@ from kp_scorer.cli.output import OWN_SHARE, print_note, print_row, refusal
 from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
+from kp_scorer.trace import ReasoningTrace
 
 
 @click.command(epilog="Example: kp-scorer score traces.jsonl.gz > decisions.jsonl")
@@ -26,14 +27,15 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
     order of the input: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
     """
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
-    table = DecisionTable()
+    table = DecisionTable(has_tasks=True)
     done, outcomes = 0, Counter[str]()
     try:
         for line, result in score_lines(batches, settings):
             done += 1
             if isinstance(result, Decision):
                 outcomes[result.outcome] += 1
-                table.print_row(result.model_dump(mode="json"), result)
+                objective = line.trace.task.objective if isinstance(line.trace, ReasoningTrace) else ""
+                table.print_row(result.model_dump(mode="json"), result, objective)
             else:
                 print_row(refusal(line.number, result, line.file), "")
     except KeyboardInterrupt:
