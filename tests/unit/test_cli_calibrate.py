@@ -98,6 +98,7 @@ def test_labels_give_thresholds_for_a_precision(file: Path, labels: Path) -> Non
         good = [GOOD[each.trace_id] for each in DECISIONS if each.domain == domain and each.score >= threshold]
         assert 0.8 <= sum(good) / len(good) < 0.83
     assert "of these good" in result.stdout
+    assert "say of themselves" not in result.stdout
     assert "have a label" not in result.stderr
 
 
@@ -110,6 +111,7 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
     path = jsonl_file(tmp_path / "traces.jsonl", *traces)
     result = run(path, "--precision", "90%")
     assert result.exit_code == 0, result.output
+    assert "# good is what the traces say of themselves (metadata.success)" in result.stdout
     threshold = tomllib.loads(result.stdout)["scoring"]["threshold"]
     scored = CliRunner().invoke(commands, ["score", str(path)]).stdout
     scores = {row["trace_id"]: row["score"] for row in rows_in(scored)}

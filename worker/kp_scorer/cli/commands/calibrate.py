@@ -35,6 +35,10 @@ _HEAD: Final = (
     "In brackets: what to expect of other traces of the same kind, in 19 of 20 cases.",
 )
 
+_OF_THEMSELVES: Final = (
+    "good is what the traces say of themselves (metadata.success), a part of their scores; --labels says it apart"
+)
+
 
 def _share(text: str) -> float:
     try:
@@ -79,7 +83,8 @@ def calibrate(
     if output != "-" and os.path.lexists(output):
         # The file may hold the settings of all workers.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
-    calibration = calibrate_samples(_samples(gathered, target, settings), target, settings.scoring.thresholds)
+    notes: list[str] = []
+    calibration = calibrate_samples(_samples(gathered, target, settings, notes), target, settings.scoring.thresholds)
     if gathered.are_of_domains:
         # The threshold of all others does not follow from these.
         calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))
@@ -87,24 +92,25 @@ def calibrate(
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
         print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
         sys.exit(1)
-    clashes = [escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above()]
-    for note in [*_notes(target, calibration, scoring), *clashes]:
+    notes += (escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above())
+    for note in [*_notes(target, calibration, scoring), *notes]:
         print_note(note)
     with open_output(output, "x") as write:
-        write(as_toml(scoring, calibration, target, clashes))
+        write(as_toml(scoring, calibration, target, notes))
 
 
-def _samples(gathered: Gathered, target: Target, settings: Settings) -> dict[str, Sample]:
-    """Read the decisions with their labels, by domain; print what is to know of them."""
+def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list[str]) -> dict[str, Sample]:
+    """Read the decisions with their labels, by domain; print what is to know of them, and add to the notes for the file."""
     needs_labels = gathered.labels is not None or target.of == "precision"
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.
         raise click.UsageError(_NO_LABEL)
-    namespaces, agents = Counter[str](), Counter[str]()
+    namespaces, agents, stated = Counter[str](), Counter[str](), Counter[bool]()
     with Candidates() as candidates:
-        samples = samples_of(_labelled(gathered, namespaces, agents, candidates), settings.scoring.aliases)
+        samples = samples_of(_labelled(gathered, namespaces, agents, stated, candidates), settings.scoring.aliases)
         if gathered.labels and target.of == "accept" and candidates.runs:
             print_note(compared(candidates, target.share, gathered.labels))
+    notes += [_OF_THEMSELVES] * bool(stated)
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and needs_labels:
         raise click.UsageError(_NO_LABEL)
@@ -116,9 +122,9 @@ def _samples(gathered: Gathered, target: Target, settings: Settings) -> dict[str
 
 
 def _labelled(
-    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], candidates: Candidates
+    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], stated: Counter[bool], candidates: Candidates
 ) -> Iterator[tuple[Decision, bool | None]]:
-    """Yield each decision with its label, or None; count traces by namespace and agent, and collect those of a file."""
+    """Yield each decision with its label, or None; count namespaces, agents and stated labels, and collect traces of a file."""
     embedder = WordsEmbedder()
     for decision, label, trace, _ in gathered.traces:
         if trace and gathered.labels:
@@ -129,6 +135,7 @@ def _labelled(
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:
             # Every trace has this label, not only those of the sample.
+            stated[trace.metadata.success] += 1
             yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
             yield decision, label
