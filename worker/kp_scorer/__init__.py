@@ -58,6 +58,7 @@ if TYPE_CHECKING:
         TraceDead,
     )
     from kp_scorer.kept import KeptRuns, SimilarRun, as_prompt
+    from kp_scorer.novelty.vector_cache import VectorCache
     from kp_scorer.offline import Scorer, convert, score_traces
     from kp_scorer.report.calibration import calibrate, re_decide
     from kp_scorer.report.explanation import explain
@@ -70,9 +71,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncClient", "Client", "Decision", "DecisionTimeout", "Findings", "InvalidTrace", "KeptRuns", "NotConverted",
     "Problem", "Reason", "ReasoningTrace", "Row", "Scorer", "ScorerError", "ServiceUnavailable", "Settings",
-    "SettingsError", "SimilarRun", "Status", "Submitted", "Trace", "TraceConflict", "TraceDead", "as_prompt", "calibrate",
-    "convert", "explain", "load_settings", "re_decide", "read_decisions", "rows", "score_traces", "stored_decisions",
-    "stored_labels",
+    "SettingsError", "SimilarRun", "Status", "Submitted", "Trace", "TraceConflict", "TraceDead", "VectorCache", "as_prompt",
+    "calibrate", "convert", "explain", "load_settings", "re_decide", "read_decisions", "rows", "score_traces",
+    "stored_decisions", "stored_labels",
 ]
 # fmt: on
 
@@ -81,6 +82,7 @@ _MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},
     "kept": {"KeptRuns", "SimilarRun", "as_prompt"},
+    "novelty.vector_cache": {"VectorCache"},
     "offline": {"Scorer", "convert", "score_traces"},
     "report.explanation": {"explain"},
     "report.calibration": {"calibrate", "re_decide"},
