@@ -632,6 +632,17 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
 
 
+def test_a_run_that_grows_while_it_is_converted_is_charged_with_no_attempt(settings: Settings) -> None:
+    with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
+        for number in range(0, 10, 2):
+            collecting.runs.store("r", [ReceivedSpan(f"{number:016x}", b"{}")])
+            claimed = wait_until(collecting.runs.claim)
+            assert claimed
+            assert claimed.attempts == 1
+            collecting.runs.store("r", [ReceivedSpan(f"{number + 1:016x}", b"{}")])
+            assert not collecting.runs.close(claimed, "")
+
+
 def test_an_outcome_that_comes_while_its_run_is_claimed_is_not_overlooked(
     settings: Settings, keys: Keys, redis_client: redis.Redis
 ) -> None:

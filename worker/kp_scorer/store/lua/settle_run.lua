@@ -9,7 +9,11 @@
 
 local run = run_prefix .. run_id
 if redis.call('HGET', run, ':closed') then return 1 end
-if number(redis.call('HGET', run, ':spans')) ~= count then return 0 end
+if number(redis.call('HGET', run, ':spans')) ~= count then
+    -- The process that converted it is alive. Spans that came meanwhile would otherwise make poison of a run in a few claims.
+    redis.call('HDEL', run, ':attempts')
+    return 0
+end
 local until_ms = now + wait_ms
 if wait_ms == 0 and outcome == '' and outcome_wait_ms > 0 then
     redis.call('HSETNX', run, ':until_ms', string.format('%.0f', now + outcome_wait_ms))
