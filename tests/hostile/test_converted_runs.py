@@ -61,7 +61,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.parametrize("shipped_redis", redis_s
 
 
 @pytest.fixture
-def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iterator[HttpServer]:
+def server(shipped_redis: Shipped, redis_client: redis.Redis, keys: Keys, tmp_path: Path) -> Iterator[HttpServer]:
     """A server in the memory of its container, beside a worker."""
     limits = {"serve__quiet_s": 0.3, "worker__max_attempts": 1}
     with (
@@ -69,6 +69,8 @@ def server(shipped_redis: Shipped, redis_client: object, tmp_path: Path) -> Iter
         open_server(shipped_redis.settings("serve"), tmp_path / "server.log", *CONTAINER_SERVE, **limits) as opened,
     ):
         yield opened
+        # Their states are known a moment before they are removed.
+        wait_until(lambda: redis_client.zcard(keys.runs) == 0)
         assert SECRET not in opened.process.text()
     assert shipped_redis.refused() == []
 
@@ -160,7 +162,7 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
         assert server.status(honest)["state"] == "decided"
         assert not converting.is_running()
         # The claim ends.
-        redis_client.zadd(keys.runs, {costly: 0})
+        redis_client.zadd(keys.runs, {costly: 0}, xx=True)
         status = server.status(costly)
     assert status["reason"] == "poison"
     assert status["detail"].startswith("$: it was converted 1 times, and each time that took longer than 6 s or more than")

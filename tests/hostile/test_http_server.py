@@ -31,7 +31,7 @@ PROTOBUF: Final = "application/x-protobuf"
 BODY_S, HEADERS_S = 12.0, 10.0
 """How long the server waits for either here; it waits for 20 s and for 15 s elsewhere."""
 LIMITS: Final = (
-    "ServeSettings.run_spans=20 ServeSettings.runs=30 "
+    "ServeSettings.run_spans=20 ServeSettings.runs=10 "
     f"serve.bodies._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"
 )
 
@@ -223,7 +223,7 @@ def test_no_request_costs_more_than_its_bounds(
     spans = [chat_span(huge, "00000000000000aa", said=SECRET) for _ in range(25)]
     assert post(server, export_of(*spans[:20])).json == {}
     assert post(server, export_of(*spans[20:], chat_span(huge))).json["partialSuccess"]["rejectedSpans"] == "6"
-    many = [post(server, export_of(chat_span(new_run(), "00000000000000aa"))).status for _ in range(40)]
+    many = [post(server, export_of(chat_span(new_run(), "00000000000000aa"))).status for _ in range(15)]
     assert {200, 429} == set(many)
     letters = wait_until(lambda: [each for each in store.dead_letters.read() if each.trace_id.endswith(huge)])
     assert letters[0].detail == "$: expected at most 20 spans and 16777216 bytes"
