@@ -243,6 +243,30 @@ ENVELOPES: Final[dict[str, object]] = {
         user(f"Observation: {RETURNED}"),
         assistant(f"Final Answer: {ANSWER}"),
     ],
+    "BeeAI": [
+        user(ASKED),
+        assistant(
+            f"Thought: {THOUGHT}\nFunction Name: lock_state\nFunction Input: {json.dumps(ARGUMENTS)}\n"
+            f"Function Output: {RETURNED}\n"
+        ),
+        assistant(f"Final Answer: {ANSWER}"),
+    ],
+    "DSPy": [
+        user(ASKED),
+        assistant(
+            f"[[ ## next_thought ## ]]\n{THOUGHT}\n\n[[ ## next_tool_name ## ]]\nlock_state\n\n"
+            f"[[ ## next_tool_args ## ]]\n{json.dumps(ARGUMENTS)}\n\n[[ ## completed ## ]]"
+        ),
+        {"role": "tool", "content": RETURNED},
+        assistant(f"[[ ## answer ## ]]\n{ANSWER}\n\n[[ ## completed ## ]]"),
+    ],
+    "Letta": [
+        {"message_type": "user_message", "content": ASKED},
+        {"message_type": "reasoning_message", "reasoning": THOUGHT},
+        {"message_type": "tool_call_message", "tool_call": {**FUNCTION, "tool_call_id": "c"}},
+        {"message_type": "tool_return_message", "tool_return": RETURNED, "tool_call_id": "c"},
+        {"message_type": "assistant_message", "content": ANSWER},
+    ],
 }
 
 

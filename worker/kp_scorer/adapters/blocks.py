@@ -34,6 +34,7 @@ _IDS: Final = (*_CALL_IDS, "id")
 # ``response`` was ``result`` in earlier GenAI conventions.
 _RETURNED: Final = (
     *("output", "response", "result", "servertoolcallresponse", "content", "observation", "returnvalue", "errortext"),
+    "toolreturn",
     "value",
 )
 _RETURNED_BY_CALLS: Final = ("output", "result", "observation", "aggregatedoutput", "errortext")
@@ -257,7 +258,8 @@ def sort_of(block: object) -> str:
 
 @lru_cache(maxsize=1_024)
 def _plain_type(kind: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).replace("-", "_").replace(".", "_").lower().removesuffix("_content")
+    snake_case = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind).replace("-", "_").replace(".", "_").lower()
+    return snake_case.removesuffix("_content").removesuffix("_message")
 
 
 def type_of(block: object) -> str:

@@ -102,6 +102,5 @@ def role_of(name: object) -> str:
 
 def named_type(block: dict[str, Any]) -> str:
     """Return the type of an object, in whichever field it stands; empty if it has none."""
-    return next(
-        (kind for key in ("type", "part_kind", "kind", "$type", "block_type") if isinstance(kind := block.get(key), str)), ""
-    )
+    keys = ("type", "part_kind", "kind", "$type", "block_type", "message_type")
+    return next((kind for key in keys if isinstance(kind := block.get(key), str)), "")

@@ -2,7 +2,8 @@
 
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, to the end
-- ``Action: NAME`` with ``Action Input: …`` of ReAct
+- ``Action: NAME`` with ``Action Input: …`` of ReAct, and ``Function Name: NAME`` of BeeAI, which writes the result behind it
+- ``[[ ## next_tool_name ## ]]`` among the other sections of DSPy, whose names are no part of what is said
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - ``[NAME(KEY="…"), …]`` of ToolACE
 - one fenced command, of an agent that acts by it: its next message of the user says what the command returned
@@ -26,13 +27,17 @@ _QUOTED: Final = re.compile(r"\s*+\{\s*+\"name\":\s*+\"([^\"]{1,100})\",\s*+\"ar
 """A call of Glaive, whose arguments are JSON in quotes that JSON lacks."""
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
 _ACTION: Final = re.compile(
-    r"^[ \t]*+Action:[ \t]*+([\w.:/ -]{1,100}?)(?:[ \t]*+\n[ \t]*+Action[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
+    r"^[ \t]*+(?:Action|Function Name):[ \t]*+([\w.:/ -]{1,100}?)"
+    r"(?:[ \t]*+\n[ \t]*+(?:Action|Function)[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
     re.MULTILINE,
 )
 _LISTED: Final = re.compile(r"\s*+\[[^\[\]()]{1,100}\(.*\)\]\s*+", re.DOTALL)
 _LISTED_CALL: Final = re.compile(r"[\[,]\s*+([^\[\](),=]{1,100})\(((?:[^()\"']|\"[^\"]*+\"|'[^']*+')*+)\)")
 _LISTED_ARGUMENT: Final = re.compile(r"([\w-]{1,100})=(\"[^\"]*+\"|'[^']*+'|[^,]++)")
-_OBSERVATION: Final = re.compile(r"\n[ \t]*+Observation:")
+_OBSERVATION: Final = re.compile(r"\n[ \t]*+(?:Observation|(Function Output)):")
+_SECTION: Final = re.compile(r"^[ \t]*+\[\[ ## (\w{1,100}) ## \]\][ \t]*+$", re.MULTILINE)
+_SECTIONS_OF_CALLS: Final = ("next_tool_name", "next_tool_args")
+_LAST_SECTION: Final = "completed"
 _FINAL: Final = "Final Answer:"
 _FENCE: Final = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?+[ \t]*+\n")
 _RETURNED: Final = re.compile(
@@ -52,6 +57,8 @@ _AROUND: Final = re.compile(r"</?(?:tool_call|function_calls?)>")
 
 def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False) -> Sequence[Piece]:
     """Return the pieces of a run with the calls in the texts of an agent that makes no others, and with their results."""
+    are_called = any(piece.kind == "call" for piece in pieces)
+    pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
     if any(piece.kind == "call" for piece in pieces):
         return pieces
     if any(
@@ -100,6 +107,20 @@ def _is_output(text: str) -> bool:
 def _thought(piece: Piece, text: str) -> list[Piece]:
     own = _AROUND.sub("", text).strip()
     return [piece._replace(text=own)] if own else []
+
+
+def _sections(piece: Piece, *, are_called: bool) -> Iterator[Piece]:
+    """Yield what the sections of DSPy say, and the call in them, unless calls are recorded apart."""
+    before, *parts = _SECTION.split(piece.text) if piece.kind == "agent" else ("",)
+    if not parts or before.strip():
+        yield piece
+        return
+    sections = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    name, arguments = (sections.pop(key, "") for key in _SECTIONS_OF_CALLS)
+    sections.pop(_LAST_SECTION, None)
+    yield from (piece._replace(text=text) for text in sections.values() if text)
+    if name and not are_called:
+        yield Piece(piece.node, "call", name=name, arguments=_json(arguments))
 
 
 def _tagged(piece: Piece) -> Iterator[Piece]:
@@ -178,6 +199,8 @@ def _actions(piece: Piece) -> Iterator[Piece]:
         place = observed.start() if observed else len(piece.text)
         yield Piece(piece.node, "call", name=action[1], arguments=_json(piece.text[action.end() : place]))
         if observed:
+            if observed[1]:
+                yield Piece(piece.node, "result", piece.text[observed.end() :].strip())
             return
     for text in piece.text[place:].rpartition(_FINAL)[::2]:
         yield from _thought(piece, text.strip().removeprefix("Thought:"))
