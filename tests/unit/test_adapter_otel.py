@@ -855,6 +855,14 @@ def test_framework_is_in_the_name_of_the_scope(scope: str, framework: str | None
     assert trace["metadata"].get("framework") == framework
 
 
+def test_framework_may_be_that_of_spans_of_no_kind() -> None:
+    state = json.dumps([{"role": "user", "content": "How windy is it?"}, {"role": "assistant", "content": "Calm."}])
+    exported = export(span("Pipeline.run", 0, 9, {"input.value": "How windy is it?", "output.value": state}))
+    exported["resourceSpans"][0]["scopeSpans"][0]["scope"]["name"] = "openinference.instrumentation.haystack"
+    (trace,) = converted("otel", exported)
+    assert trace["metadata"]["framework"] == "haystack"
+
+
 def test_run_waits_for_the_spans_that_others_show_to_exist() -> None:
     reader = Converter(SUPPLIED, LIMITS, "otel")
     within = [each | {"parentSpanId": "job@0"} for each in WINDY]

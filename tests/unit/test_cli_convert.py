@@ -76,6 +76,11 @@ CALLING: Final = assistant(None, call("c", "mail", "{}"))
     [
         (b"\n", "nothing to convert in -\n"),
         (
+            json_lines(test_adapter_otel.of_another_run(1, 0)),
+            "nothing to convert in -\nconverted 0 of 0 runs: 0 steps, 0 tool calls, 0 errors, 0 error recoveries; "
+            "1 traces without an agent left out\n",
+        ),
+        (
             json_lines([CHAT["messages"][0], CALLING, result("c", "Error: locked"), CALLING, result("c", "two")], CHAT),
             "converted 2 of 2 runs: 5 steps, 2 tool calls, 1 errors, 1 error recoveries; 0 tools in 1 of 2 runs\n",
         ),
@@ -90,7 +95,7 @@ CALLING: Final = assistant(None, call("c", "mail", "{}"))
             "1 values that are not understood left out; 1 traces without an agent left out\n",
         ),
     ],
-    ids=["nothing", "tools and recoveries", "a chat that goes on", "what is left out"],
+    ids=["nothing", "no agent", "tools and recoveries", "a chat that goes on", "what is left out"],
 )
 def test_what_is_converted_is_counted(content: bytes, note: str) -> None:
     done = run(content, "--success")
@@ -226,7 +231,7 @@ def test_lines_of_a_session_that_are_no_turns_are_skipped_and_counted(tmp_path: 
     done = run(b"", "--success", file=str(tmp_path), created_at=None)
     assert [row["id"] for row in rows(done)] == ["kp:trace:session:s1", "kp:trace:claude-code:s1"]
     assert rows(done)[0]["metadata"]["created_at"] == header["timestamp"]
-    assert (done.exit_code, "; 5 values that are not understood left out" in done.stderr) == (0, True), done.stderr
+    assert (done.exit_code, "; 6 values that are not understood left out" in done.stderr) == (0, True), done.stderr
 
 
 def test_halves_of_characters_and_numbers_that_json_lacks_are_replaced() -> None:

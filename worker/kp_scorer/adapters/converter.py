@@ -82,6 +82,7 @@ class Converter:
         except Exception as error:
             yield _refusal(Node(line, "", value), error)
             return
+        self.counts["skipped"] += not records
         for record in records:
             try:
                 own = FORMATS[name].run_id(record)

@@ -25,10 +25,10 @@ _SWITCHES: Final = {  # The variable that records messages, by the beginning of 
 
 
 def framework_of(spans: Iterable[Span]) -> str | None:
-    """Return the name of the framework whose spans of agents, or else of models or tools, come first."""
+    """Return the name of the framework whose spans of agents, or else of models or tools, or else of anything, come first."""
     ranks = {"agent": 0, "model": 1, "tool": 2}
-    named = [span for span in spans if span.kind in ranks and _scope(span.node)]
-    span = min(named, key=lambda span: (ranks[span.kind], span.started_ns), default=None)
+    named = [span for span in spans if _scope(span.node)]
+    span = min(named, key=lambda span: (ranks.get(span.kind, len(ranks)), span.started_ns), default=None)
     name = _SCOPE.fullmatch(_scope(span.node)) if span else None
     return _FRAMEWORKS.get(name[0], name[1]) if name else None
 

@@ -110,9 +110,9 @@ class Conversion:
 
     def print_summary(self) -> None:
         """Print the numbers of what was converted, and the fields of the sources that were not read."""
-        if not self.runs:
-            return
         counts = self._converter.counts
+        if not self.runs and not counts["left_out"]:
+            return
         parts = f"{counts['steps']} steps, {counts['calls']} tool calls, {counts['errors']} errors"
         without = f"; 0 tools in {counts['toolless']} of {counts['traces']} runs" if counts["toolless"] else ""
         notes = {
