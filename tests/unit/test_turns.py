@@ -304,6 +304,14 @@ def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned()
     assert [kind for kind, *_ in steps_of("", explained)] == ["thought", "observation", "thought"]
 
 
+def test_sections_of_one_name_are_all_said() -> None:
+    sections = "".join(f"[[ ## reasoning ## ]]\n{part}\n" for part in ("It is late.", "It is dark."))
+    said = [content for *_, content in steps_of("", [user(ASKED), assistant(f"{sections}[[ ## answer ## ]]\n{ANSWER}")])]
+    assert said == ["It is late.", "It is dark.", ANSWER]
+    quoted = f"It writes:\n{sections}"
+    assert [content for *_, content in steps_of("", [user(ASKED), assistant(quoted)])] == [quoted]
+
+
 def test_call_in_the_text_of_an_agent_that_calls_otherwise_is_a_text() -> None:
     quoted = assistant(f"It writes {TAGGED}")
     assert [kind for kind, *_ in steps_of("", [*CHAT, quoted])].count("tool_call") == 1

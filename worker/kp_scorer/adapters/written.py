@@ -37,7 +37,7 @@ _LISTED_ARGUMENT: Final = re.compile(r"([\w-]{1,100})=(\"[^\"]*+\"|'[^']*+'|[^,]
 _OBSERVATION: Final = re.compile(r"\n[ \t]*+(?:Observation|(Function Output)):")
 _SECTION: Final = re.compile(r"^[ \t]*+\[\[ ## (\w{1,100}) ## \]\][ \t]*+$", re.MULTILINE)
 _SECTIONS_OF_CALLS: Final = ("next_tool_name", "next_tool_args")
-_LAST_SECTION: Final = "completed"
+_NOT_SAID: Final = (*_SECTIONS_OF_CALLS, "completed")
 _FINAL: Final = "Final Answer:"
 _FENCE: Final = re.compile(r"```(?:bash|sh|shell|mswea_bash_command)?+[ \t]*+\n")
 _RETURNED: Final = re.compile(
@@ -115,10 +115,9 @@ def _sections(piece: Piece, *, are_called: bool) -> Iterator[Piece]:
     if not parts or before.strip():
         yield piece
         return
-    sections = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
-    name, arguments = (sections.pop(key, "") for key in _SECTIONS_OF_CALLS)
-    sections.pop(_LAST_SECTION, None)
-    yield from (piece._replace(text=text) for text in sections.values() if text)
+    sections = list(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    yield from (piece._replace(text=text) for key, text in sections if text and key not in _NOT_SAID)
+    name, arguments = (dict(sections).get(key, "") for key in _SECTIONS_OF_CALLS)
     if name and not are_called:
         yield Piece(piece.node, "call", name=name, arguments=_json(arguments))
 
