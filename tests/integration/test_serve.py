@@ -250,9 +250,9 @@ def test_what_neither_spans_nor_settings_say_is_assumed_and_the_log_says_so(sett
     assert submitted == {run_id: "confidence, success", rootless: "confidence, success", certain: None, broken: "confidence"}
 
 
-def call_span(run_id: str, parent: str) -> dict[str, Any]:
+def call_span(run_id: str, parent: str, thought: str = "I look.") -> dict[str, Any]:
     """A model's call, which asks for a tool."""
-    parts = [{"type": "text", "content": "I look."}, {"type": "tool_call", "id": "c1", "name": "tide_table", "arguments": {}}]
+    parts = [{"type": "text", "content": thought}, {"type": "tool_call", "id": "c1", "name": "tide_table", "arguments": {}}]
     output = attributes(gen_ai__output__messages=json.dumps([{"role": "assistant", "parts": parts}]))
     span = chat_span(run_id, parent)
     return span | {"attributes": [pair for pair in span["attributes"] if pair["key"] != output[0]["key"]] + output}
@@ -283,9 +283,18 @@ def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, mon
             assert server.export(late).json == {}
         decision = server.status(run_id)["decision"]
         assert decision["dimensions"]["complexity"] > 0
+        # So does one that has neither said anything nor a result, though its root ended last.
+        unanswered = new_run()
+        around = chat_span(unanswered) | {"attributes": [], "endTimeUnixNano": str(time.time_ns() + 10**10)}
+        for spans in ([around, call_span(unanswered, around["spanId"], thought="")], [chat_span(unanswered, around["spanId"])]):
+            for span in spans:
+                assert server.export(span).json == {}
+            quiet_since = time.monotonic()
+            wait_until(partial(_has_passed, quiet_since, 2 * SUPPLIED["serve__quiet_s"]))
+        assert server.status(unanswered)["state"] == "decided"
         # One that lacks spans is decided without them in the end.
         assert server.status(cut)["state"] == "decided"
-        assert [event["spans"] for event in server.process.events("run_submitted")] == [4, 1]
+        assert sorted(event["spans"] for event in server.process.events("run_submitted")) == [1, 3, 4]
 
 
 def test_run_without_success_waits_for_its_outcome(settings: Settings, store: Store, tmp_path: Path) -> None:

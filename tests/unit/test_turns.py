@@ -306,8 +306,8 @@ def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned()
 
 def test_sections_of_one_name_are_all_said() -> None:
     sections = "".join(f"[[ ## reasoning ## ]]\n{part}\n" for part in ("It is late.", "It is dark."))
-    said = [content for *_, content in steps_of("", [user(ASKED), assistant(f"{sections}[[ ## answer ## ]]\n{ANSWER}")])]
-    assert said == ["It is late.", "It is dark.", ANSWER]
+    thoughts = [content for *_, content in steps_of("", [user(ASKED), assistant(f"{sections}[[ ## answer ## ]]\n{ANSWER}")])]
+    assert thoughts == ["It is late.", "It is dark.", ANSWER]
     quoted = f"It writes:\n{sections}"
     assert [content for *_, content in steps_of("", [user(ASKED), assistant(quoted)])] == [quoted]
 

@@ -53,11 +53,7 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     except Unfinished as error:
         # A call of a model alone is a beginning that another run repeats, as is a run that waits for a person.
         is_alone = error.is_part or (len(spans) == 1 and not spans[0].get("parentSpanId"))
-        return (
-            {"left_out": "unfinished"}
-            if is_alone
-            else {"problems": error.problems, "is_open": _is_open(spans, is_answered=False)}
-        )
+        return {"left_out": "unfinished"} if is_alone else {"problems": error.problems, "is_open": True}
     except (InvalidTrace, NotConverted) as error:
         if isinstance(error.__cause__, MemoryError):
             raise error.__cause__ from None
