@@ -223,7 +223,7 @@ def has_gpu() -> bool:
     require_torch()
     import torch
 
-    return torch.cuda.is_available()
+    return bool(torch.cuda.is_available())
 
 
 @pytest.fixture(scope="module")
