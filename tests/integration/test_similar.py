@@ -59,7 +59,7 @@ def test_the_index_is_built_once_and_again_once_the_file_or_it_has_changed(file:
     runs.similar(REFUND)
     built = index.stat()
     runs.similar(REFUND)
-    assert index.stat() == built
+    assert (index.stat().st_ino, index.stat().st_mtime_ns) == (built.st_ino, built.st_mtime_ns)
     for damaged in (b"", b"{" * 2_000, index.read_bytes()[:-1]):
         index.write_bytes(damaged)
         assert len(runs.similar(REFUND)) == 3

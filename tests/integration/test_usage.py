@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +41,15 @@ PATTERNS: Final = {
 
 
 def used_bytes(client: redis.Redis) -> int:
+    """Return what Redis uses once it no longer changes: Redis measures the buffers of its clients once a second."""
+    readings = [_used_bytes(client)]
+    while len(readings) < 2 or abs(readings[-1] - readings[-2]) > 1_000:
+        time.sleep(1)
+        readings.append(_used_bytes(client))
+    return readings[-1]
+
+
+def _used_bytes(client: redis.Redis) -> int:
     memory: Any = client.info("memory")
     # What its file does not have yet, on a slow disk, is no part's.
     return int(memory["used_memory"] - memory["mem_aof_buffer"] - memory["mem_clients_normal"])
