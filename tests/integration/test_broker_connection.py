@@ -30,8 +30,11 @@ COUNTING_WORKER: Final = ("tests.support.counting_worker",)
 
 
 @pytest.mark.slow
-def test_a_lost_connection_is_logged_with_reason_and_server_and_leaves_nothing(on_broker: SettingsWith, tmp_path: Path) -> None:
-    settings = on_broker()
+@pytest.mark.parametrize("queues", [["traces"], ["traces.a", "traces.b", "traces.c"]], ids=["one queue", "three queues"])
+def test_a_lost_connection_is_logged_with_reason_and_server_and_leaves_nothing(
+    queues: list[str], on_broker: SettingsWith, tmp_path: Path
+) -> None:
+    settings = on_broker(queues__traces={queue: {} for queue in queues})
     with Proxy(settings.broker.url) as proxy:
         through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url, broker__timeout_s=2.0)
         with at_work(through, tmp_path, command=COUNTING_WORKER) as (worker, _), Client(settings) as client:

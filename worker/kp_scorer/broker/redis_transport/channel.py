@@ -238,6 +238,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         name = self._polled
         try:
             messages = self._read_messages(name, **options)
+        except self.connection_errors:
+            # Kombu 5.7.0 reads once more while it closes. After an error it would leave this channel, and those behind it, open
+            # for good, with their timers and their connections.
+            if not self._closing:
+                raise
+            messages = []
         finally:
             self._in_poll = None
             # A pending re-authentication is safe only between two commands.
