@@ -36,6 +36,7 @@ from kp_scorer.store.scripts import Script
 from tests.support.builders import decision, load_embedder
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
+from tests.support.http_server import open_server
 from tests.support.outcomes import publish
 from tests.support.paths import REPOSITORY
 from tests.support.permissions import documented
@@ -297,6 +298,20 @@ def test_a_team_writes_to_its_queue_alone_and_workers_take_from_all(server: Ship
                 assert _is_refused(search, act)
         admin.acl_deluser("search")
     assert "NOPERM" not in worker.text()
+
+
+def test_who_submits_to_a_queue_with_a_limit_may_count_what_waits_there(server: Shipped, tmp_path: Path) -> None:
+    queues = {"traces.search": {"limit": 10}}
+    _load_scripts(server)
+    with server.connect("administrator") as admin:
+        for user in ("client", "serve"):
+            admin.execute_command("ACL", "SETUSER", user, "~traces.search", "~traces.search??[369]")
+    of_client, of_serve = fresh_samples(2)
+    with Client(with_changed(server.settings("client"), queues__traces=queues)) as client:
+        client.submit(of_client)
+    with open_server(with_changed(server.settings("serve"), queues__traces=queues), tmp_path / "server.log") as http:
+        assert http.ask("POST", "/traces", of_serve).status == 202
+    assert server.refused() == []
 
 
 def test_the_scaler_counts_waiting_messages_and_cannot_read_them(server: Shipped) -> None:
