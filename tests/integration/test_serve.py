@@ -500,6 +500,23 @@ def test_a_token_has_its_queue_for_traces_and_for_spans(
         serve(with_changed(settings, serve__tokens=str(file), serve__port=0))
 
 
+def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, tmp_path: Path, store: Store) -> None:
+    file, count = tmp_path / "tokens", 12
+    file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
+    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 1}}, serve__tokens=str(file))
+    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
+    store.ledger.load_scripts()
+    with open_server(both, tmp_path / "server.log") as server:
+        assert server.ask("POST", "/traces", fresh_samples(1)[0], **others).status == 202
+        for headers in [others] * count + [own]:
+            assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
+        wait_until(lambda: server.process.events("run_submitted"))
+        # The first shows that the queue is full. Each of the others would have been tried before the run of the other queue.
+        assert len(server.process.events("runs_wait")) < count / 2
+        # They wait for room.
+        assert store.runs.held()[0] == count
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "expected"),
     [("", 0o600, "a token"), ("short", 0o600, "a token"), (f"{TOKEN} a b", 0o600, "a token"), (TOKEN, 0o602, "write")],

@@ -110,6 +110,8 @@ class Submitter:
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
         self._moved_at = time.monotonic()
         self._failing_since: float | None = None
+        # By queue: when it last refused a run, by the monotonic clock.
+        self._refused_at: dict[str, float] = {}
         self._seldom = Seldom()
 
     def why_not_live(self) -> list[str]:
@@ -127,8 +129,10 @@ class Submitter:
         while not self._ending.wait(pause_s):
             pause_s = _BACKOFF_S
             self._moved_at = time.monotonic()
+            full = [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < _BACKOFF_S]
+            run = None
             try:
-                if run := self._store.runs.claim():
+                if run := self._store.runs.claim(full):
                     self._complete(run)
                 if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
@@ -136,8 +140,12 @@ class Submitter:
                 pause_s = 0.0 if run else _EVERY_S
                 self._failing_since = None
             except Exception as error:
-                # If the queue is full, no other process has room either: requests must get their 429.
-                self._failing_since = None if isinstance(error, QueueFull) else self._failing_since or time.monotonic()
+                if run and isinstance(error, QueueFull):
+                    # No other process has room either: requests must get their 429. Runs of other queues need not wait.
+                    self._failing_since, pause_s = None, 0.0
+                    self._refused_at[run.queue] = time.monotonic()
+                else:
+                    self._failing_since = self._failing_since or time.monotonic()
                 if isinstance(error, ScorerError):
                     # The run will be claimed again.
                     log.warning("runs_wait", detail=str(error))

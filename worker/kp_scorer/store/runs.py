@@ -17,6 +17,7 @@ from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
+_FULL_MS: Final = 2_000  # Due runs of a full queue wait so long before they are due again.
 _EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent waits: health checks take room, too.
 _REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
@@ -109,7 +110,9 @@ def _store_spans(*, keys: Keys, run_id: str, queue: str, bounds: _Bounds, spans:
 
 
 @script(row(_claimed))
-def _claim_run(*, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int, outcome_wait_ms: int) -> None: ...
+def _claim_run(
+    *, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int, outcome_wait_ms: int, full_ms: int, full: Sequence[str]
+) -> None: ...
 
 
 @script(bool)
@@ -166,8 +169,11 @@ class Runs:
         fields: Any = self._client.hgetall(self._keys.run(run_id))
         return _claimed(run_id.encode(), list(chain(*fields.items())))
 
-    def claim(self) -> ClaimedRun | None:
-        """Claim a run that is quiet; return None if none is. The claim ends after a minute."""
+    def claim(self, full: Sequence[str] = ()) -> ClaimedRun | None:
+        """Claim a run that is quiet; return None if none is. The claim ends after a minute.
+
+        Quiet runs of the queues that are ``full`` wait for two seconds more.
+        """
         return _claim_run(
             self._client,
             keys=self._keys,
@@ -175,6 +181,8 @@ class Runs:
             quiet_ms=self._quiet_ms,
             open_ms=self._open_ms,
             outcome_wait_ms=self._outcome_wait_ms,
+            full_ms=_FULL_MS,
+            full=full,
         )
 
     def close(self, run: ClaimedRun, agent_span: str, outcome: str = NO_WAIT) -> bool:

@@ -1,9 +1,9 @@
--- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt. Spans that have been
--- kept for long enough are removed.
+-- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt. Due runs of full queues
+-- wait for full_ms more. Spans that have been kept for long enough are removed.
 --
 -- Uses   run_spans
 -- KEYS   runs, runs_bytes, runs_kept, run_prefix
--- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms
+-- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms, full_ms, full...
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
@@ -16,15 +16,21 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('
     redis.call('ZADD', runs, now + quiet_ms, run_id)
 end
 
-for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 100)) do
+local is_full = {}
+for _, queue in ipairs(full) do is_full[queue] = true end
+for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 1000)) do
     local run = run_prefix .. run_id
-    if redis.call('HGET', run, ':first_ms') then
+    local first_ms, queue = unpack(redis.call('HMGET', run, ':first_ms', ':queue'))
+    if first_ms and is_full[queue or ''] then
+        redis.call('ZADD', runs, now + full_ms, run_id)
+    elseif first_ms then
         redis.call('ZADD', runs, now + lease_ms, run_id)
         -- The attempt is charged now, as a process that the run ends cannot do so.
         redis.call('HSET', run, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
         return {run_id, redis.call('HGETALL', run)}
+    else
+        -- The run has expired, or somebody has deleted it.
+        redis.call('ZREM', runs, run_id)
     end
-    -- The run has expired, or somebody has deleted it.
-    redis.call('ZREM', runs, run_id)
 end
 return {'', {}}
