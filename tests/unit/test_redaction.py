@@ -23,14 +23,17 @@ PERSONAL = {
     "EMAIL": ("bob.smith@corp.example.org", "a+b@sub.example.com"),
     "PHONE": ("+1 202-555-0143", "(212) 736-5000", "+49 30 901820", "+45 33 12 34 56"),
     "CARD": ("4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005"),
-    "USER": ("/home/alice/notes", "/Users/Bob.Jones/x", r"C:\Users\carl\x", "C:/Users/dora"),
+    "USER": (
+        *("/home/alice/notes", "/Users/Bob.Jones/x", r"C:\Users\carl\x", "C:/Users/dora", "/mnt/c/Users/eli/x"),
+        *(".claude/projects/-Users-fay-shop/a.jsonl", "projects/C--Users-gus-shop", "./-home-hal"),
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
 def test_what_leads_to_a_person_is_replaced(kind: str) -> None:
     for text in PERSONAL[kind]:
-        for template in ("{}", "Call or write to {} today.", '{{"contact": "{}"}}'):
+        for template in ("{}", "Call or write to {} today.", "It is {}.", '{{"contact": "{}"}}'):
             content = template.format(text)
             assert [found for _, _, found in redaction().spans_in(content)] == [kind], content
             redacted = redaction().Redactor().redacted(content)
@@ -64,6 +67,7 @@ def test_secrets_are_found_however_often_they_are_escaped() -> None:
         "1706054597 1706054597123456789 3.14159265358979 550e8400-e29b-41d4-a716-446655440000",
         "192.168.100.201 2026-11-28 01:06:26 1234 5678 9012 3456 +1234567890",
         "/home/user/x https://site.example/home/products ~/home/x /Users/Shared /home/ C:\\Windows\\Users",
+        "at-home-care stay--home-alone ./a-Users-guide -Users- /-home-user-x 4111111111111111.5",
     ],
 )
 def test_what_only_looks_like_it_stays(text: str) -> None:

@@ -18,9 +18,13 @@ Span = tuple[int, int, str]  # Start, end and kind.
 
 _PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
 _EMAIL: Final = re.compile(r"(?<![\w.%+-])(?!git@)[\w.%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w@])")
-_CARD: Final = re.compile(r"(?<![\w.-])(?:[2-6]\d{3}([ -]?)(?:\d{4}\1){2}\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w.-])")
+_CARD: Final = re.compile(r"(?<![\w.-])(?:[2-6]\d{3}([ -]?)(?:\d{4}\1){2}\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w-]|\.\w)")
 _PHONE: Final = re.compile(r"(?<![\w.+-])(?:\+\d[\d ().-]{6,20}\d|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])")
-_HOME: Final = re.compile(r"(?<![\w.~-])(?:/home/|/Users/|[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([\w.-]{1,64})(?=[^\w.-]|$)")
+_HOME: Final = re.compile(
+    r"(?<![\w.~-])(?:/home/|/Users/|/mnt/[a-z]/Users/|[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([\w.-]{1,64})(?=[^\w.-]|$)"
+    # Claude Code names the folder of a project's sessions after its path, with hyphens.
+    r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
+)
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
 """Home directories of images and systems, which name no person."""
 
@@ -100,8 +104,8 @@ def _detected(text: str, name: str) -> Iterator[Span]:
         if _is_phone(match[0]):
             yield *match.span(), "PHONE"
     for match in _HOME.finditer(text):
-        if match[1].lower() not in _NOBODYS:
-            yield *match.span(1), "USER"
+        if (match[1] or match[2]).lower() not in _NOBODYS:
+            yield *match.span(match.lastindex or 0), "USER"
 
 
 def _is_phone(text: str) -> bool:
