@@ -14,6 +14,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.local.embedded_redis import Running
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -94,17 +95,32 @@ def test_a_prompt_has_whole_lines_of_json_within_its_budget(file: Path) -> None:
     assert done.stdout == as_prompt(runs, 400)
 
 
-def test_what_a_fleet_has_accepted_is_found_by_its_vectors(settings: Settings, store: Store) -> None:
-    embedder, fleet = WordsEmbedder(), with_changed(settings, embedding__embedder="words")
+def decide_by_words(settings: Settings, store: Store) -> None:
+    embedder = WordsEmbedder()
     meter = NoveltyMeter(embedder, store.novelty_log(embedder.space), settings.novelty.window())
     decider = Decider(store.ledger, Policy(threshold=0.1), meter, max_attempts=5)
     decider.decide([decode_trace(each, Limits()) for each in ASKED])
+
+
+def test_what_a_fleet_has_accepted_is_found_by_its_vectors(settings: Settings, store: Store) -> None:
+    fleet = with_changed(settings, embedding__embedder="words")
+    decide_by_words(settings, store)
     store.ledger.label({"kp:trace:copy": False})
     similar = KeptRuns(settings=fleet).similar(REFUND)
     assert [run.trace_id for run in similar] == ["kp:trace:refund", "kp:trace:lone"]
     assert similar[0].score
     done = invoked(commands, "similar", REFUND, "--broker-url", settings.broker.url, *WORDS, "--format", "prompt")
     assert (done.exit_code, "as Redis has no texts" in done.stderr) == (2, True)
+
+
+def test_the_embedder_of_up_finds_what_its_workers_have_accepted(
+    settings: Settings, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decide_by_words(settings, store)
+    of_up = Running(settings.broker.url, settings={"embedding": {"embedder": "words"}})
+    monkeypatch.setattr("kp_scorer.endpoints.running", lambda: of_up)
+    done = invoked(commands, "similar", REFUND, "-k", "1")
+    assert [row["trace_id"] for row in rows(done.stdout)] == ["kp:trace:refund"], done.output
 
 
 def test_serve_answers_with_the_kept_runs_or_why_not(settings: Settings, file: Path, tmp_path: Path) -> None:

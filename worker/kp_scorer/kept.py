@@ -83,7 +83,8 @@ class KeptRuns:
             SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
         """
         self._path = Path(path) if path is not None else None
-        self._settings = settings or load_settings()
+        settings = settings or load_settings()
+        self._settings = settings if path is not None else with_endpoints(settings)
         self._embedder = select_embedder(self._settings.embedding, self._settings.novelty.recipe) or WordsEmbedder()
 
     def similar(self, task: str, most: int = 5) -> list[SimilarRun]:
@@ -144,7 +145,7 @@ class KeptRuns:
 
     def _accepted(self, query: Vector) -> Iterator[SimilarRun]:
         """Yield the successes in the novelty log that were accepted; decisions are read nearest first."""
-        with Store.open(with_endpoints(self._settings)) as store:
+        with Store.open(self._settings) as store:
             entries = [each for each in store.novelty_log(self._embedder.space).entries() if each.vector.size == query.size]
             if not entries and store.novelty_logs():
                 raise ScorerError("the fleet has another embedder: expected its settings of embedding and novelty.recipe")
