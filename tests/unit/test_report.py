@@ -89,11 +89,14 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
 
 
 def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
-    ends = (("a", True), ("a", True), ("b", True), ("b", False), ("c", False), ("c", False), ("c", False))
+    ends = (("a", True), ("a", True), ("b", True), ("b", False), ("c", False), ("c", False), ("d", False))
     traces = [
         minimal_payload(trace_id=f"kp:trace:{number}", objective=objective, success=success)
         for number, (objective, success) in enumerate(ends)
     ]
+    # Other words for the same task.
+    for trace in traces[-3:]:
+        trace["metadata"]["task"] = "one"
     file = jsonl_file(tmp_path / "traces.jsonl", *traces)
     printed = invoked(commands, "report", file, "--text", "--set", "embedding.embedder=none").stdout
     assert "1 of 3 tasks were never solved" in printed
@@ -103,6 +106,8 @@ def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
         ["sometimes", "solved", "1", "2"],
         ["never", "solved", "1", "3"],
     ]
+    # A trace of each task that is not always solved, with its runs and successes, the least solved first.
+    assert [line for line in lines if line[1:] in (["3", "0"], ["2", "1"])] == [["4", "3", "0"], ["2", "2", "1"]]
 
 
 def test_ids_are_never_cut_off() -> None:

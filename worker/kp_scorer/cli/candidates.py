@@ -21,7 +21,7 @@ import numpy as np
 from kp_scorer.checks.checks import Checks
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.gathering import score_lines
+from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.output import note_damaged, print_note
 from kp_scorer.cli.unpacking import lines_in, open_input
@@ -163,12 +163,6 @@ def gather(
         run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
         may_be_written = eligible or (failures and not success)
         candidates.add(run, _vector(embedder, trace), document(line, decision) if may_be_written else None)
-
-
-def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
-    """Return the task of a run: its ``metadata.task``, or else its objective."""
-    task = document["metadata"].get("task")
-    return str(task) if isinstance(task, str | int) and task != "" else trace.task.objective
 
 
 def without_unchecked(trace: ReasoningTrace) -> dict[str, Any]:

@@ -44,6 +44,7 @@ class GatheredTrace(NamedTuple):
     label: bool | None = None  # From --labels if that is given, otherwise from the ledger or from the output of `status`.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
     revision: Decision | None = None  # The newest decision, if late outcomes have led to another.
+    task: str = ""  # What :func:`task_of` says, if a file of traces was read.
 
 
 @dataclass(slots=True)
@@ -171,6 +172,12 @@ def traces_named(name: str | None, decisions: Collection[Decision], limits: Limi
         return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
 
+def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
+    """Return the task of a run: its ``metadata.task``, or else its objective."""
+    task = document["metadata"].get("task")
+    return str(task) if isinstance(task, str | int) and task != "" else trace.task.objective
+
+
 def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result]]:
     """Score the traces of an input in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
@@ -200,7 +207,7 @@ def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) ->
             refusal(line.number, result)
         elif result.trace_id not in scored_ids and isinstance(line.trace, ReasoningTrace):
             scored_ids.add(result.trace_id)
-            yield GatheredTrace(result, trace=line.trace)
+            yield GatheredTrace(result, trace=line.trace, task=task_of(line.trace, line.document))
 
 
 def _gather_stored(settings: Settings, most: int | None, labels: Mapping[str, bool] | None, *, only_labelled: bool) -> Gathered:

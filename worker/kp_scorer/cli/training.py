@@ -14,8 +14,9 @@ import click
 import numpy as np
 
 from kp_scorer.adapters.chat import chat_of, chat_of_trace
-from kp_scorer.cli.candidates import Candidates, task_of
+from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Line
+from kp_scorer.cli.gathering import task_of
 from kp_scorer.cli.output import json_line, note_ids, open_output, print_note
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.decision import Decision

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.characters import escaped
@@ -19,6 +20,7 @@ _QUARTILES = ("25%", "median", "75%")
 _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
+_MOST_TASKS = 10
 _FEWEST_SHARED = 10
 _UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
 _LEADS: Final = {
@@ -31,7 +33,8 @@ _LEADS: Final = {
     "examples": "From the highest score to the lowest, with the main reasons. `kp-scorer explain` shows all of them.",
     "closest-calls": "Decisions that a small change of the threshold would reverse, the closest first.",
     "rejections": "The reasons for the scores of rejected traces. A trace may have several.",
-    "tasks": "Traces with equal objectives are runs of one task. Those that are always solved teach little.",
+    "tasks": "Traces with one metadata.task, or else with equal objectives, are runs of one task. Those that are always "
+    "solved teach little.",
     "origins": "By the agent and the framework that traces name, and by the day of the decision in UTC.",
     "dimensions": "Traces by value, before weights and overrides. Complexity: kinds and number of steps, and recoveries from "
     "errors. Novelty: 1 minus the similarity to the nearest earlier trace. Tool diversity: different tools per step. Outcome "
@@ -183,11 +186,13 @@ def _tasks(analysis: Analysis) -> Section | None:
     never = [each for each in analysis.tasks if not each[1]]
     sometimes = [each for each in analysis.tasks if 0 < each[1] < each[0]]
     groups = {"always solved": always, "sometimes solved": sometimes, "never solved": never}
-    rows = [[name, f"{len(group):,}", f"{sum(runs for runs, _ in group):,}"] for name, group in groups.items()]
+    rows = [[name, f"{len(group):,}", f"{sum(runs for runs, *_ in group):,}"] for name, group in groups.items()]
     heading = f"{len(never):,} of {plural(len(analysis.tasks), 'task')} were never solved"
-    return Section(
-        "tasks", heading, tables=[Table("Tasks by how their runs end", ["tasks", "number", "runs"], rows, is_open=True)]
-    )
+    tables = [Table("Tasks by how their runs end", ["tasks", "number", "runs"], rows, is_open=True)]
+    if seldom := nsmallest(_MOST_TASKS, [*sometimes, *never], key=lambda task: (task[1] / task[0], -task[0])):
+        named = [[shown_id(trace_id), f"{runs:,}", f"{solved:,}"] for runs, solved, trace_id in seldom]
+        tables.append(Table("A trace of each task that is seldom solved", ["trace", "runs", "solved"], named))
+    return Section("tasks", heading, tables=tables)
 
 
 def _origins(analysis: Analysis) -> Section | None:

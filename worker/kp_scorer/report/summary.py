@@ -79,7 +79,7 @@ class Analysis(NamedTuple):
     examples: Mapping[Outcome, list[Decision]]  # By outcome, decisions evenly spaced from the highest score to the lowest.
     dead_letters: int
     labels: Mapping[str, bool]  # For each id of a labelled trace, whether the trace is good.
-    tasks: Sequence[tuple[int, int]] = ()  # The runs and the successes of each task, if traces were read.
+    tasks: Sequence[tuple[int, int, str]] = ()  # Each task's runs and successes, and a trace of it, if traces were read.
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:

@@ -126,9 +126,9 @@ def _labelled(
 ) -> Iterator[tuple[Decision, bool | None]]:
     """Yield each decision with its label, or None; count namespaces, agents and stated labels, and collect traces of a file."""
     embedder = WordsEmbedder()
-    for decision, label, trace, _ in gathered.traces:
+    for decision, label, trace, _, named_task in gathered.traces:
         if trace and gathered.labels:
-            success, task = trace.metadata.success, hash(trace.task.objective)
+            success, task = trace.metadata.success, hash(named_task)
             run = Run(trace.id, decision.domain, success and not decision.is_guarded, success, task, decision.score)
             candidates.add(run, embedder.embed([embedder.recipe.text(trace)]))
         namespaces[namespace_of(decision.trace_id)] += 1

@@ -77,12 +77,13 @@ def report(
     kept_ids = set(ids_in([Path(kept_file)])) if kept_file else None
     points = list[Point]()
     rows = []
-    runs, solved = Counter[int](), Counter[int]()  # By the hash of an objective.
+    runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()  # By the hash of a task; the name is a trace's.
     for each in gathered.traces:
         if each.trace:
-            task = hash(each.trace.task.objective)
+            task = hash(each.task)
             runs[task] += 1
             solved[task] += each.trace.metadata.success
+            names.setdefault(task, each.trace.id)
         if kept_ids is not None and each.trace:
             points.append(point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # The traces take more memory than their decisions.
@@ -91,7 +92,7 @@ def report(
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
-    analysis = analysis._replace(tasks=[(number, solved[task]) for task, number in runs.items()])
+    analysis = analysis._replace(tasks=[(number, solved[task], names[task]) for task, number in runs.items()])
     shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, shown, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
