@@ -336,6 +336,22 @@ def test_messages_are_the_chats_as_they_were_without_what_leads_to_people(chats_
     assert "- email: 3" in card
 
 
+def test_the_manifest_says_by_which_options_and_settings_the_runs_were_chosen(chats_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "train.jsonl"
+    flags = ("--rejected", "--broker-url", "redis://:secret@127.0.0.1:1/0", "--set", "scoring.threshold=0.99", *BANDS[:2])
+    done = keep(chats_file, "--as", "messages", "--output", output, *flags, *CONVERTING)
+    how = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))["how"]
+    assert (how["outcome"], how["scoring.threshold"], how["success_field"]) == ("rejected", 0.99, "success"), done.output
+    assert "rank" not in how
+    assert "secret" not in str(how)
+    assert "- scoring.threshold: 0.99\n" in (tmp_path / "train.md").read_text("utf-8")
+    keep(chats_file, "--best", "1", "--as", "messages", "--output", output, "--success", "--domain", "eve@example.org")
+    manifest = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))
+    how = manifest["how"]
+    assert (how["best"], how["rank"], how["success"], how["task_domain"]) == ("1", "coverage", True, "[EMAIL_2]")
+    assert "eve@" not in str(manifest)
+
+
 def test_rows_name_the_only_file_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     file = jsonl_file(tmp_path / "runs" / "chats.jsonl", *CHATS)

@@ -172,6 +172,8 @@ _OPTIONS: Final = (
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """The options for converting."""
+CONVERTING: Final = ("format_name", *SuppliedFields._fields, *(f"{name}_field" for name in _FIELDS))
+"""Their names as parameters."""
 
 
 def converting_options(command: Command) -> Command:

@@ -155,7 +155,7 @@ class TrainingFile:
                     continue
                 file.write(json_line(clean, allow_nan=False))
                 for name, count in self._counts.items():
-                    count[str(row[name])] += 1
+                    count[str(clean[name])] += 1
         note_ids(self._dropped_ids, "dropped, as they hold something secret")
         with self._partial.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):

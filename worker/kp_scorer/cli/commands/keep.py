@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, get_args
 import click
 
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored, without_unchecked
-from kp_scorer.cli.converting import Conversion, Line, converting_options
+from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
@@ -29,6 +29,7 @@ from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
 _FILES: Final = "kept-[0-9][0-9][0-9][0-9].jsonl"
+_DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
 
 Best = float | int
 
@@ -115,7 +116,7 @@ def keep(
         rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
-            training.describe(request.described() | {"against": against}, source.files, excluded, licence)
+            training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
         else:
             with open_output(request.file()) as write:
                 for row in rows:
@@ -163,10 +164,16 @@ class _Request(NamedTuple):
             ):
                 raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
 
-    def described(self) -> dict[str, Any]:
-        """Return how the set is chosen, for its manifest."""
-        best = f"{self.best:.4g}" if self.best else "by decision"
-        return {"as": self.shape, "best": best, "rank": self.rank, "most_by_task": self.most_by_task}
+    def described(self, settings: Settings) -> dict[str, Any]:
+        """Return how the runs are chosen, for their manifest: with options as given, and settings that are not the default."""
+        if self.best:
+            how = {"best": f"{self.best:.4g}", "rank": self.rank, "most_by_task": self.most_by_task}
+        else:
+            how = {"best": "by decision", "outcome": self.outcome, "stored": self.stored}
+        params = click.get_current_context().params
+        options = {name: params[name] for name in CONVERTING if params.get(name) is not None}
+        sections = settings.model_dump(mode="json", include=_DECIDING, exclude_defaults=True).items()
+        return {"as": self.shape, **how, **options} | {f"{name}.{key}": value[key] for name, value in sections for key in value}
 
     def earlier(self) -> list[Path]:
         """Return the files of what was kept before, in order."""
