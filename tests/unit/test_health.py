@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 from click.testing import CliRunner
@@ -109,8 +110,9 @@ def test_head_gets_the_headers_of_get_and_no_body(settings: MetricsSettings, pat
 
 def test_only_get_of_a_known_path_is_answered(settings: MetricsSettings) -> None:
     with served(settings) as url:
-        with pytest.raises(OSError, match="404"):
+        with pytest.raises(HTTPError, match="404") as refused:
             exposition(f"{url}/")
+        refused.value.close()
         with socket.create_connection(("127.0.0.1", settings.port)) as posting:
             posting.sendall(b"POST /livez HTTP/1.0\r\n\r\n")
             assert posting.recv(100).split()[1] == b"501"
