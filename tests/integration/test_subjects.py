@@ -4,11 +4,14 @@ import base64
 import json
 from collections import Counter
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import redis
+from celery import Celery
+from kombu import Queue
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -114,3 +117,18 @@ def test_all_of_a_subject_is_exported_and_erased_and_nothing_of_others(
     assert (again.exit_code, again.stdout) == (1, "")
     assert "1 dead letters do not say whose they are" in again.stderr
     assert "1 messages of traces are in flight and were not searched" in again.stderr
+
+
+def test_all_lists_of_each_queue_are_searched(settings: Settings, redis_client: redis.Redis) -> None:
+    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {}})
+    with Celery("producer", broker=settings.broker.url, set_as_current=False) as app:
+        for name, priority, agent in product(both.queues.traces, (0, 3, 9), (ALICE, BOB)):
+            trace = trace_of(agent, f"{name}-{priority}")
+            app.send_task("score_trace", args=[trace], queue=Queue(name, no_declare=True), priority=priority)
+    before = everything(redis_client)
+    exported = command(both, "export", "--agent", ALICE)
+    assert Counter(row["place"] for row in rows_in(exported.stdout)) == {"traces": 3, "traces.others": 3}
+    done = command(both, "forget", "--agent", ALICE)
+    assert (done.exit_code, "traces 3, traces.others 3" in done.stderr) == (0, True)
+    left = everything(redis_client)
+    assert (left.count(ALICE), left.count(BOB)) == (0, before.count(BOB))

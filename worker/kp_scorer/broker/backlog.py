@@ -87,7 +87,7 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 
     def find(producer: Producer) -> list[str]:
         channel = producer.channel
-        joined = {channel._q_for_pri(queue.name, priority) for priority in channel.priority_steps}  # noqa: SLF001 - kombu's own
+        joined = {*channel.lists(queue.name)}
         is_beside = re.compile(rf"(.*:)?{re.escape(queue.name)}(\W+\d{{1,3}})?").fullmatch
         # A pattern spares Redis the types of all other keys, which took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])

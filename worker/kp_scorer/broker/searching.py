@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from celery import Celery
 
-from kp_scorer.broker.calls import with_redis
+from kp_scorer.broker.calls import with_producer, with_redis
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import leave_packed, open_item, submission_in
 from kp_scorer.decoding import Limits, check_values
@@ -24,6 +24,14 @@ def search_queue(
     What is no JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
     Raises ServiceUnavailable.
     """
+    # The queue's own list comes last, as workers move messages of other priorities there.
+    for each in reversed(with_producer(app, name, lambda producer: producer.channel.lists(name))):
+        yield from _search_list(app, each, limits, is_wanted, remove=remove)
+
+
+def _search_list(
+    app: Celery, name: str, limits: Limits, is_wanted: Callable[[object], bool], *, remove: bool
+) -> Iterator[object]:
     start = 0
     while True:
 

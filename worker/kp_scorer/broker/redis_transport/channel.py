@@ -205,14 +205,17 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         channel = self._channels.pop(consumer_tag, None)
         return channel.basic_cancel(consumer_tag) if channel else super().basic_cancel(consumer_tag)
 
+    def lists(self, queue: str) -> list[str]:
+        """Return the names of a queue's lists: its own, and those in which kombu puts messages of other priorities."""
+        return [self._q_for_pri(queue, priority) for priority in self.priority_steps]
+
     def reclaim(self, queue: str) -> None:
         """Renew this channel's messages in flight from a queue, and reclaim those of dead consumers, by Redis' clock."""
         with self.conn_or_acquire() as client:
             redis_queue.reclaim(
                 client,
                 keys=QueueKeys(queue),
-                # The lists in which kombu puts messages of other priorities.
-                priorities=[self._q_for_pri(queue, priority) for priority in self.priority_steps if priority],
+                priorities=[name for name in self.lists(queue) if name != queue],
                 visibility_timeout_ms=int(self.visibility_timeout * 1_000),
                 most=_RECLAIMED_AT_ONCE,
                 sizes=Sizes(self.largest_bytes),
@@ -360,7 +363,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     def _size(self, queue: str) -> int:
         # Kombu 5.7.0 asks in a transaction, which a full Redis refuses: then no client could even connect to read.
         with self.conn_or_acquire() as client:
-            return sum(client.llen(self._q_for_pri(queue, priority)) for priority in self.priority_steps)
+            return sum(map(client.llen, self.lists(queue)))
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
