@@ -53,6 +53,14 @@ def test_planted_secrets_are_replaced_and_none_is_left() -> None:
     assert set(missed) <= {"assigned password", "password in JSON", "password in escaped JSON", "OpenAI key"}
 
 
+@pytest.mark.parametrize("template", ["It failed (see {}).", "**{}**", "| {}| key |", 'It was "{}", then', "({}), [{}];"])
+def test_secrets_are_found_whatever_punctuation_is_behind_them(template: str) -> None:
+    chance = random.Random(3)
+    for kind in ("Stripe key", "Google API key", "JSON web token", "Vault token"):
+        secret = SECRETS[kind](chance)
+        assert secret not in redaction().Redactor().redacted(template.replace("{}", secret)), kind
+
+
 def test_secrets_are_found_however_often_they_are_escaped() -> None:
     text = json.dumps({"password": "vcvQKsOg4lrlV5"})
     for _ in range(4):
@@ -92,6 +100,6 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
     assert redactor.redacted(redacted) == redacted
 
 
-@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-"])
+@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|"])
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:
     assert not is_steep(redaction().spans_in, lambda size: piece * size, 2_000)

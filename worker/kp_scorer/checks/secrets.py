@@ -19,7 +19,7 @@ except ImportError as error:
 
 
 _NAME_CHARS: Final = 64
-_PUNCTUATION: Final = re.compile(r"[,;:.!?)\]}>](?=\s|$)")
+_PUNCTUATION: Final = re.compile(r"(?<![,;:.!?)\]}>*|\"'`])[,;:.!?)\]}>*|\"'`]++(?=\s|$)")
 _ESCAPES: Final = re.compile(r'\\+(?=")')
 _PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
@@ -77,8 +77,8 @@ def _cache() -> Path | None:
 
 
 def _unpunctuated(text: str) -> str:
-    # Many rules want white space behind a secret, where sentences have a comma.
-    return _PUNCTUATION.sub(" ", text)
+    # Many rules want white space behind a secret, where sentences have a comma, or a bracket and a full stop.
+    return _PUNCTUATION.sub(lambda match: " " * len(match[0]), text)
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
