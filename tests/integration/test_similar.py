@@ -69,6 +69,8 @@ def test_the_index_is_built_once_and_again_once_the_file_or_it_has_changed(file:
     assert sorted(path.name for path in file.parent.iterdir()) == ["kept.jsonl", "kept.jsonl.index"]
     file.write_bytes(b"\n")
     assert runs.similar(REFUND) == []
+    done = invoked(commands, "similar", REFUND, file, *WORDS)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no runs are kept that succeeded\n")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import click
 from pydantic import Field
 
 from kp_scorer.cli.options import ledger_options, settings_options
-from kp_scorer.cli.output import print_row, print_text
+from kp_scorer.cli.output import print_note, print_row, print_text
 from kp_scorer.errors import SettingsError
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.settings import Settings
@@ -35,6 +35,8 @@ def similar(task: str, file: str | None, most: int, form: str, tokens: int, sett
     if form == "prompt" and file is None:
         raise click.UsageError("--format prompt is for FILE, as Redis has no texts")
     runs = KeptRuns(file, settings).similar(task, most)
+    if not runs:
+        print_note("no runs are kept that succeeded")
     if form == "prompt":
         print_text(as_prompt(runs, tokens))
         return
