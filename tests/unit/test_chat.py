@@ -85,6 +85,10 @@ def test_every_provider_says_its_system_text_and_its_tools_in_its_own_way(reques
     assert [message["role"] for message in read.messages].count("system") == 1
 
 
+def any_value(content: str | list[str]) -> Json:
+    return {"stringValue": content} if isinstance(content, str) else {"arrayValue": {"values": list(map(any_value, content))}}
+
+
 @pytest.mark.parametrize(
     "attributes",
     [
@@ -99,15 +103,18 @@ def test_every_provider_says_its_system_text_and_its_tools_in_its_own_way(reques
             f"llm.request.functions.0.{key}": json.dumps(each) if key == "parameters" else each
             for key, each in TOOL["function"].items()
         },
+        # As the AI SDK says them: a list of texts.
+        {"ai.prompt": json.dumps({"system": "Never guess.", "prompt": MESSAGES[1]["content"]})}
+        | {"ai.prompt.tools": [json.dumps(TOOL["function"] | {"type": "function"})]},
     ],
 )
-def test_spans_say_them_in_attributes(attributes: dict[str, str]) -> None:
+def test_spans_say_them_in_attributes(attributes: dict[str, str | list[str]]) -> None:
     messages = {
         "gen_ai.operation.name": "chat",
         "gen_ai.input.messages": json.dumps(MESSAGES[1:2]),
         "gen_ai.output.messages": json.dumps(MESSAGES[-1:]),
     }
-    pairs = [{"key": key, "value": {"stringValue": each}} for key, each in (messages | attributes).items()]
+    pairs = [{"key": key, "value": any_value(content)} for key, content in (messages | attributes).items()]
     span = {
         "traceId": "t",
         "spanId": "s",

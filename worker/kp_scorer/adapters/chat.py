@@ -9,9 +9,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+from kp_scorer.adapters.attributes import any_value
 from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.node import Node, parsed
+from kp_scorer.errors import NotConverted
 from kp_scorer.trace import ReasoningTrace
 
 Message = dict[str, Any]
@@ -167,11 +169,17 @@ class _Context:
 
 
 def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Return attributes as an object. OpenTelemetry's protocol has them as pairs of a key and a value with its kind."""
+    """Return attributes as an object, which OpenTelemetry's protocol has as pairs of a key and a value with its kind.
+
+    What are no such pairs is an empty object.
+    """
     are_pairs = (
         isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs
     )
-    return {pair["key"]: next(iter(pair["value"].values()), None) for pair in pairs} if all(are_pairs) else {}
+    try:
+        return {pair["key"]: any_value(Node(0, "", pair["value"])) for pair in pairs} if all(are_pairs) else {}
+    except NotConverted:
+        return {}
 
 
 def _definitions(tools: object) -> Iterator[dict[str, Any]]:
