@@ -103,6 +103,10 @@ def any_value(content: str | list[str]) -> Json:
             f"llm.request.functions.0.{key}": json.dumps(each) if key == "parameters" else each
             for key, each in TOOL["function"].items()
         },
+        *(
+            {key: json.dumps({"model": "m", "messages": MESSAGES[:2], "tools": [TOOL]}).replace("guess.\\n", "guess.")}
+            for key in ("gen_ai.prompt", "langfuse.observation.input", "mlflow.spanInputs", "gcp.vertex.agent.llm_request")
+        ),
         # As the AI SDK says them: a list of texts.
         {"ai.prompt": json.dumps({"system": "Never guess.", "prompt": MESSAGES[1]["content"]})}
         | {"ai.prompt.tools": [json.dumps(TOOL["function"] | {"type": "function"})]},
@@ -126,6 +130,19 @@ def test_spans_say_them_in_attributes(attributes: dict[str, str | list[str]]) ->
     read = chat({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
     assert read.messages[0] == {"role": "system", "content": "Never guess."}
     assert read.tools == [TOOL]
+
+
+def test_an_event_of_a_span_says_a_system_text() -> None:
+    event = {
+        "name": "gen_ai.system.message",
+        "attributes": [{"key": "content", "value": any_value('[{"text": "Never guess."}]')}],
+    }
+    texts = {"gen_ai.input.messages": json.dumps(MESSAGES[1:2]), "gen_ai.output.messages": json.dumps(MESSAGES[-1:])}
+    pairs = [{"key": key, "value": any_value(text)} for key, text in texts.items()]
+    span: Json = {"traceId": "t", "spanId": "s", "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    span |= {"attributes": [*pairs, {"key": "gen_ai.operation.name", "value": any_value("chat")}], "events": [event]}
+    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+    assert read.messages[0] == {"role": "system", "content": "Never guess."}
 
 
 def test_no_argument_and_no_answer_is_taken_for_an_instruction() -> None:

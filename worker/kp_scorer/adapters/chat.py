@@ -28,7 +28,8 @@ _OF_REQUESTS: Final = frozenset("messages contents input model cwd prompt tools 
 _TOOLS_KEYS: Final = frozenset("tools functions tool_definitions dynamic_tools gen_ai.tool.definitions ai.prompt.tools".split())  # noqa: SIM905
 _TEXTS_OF_JSON: Final = frozenset(
     "input messages prompt request body metadata input.value gen_ai.input.messages ai.prompt.messages ai.prompt "  # noqa: SIM905
-    "gen_ai.system_instructions gen_ai.tool.definitions traceloop.entity.input llm.invocation_parameters".split()
+    "gen_ai.system_instructions gen_ai.tool.definitions traceloop.entity.input llm.invocation_parameters gen_ai.prompt events "
+    "langfuse.observation.input mlflow.spanInputs gcp.vertex.agent.llm_request".split()
 )
 _RETURNED: Final = frozenset("output outputs result observation arguments toolUseResult response choices".split())  # noqa: SIM905
 _FLAT_ROLE: Final = re.compile(r"((?:llm\.input_messages|gen_ai\.prompt)\.\d+(?:\.message)?)\.role")
@@ -140,6 +141,9 @@ class _Context:
         if isinstance(role := value.get("role", value.get("source")), str) and not value.keys() & _TOOLS_KEYS:
             if role in _SYSTEM_ROLES:
                 self._add(value.get("content", value.get("parts", value.get("message"))))
+            return
+        if value.get("name") == "gen_ai.system.message" and isinstance(pairs := value.get("attributes"), list):
+            self._add(_fields_of_pairs(pairs).get("content"))
             return
         for key, inner in value.items():
             if key in _SYSTEM_KEYS and value.keys() & _OF_REQUESTS:
