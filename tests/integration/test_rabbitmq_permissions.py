@@ -44,6 +44,8 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
     first, second, third, fourth = fresh_samples(4)
     worker_settings = users.settings("worker")
     with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
+        # Tests before this one may have left it.
+        admin.default_channel.queue_delete("traces")
         with pytest.raises(ServiceUnavailable, match=r"no queue 'traces'.*start a worker"):
             client.submit(second)
         with (
