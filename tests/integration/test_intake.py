@@ -89,11 +89,12 @@ def test_copies_left_by_a_worker_that_dies_before_acknowledging_are_decided_once
     assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
     # Of the second batch nothing is acknowledged, and all lies on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
-    # It ends once nothing is in flight.
-    with at_work(settings_here, tmp_path) as (_, client):
+    with at_work(settings_here, tmp_path) as (next_worker, client):
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
+        # Both copies of the second batch. Of the first worker, lines of the log are lost with it.
+        wait_until(lambda: len(next_worker.events("trace_decided")) >= 40)
     assert store.ledger.counts() == (120, 0, 120, 0)
 
 
