@@ -13,11 +13,6 @@ from kp_scorer.novelty.log import Place
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
 from kp_scorer.store.novelty_log import READ_CHUNK, erase_entries
-from kp_scorer.store.scripts import script
-
-
-@script(tuple[int, bytes, bytes, bytes])
-def _read_facts(*, facts: str, after: str, most: int) -> None: ...
 
 
 @reports_outages("gate")
@@ -35,11 +30,13 @@ class RedisFacts:
     def read(self, after: Place | None) -> Facts:
         """Read the facts that are newer than a place; see :class:`~kp_scorer.gate.facts.FactLog`."""
         kept_facts = () if after else tuple(self.all_kept())
-        is_there, newer = self._chunk(self.keys.log, after)
-        if not is_there:
-            # It was trimmed or erased, or Redis came back without it.
-            return Facts((), restart=True)
-        return Facts(newer, kept_facts, more=len(newer) == READ_CHUNK)
+        entries = self._entries(self.keys.log, str(after or "-"))
+        if after:
+            if not entries or entries[0][0] != str(after).encode():
+                # It was trimmed or erased, or Redis came back without it.
+                return Facts((), restart=True)
+            del entries[0]
+        return Facts(_stored(entries), kept_facts, more=len(entries) >= READ_CHUNK)
 
     def all(self) -> Iterator[StoredFact]:
         """Read all of the newest facts, oldest first, in chunks."""
@@ -50,27 +47,14 @@ class RedisFacts:
         return self._all(self.kept_keys.log)
 
     def _all(self, stream: str) -> Iterator[StoredFact]:
-        last = None
-        while True:
-            _, chunk = self._chunk(stream, last)
-            yield from chunk
-            if len(chunk) < READ_CHUNK:
-                return
-            last = chunk[-1].place
+        start = "-"
+        while entries := self._entries(stream, start):
+            yield from _stored(entries)
+            start = f"({entries[-1][0].decode()}"
 
-    def _chunk(self, stream: str, after: Place | None) -> tuple[bool, list[StoredFact]]:
-        is_there, joined, texts, vectors = _read_facts(self._client, facts=stream, after=str(after or ""), most=READ_CHUNK)
-        places = [Place.parse(place.decode()) for place in joined.split()]
-        try:
-            parsed: Sequence[Fact | Place | None] = parse_facts(texts.split(b"\n") if places else [], vectors)
-        except DAMAGES:
-            entries: Any = self._client.xrange(stream, f"({after}" if after else "-", str(places[-1]), READ_CHUNK)
-            parsed = [_parsed(fields) for _, fields in entries]
-        facts = [
-            StoredFact(place, None, part) if isinstance(part, Place) else StoredFact(place, part)
-            for place, part in zip(places, parsed, strict=False)
-        ]
-        return bool(is_there), facts
+    def _entries(self, stream: str, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        entries: Any = self._client.xrange(stream, start, count=READ_CHUNK + 1)
+        return list(entries)
 
     def erase(self, *trace_ids: str) -> Counter[str]:
         """Remove the facts of traces; return how many of each were kept. Workers read all anew once they see the notes."""
@@ -90,11 +74,23 @@ class RedisFacts:
         return {"space": self.space, "kept": int(self._client.xlen(self.kept_keys.log)), "bytes": sum(sizes)}
 
 
-def _parsed(fields: dict[bytes, bytes]) -> Fact | Place | None:
-    """Read the fields of one entry. Anyone with write access to Redis can store garbage here."""
-    with suppress(*DAMAGES, KeyError):
-        if b"e" in fields:
-            return Place.parse(fields[b"e"].decode())
-        (fact,) = parse_facts([fields[b"f"]], fields[b"v"])
-        return fact
+def _stored(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[StoredFact]:
+    texts = [fields.get(b"f") or b'"%s"' % fields.get(b"e", b"") for _, fields in entries]
+    parsed: Sequence[Fact | Place | None]
+    try:
+        parsed = parse_facts(texts, b"".join(fields.get(b"v", b"") for _, fields in entries))
+    except DAMAGES:
+        parsed = [_parsed(text, fields.get(b"v", b"")) for text, (_, fields) in zip(texts, entries, strict=True)]
+    places = [Place.parse(place.decode()) for place, _ in entries]
+    return [
+        StoredFact(place, None, part) if isinstance(part, Place) else StoredFact(place, part)
+        for place, part in zip(places, parsed, strict=True)
+    ]
+
+
+def _parsed(text: bytes, vector: bytes) -> Fact | Place | None:
+    """Parse one entry. Anyone with write access to Redis can store garbage here."""
+    with suppress(*DAMAGES):
+        (part,) = parse_facts([text], vector)
+        return part
     return None
