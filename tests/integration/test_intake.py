@@ -19,7 +19,7 @@ from kp_scorer.broker.publishing import publish_confirmed
 from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
-from kp_scorer.settings.queue_sections import intake_name
+from kp_scorer.settings.server_sections import intake_name
 from kp_scorer.store import Store
 
 from tests.support.attacks import GZIP

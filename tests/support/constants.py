@@ -9,14 +9,14 @@ import runpy
 import sys
 from importlib import import_module
 
-from kp_scorer.settings import queue_sections, sections, server_sections
+from kp_scorer.settings import sections, server_sections
 
 
 def set_constants() -> None:
     for each in os.environ.get("CONSTANTS", "").split():
         name, _, value = each.partition("=")
         owner, _, constant = name.rpartition(".")
-        homes = (getattr(module, owner, None) for module in (sections, server_sections, queue_sections))
+        homes = (getattr(module, owner, None) for module in (sections, server_sections))
         home = next(filter(None, homes), None) or import_module(f"kp_scorer.{owner}")
         assert hasattr(home, constant)
         setattr(home, constant, json.loads(value))

@@ -11,7 +11,7 @@ import pytest
 from kp_scorer.broker.queues import results_queues
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
-from kp_scorer.settings.queue_sections import intake_name
+from kp_scorer.settings.server_sections import intake_name
 
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import container_variables, kubernetes, overlay_settings, unknown_settings

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import accumulate, islice
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import from_json
@@ -58,6 +58,8 @@ _MOST_NESTING: Final = 500
 """Python 3.11 parses little more and later versions thousands, but workers of any version must refuse the same."""
 _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
+
+_Submission = TypeVar("_Submission", ReasoningTrace, LateOutcome)
 
 
 def loads(raw: bytes) -> Any:
@@ -179,13 +181,7 @@ def check_trace(payload: object, limits: Limits) -> ReasoningTrace:
     steps = payload.get("steps")
     if isinstance(steps, list | tuple) and len(steps) > limits.steps:
         raise InvalidTrace([Problem("steps", f"expected at most {limits.steps} steps, got {len(steps)}")])
-    try:
-        trace = ReasoningTrace.model_validate(payload)
-    except ValidationError as error:
-        raise InvalidTrace(_problems(error)) from None
-    if problems := list(islice(_over_limits(trace, limits), _MOST_PROBLEMS)):
-        raise InvalidTrace(problems)
-    return trace
+    return _validated(ReasoningTrace, payload, limits)
 
 
 def is_late_outcome(payload: object) -> bool:
@@ -195,13 +191,17 @@ def is_late_outcome(payload: object) -> bool:
 
 def check_late_outcome(payload: object, limits: Limits) -> LateOutcome:
     """Check parsed JSON and freeze it as a late outcome; raise InvalidTrace, which names the fields."""
+    return _validated(LateOutcome, payload, limits)
+
+
+def _validated(model: type[_Submission], payload: object, limits: Limits) -> _Submission:
     try:
-        late = LateOutcome.model_validate(payload)
+        submission = model.model_validate(payload)
     except ValidationError as error:
         raise InvalidTrace(_problems(error)) from None
-    if problems := list(_over_limits(late, limits)):
+    if problems := list(islice(_over_limits(submission, limits), _MOST_PROBLEMS)):
         raise InvalidTrace(problems)
-    return late
+    return submission
 
 
 def _problems(error: ValidationError) -> list[Problem]:

@@ -7,8 +7,7 @@ from kombu import Exchange, Queue
 
 from kp_scorer.decision import DecisionKind
 from kp_scorer.settings import Settings
-from kp_scorer.settings.queue_sections import QueueSettings, dead_name, intake_name
-from kp_scorer.settings.server_sections import BrokerSettings
+from kp_scorer.settings.server_sections import BrokerSettings, QueueSettings, dead_name, intake_name
 
 _UNLIMITED: Final = 1_000_000_000
 """The limit on deliveries of a message; the ledger's attempts end a poison trace.

@@ -21,7 +21,7 @@ from kp_scorer.decoding import Limits, parse_strict_json
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.settings import Settings, load_settings
-from kp_scorer.settings.queue_sections import QueueSettings, ResultsSettings
+from kp_scorer.settings.server_sections import QueueSettings, ResultsSettings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.store.decision_stream import StreamReader

@@ -2,11 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
 Seconds = Annotated[float, Field(ge=0.001, le=1e9)]
 

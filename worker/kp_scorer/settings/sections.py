@@ -3,12 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
 from kp_scorer.decoding import MOST, Count

@@ -6,13 +6,10 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Final, Self, get_args
 
-from pydantic import (
-    model_validator,
-)
+from pydantic import model_validator
 
 from kp_scorer.decision import KINDS, DecisionKind
 from kp_scorer.decoding import Limits
-from kp_scorer.settings.queue_sections import QueueSettings, ResultsSettings, intake_name
 from kp_scorer.settings.section import Section
 from kp_scorer.settings.sections import (
     ChecksSettings,
@@ -28,7 +25,7 @@ from kp_scorer.settings.sections import (
     ServeSettings,
     WorkerSettings,
 )
-from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
+from kp_scorer.settings.server_sections import BrokerSettings, QueueSettings, RedisSettings, ResultsSettings, intake_name
 from kp_scorer.trace import PrivacyLevel
 
 NO_VECTORS: Final = (
