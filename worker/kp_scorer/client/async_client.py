@@ -33,7 +33,7 @@ class AsyncClient(BaseClient, AbstractAsyncContextManager["AsyncClient"]):
         """Put traces on the queue, as ``Client.submit_many`` does. The traces are iterated in the event loop."""
         deadline = Deadline(timeout_s, self._timeout_s, SUBMIT_TOO_LATE)
         # The I/O thread also checks the traces: the largest one would block the loop for some 40 ms.
-        with closing(self._queued(traces, lambda batch: partial(self._check_and_send, batch))) as answers:
+        with closing(self._queued(traces, lambda batch: lambda: self._send(self._checked_each(batch)))) as answers:
             return [answer for future in answers for answer in await _await(future, deadline)]
 
     async def look_up(self, trace_ids: Sequence[str], timeout_s: float | None = None) -> list[Status | None]:

@@ -146,9 +146,6 @@ class BaseClient:
         answer = iter(answers)
         return [each if isinstance(each, InvalidTrace) else next(answer) for each in checked]
 
-    def _check_and_send(self, traces: Iterable[Trace]) -> list[Submitted]:
-        return self._send(self._checked_each(traces))
-
     def _look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
         records = self._store.ledger.look_up(trace_ids)
         return [status_of(trace_id, record) if record else None for trace_id, record in zip(trace_ids, records, strict=True)]
