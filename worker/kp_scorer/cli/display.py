@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -62,8 +63,10 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
 def note_if_unmeasured(decision: Decision | None) -> None:
     """Print once that there is no embedder if a decision was made without one: its score looks like any other."""
-    if decision and decision.novelty.source == "no_embedder":
-        print_note(NO_EMBEDDER, once=True)
+    noted = click.get_current_context().meta
+    if decision and decision.novelty.source == "no_embedder" and NO_EMBEDDER not in noted:
+        noted[NO_EMBEDDER] = True
+        print_note(NO_EMBEDDER)
 
 
 def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Sequence[str]]]) -> None:

@@ -29,10 +29,9 @@ OWN_SHARE: Final = "for a share that you choose: `kp-scorer calibrate`, then --c
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
-def print_note(text: str, *, once: bool = False) -> None:
-    """Print a note for people to stderr; with ``once``, only if this command has not printed it before."""
-    if not (once and _was_noted(text)):
-        click.echo(escaped_lines(text), err=True)
+def print_note(text: str) -> None:
+    """Print a note for people to stderr."""
+    click.echo(escaped_lines(text), err=True)
 
 
 def print_json(row: Mapping[str, Any]) -> None:
@@ -120,14 +119,6 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, f
     if isinstance(error, TraceDead):
         return {"trace_id": error.trace_id, "state": "dead", "reason": error.reason, "detail": error.detail, **place}
     return {**place, "state": "invalid", "problems": [problem._asdict() for problem in error.problems]}
-
-
-def _was_noted(name: str) -> bool:
-    context = click.get_current_context(silent=True)
-    notes: set[str] = context.meta.setdefault(__name__, set()) if context else set()
-    was_noted = name in notes
-    notes.add(name)
-    return was_noted
 
 
 def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
