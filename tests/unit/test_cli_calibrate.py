@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.cli.commands.calibrate import as_toml
-from kp_scorer.cli.labels import read_labels
 from kp_scorer.cli.main import commands
+from kp_scorer.cli.options import read_labels
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
 from kp_scorer.offline import score_traces

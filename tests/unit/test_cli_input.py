@@ -19,8 +19,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.cli.input import read_files, read_traces
-from kp_scorer.cli.read_ahead import ReadAhead
+from kp_scorer.cli.input import ReadAhead, read_files, read_traces
 from kp_scorer.cli.unpacking import unpacked
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace

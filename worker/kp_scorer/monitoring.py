@@ -125,10 +125,7 @@ class _Server(ThreadingTCPServer):
 
 @contextmanager
 def http_server(
-    settings: MetricsSettings,
-    registry: CollectorRegistry,
-    why_not_live: Reasons,
-    why_not_ready: Reasons,
+    settings: MetricsSettings, registry: CollectorRegistry, why_not_live: Reasons, why_not_ready: Reasons
 ) -> Iterator[None]:
     """Serve probes and metrics until the context ends, unless the port is 0 or in use, which is logged.
 

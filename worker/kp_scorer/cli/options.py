@@ -1,21 +1,28 @@
 """Options and arguments that several commands share."""
 
+import codecs
 import json
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
+from pydantic import BaseModel, ValidationError
 
+from kp_scorer.cli.output import print_note
+from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.settings import Settings, load_settings
 
 Command = Callable[..., None]
+
+_MOST_LINE_BYTES: Final = 2**20
+_MOST_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
 
 file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
@@ -37,6 +44,45 @@ since_option = click.option(
     metavar="TIME",
     type=_Since(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
     help="Only decisions since this time: 2026-11-30, or 2026-11-30T12:00:00, in UTC, or 24h or 7d ago.",
+)
+
+
+class _Label(BaseModel):
+    trace_id: str
+    good: bool
+
+
+def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
+    """Read the file of an option, with lines such as ``{"trace_id": …, "good": true}``; return labels by trace id."""
+    if name is None:
+        return None
+    labels: dict[str, bool] = {}
+    size_bytes = contradicting = 0
+    try:
+        with open_input(name) as stream:
+            for number, line in lines_in(stream, _MOST_LINE_BYTES):
+                size_bytes += len(line)
+                if size_bytes > _MOST_BYTES:
+                    raise click.BadParameter(f"expected at most {_MOST_BYTES} bytes")
+                try:
+                    label = _Label.model_validate_json(line.removeprefix(codecs.BOM_UTF8), strict=True)
+                except ValidationError as error:
+                    first = error.errors(include_input=False)[0]
+                    problem = f"{first['loc'][0]}: {first['msg']}" if first["loc"] else "expected a JSON object"
+                    raise click.BadParameter(f"line {number}: {problem}") from None
+                contradicting += labels.get(label.trace_id, label.good) != label.good
+                # The last one counts, as in the ledger.
+                labels[label.trace_id] = label.good
+    except click.BadParameter as error:
+        # The message names FILE; click names the option.
+        raise click.BadParameter(error.message) from None
+    if contradicting:
+        print_note(f"{contradicting} labels contradict an earlier one of the same trace: the latest counts")
+    return labels
+
+
+labels_option = click.option(
+    "--labels", callback=read_labels, type=click.Path(allow_dash=True), help="File with a label for each trace."
 )
 
 

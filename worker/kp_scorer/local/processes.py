@@ -1,4 +1,4 @@
-"""Starts and stops child processes, and finds ports for them."""
+"""Starts and stops child processes, finds ports for them, and notes the signals that stop this process."""
 
 import ctypes
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Final
 
 _PORTS_TRIED: Final = 50
@@ -27,6 +28,14 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def stopped_by_signals() -> Event:
+    """Return an event that Ctrl-C and SIGTERM set from now on, in place of ending this process."""
+    stopping = Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    return stopping
 
 
 def free_ports(host: str, first: int, count: int) -> list[int]:

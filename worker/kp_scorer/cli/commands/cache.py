@@ -2,12 +2,10 @@
 
 import io
 import re
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from threading import Event
 from typing import Final
 
 import click
@@ -23,6 +21,7 @@ from kp_scorer.decoding import Limits
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, Problem, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import PIN_NAME, EmbeddingSettings, RecipeName
@@ -128,9 +127,7 @@ def _warm_from(file: str, store: Store, meter: NoveltyMeter, settings: Settings)
 
 def _follow(store: Store, meter: NoveltyMeter, log: RedisLog, settings: Settings) -> tuple[int, int]:
     """Append each trace that workers decide, until this process is told to stop; return how many were added and refused."""
-    stopping = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stopped_by_signals()
     warmed = read = 0
     store.copies.begin(stopping)
     try:

@@ -14,7 +14,7 @@ from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, Run
 from kp_scorer.cli.gathering import Gathered, gathering_options, has_stored_labels
 from kp_scorer.cli.keeping import compared
-from kp_scorer.cli.labels import labels_option
+from kp_scorer.cli.options import labels_option
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
@@ -57,13 +57,7 @@ def _share(text: str) -> float:
 @labels_option
 @click.option("--output", type=click.Path(), default="-", help="File to write to instead of stdout.")
 @gathering_options
-def calibrate(
-    accept: float | None,
-    precision: float | None,
-    output: str,
-    gathered: Gathered,
-    settings: Settings,
-) -> None:
+def calibrate(accept: float | None, precision: float | None, output: str, gathered: Gathered, settings: Settings) -> None:
     """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions in the ledger.
 
     Writes settings as TOML, to copy into yours, or to use with --config or KP_CONFIG; variables such as KP_SCORING_THRESHOLD

@@ -2,9 +2,7 @@
 
 import json
 import os
-import signal
 from pathlib import Path
-from threading import Event
 from typing import get_args
 
 import click
@@ -15,6 +13,7 @@ from kp_scorer.client import read_decisions
 from kp_scorer.client.forwarding import Forwarder, Receiver
 from kp_scorer.decision import KINDS, Decision, DecisionKind
 from kp_scorer.files import open_regular
+from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
@@ -65,9 +64,7 @@ def forward(
         raise click.UsageError("--outcome: expected another one, as the first decision on a run says where its spans go")
     if share_of_rest and receiver != "otlp-spans":
         raise click.UsageError("--share-of-rest: expected --to otlp-spans")
-    stopping = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stopped_by_signals()
     refused = 0
     with Store.open(settings) as store:
         forwarder = Forwarder(receiver, url, os.environ, store, round(1 / share_of_rest) if share_of_rest else 0)

@@ -16,10 +16,10 @@ from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import Result, score_lines
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
 from kp_scorer.cli.options import ledger_options, since_option
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
-from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.endpoints import with_endpoints

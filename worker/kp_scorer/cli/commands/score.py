@@ -8,9 +8,9 @@ import click
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.display import DecisionTable
 from kp_scorer.cli.gathering import score_lines
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, settings_options
 from kp_scorer.cli.output import OWN_SHARE, print_note, print_row, refusal
-from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.decision import Decision
 from kp_scorer.settings import Settings
 from kp_scorer.trace import ReasoningTrace

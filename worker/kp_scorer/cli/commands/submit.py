@@ -1,10 +1,8 @@
 """``kp-scorer submit``, ``outcome``, ``status``, ``decisions`` and ``label``: submit traces, read decisions, label them."""
 
-import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from threading import Event
 from typing import Final
 
 import click
@@ -12,13 +10,13 @@ import click
 from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
-from kp_scorer.cli.labels import read_labels
-from kp_scorer.cli.options import files_argument, service_options
+from kp_scorer.cli.input import ReadAhead
+from kp_scorer.cli.options import files_argument, read_labels, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
-from kp_scorer.cli.read_ahead import ReadAhead
 from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.decision import KINDS, DecisionKind
 from kp_scorer.errors import InvalidTrace, OutputFailed
+from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import Record
@@ -180,9 +178,7 @@ def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, gro
     Decisions that call a task are left to the workers of that task's app.
     """
     # Ctrl-C ends the command between two decisions: one that is printed but not acknowledged would be printed again next time.
-    stopping = Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+    stopping = stopped_by_signals()
     consumed = 0
     table = DecisionTable()
     for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):

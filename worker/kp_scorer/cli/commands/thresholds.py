@@ -11,8 +11,7 @@ import click
 
 from kp_scorer.cli.display import cell, print_table
 from kp_scorer.cli.gathering import Gathered, gathering_options
-from kp_scorer.cli.labels import labels_option
-from kp_scorer.cli.options import settings_options
+from kp_scorer.cli.options import labels_option, settings_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.errors import ScorerError
 from kp_scorer.report.explanation import bound_of
