@@ -1,6 +1,6 @@
 """Opens files that users name: only regular ones, of a bounded size, and for writing never through a link.
 
-This imports only the standard library, as `health` must not depend on anything else.
+It also has the folders of a user. It imports only the standard library, as `health` must not depend on anything else.
 """
 
 import errno
@@ -97,3 +97,13 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
         return False
     members = {*group.gr_mem, *(other.pw_name for other in pwd.getpwall() if other.pw_gid == group_id)}
     return group.gr_name == user.pw_name and members == {user.pw_name}
+
+
+def state_dir() -> Path:
+    """Return the folder of the running instance's note and, by default, of its data; raise RuntimeError without a home."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kp-scorer"
+
+
+def cache_dir() -> Path:
+    """Return the folder of compiled rules; raise RuntimeError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"

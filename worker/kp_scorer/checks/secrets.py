@@ -9,7 +9,7 @@ from typing import Final
 
 from kp_scorer.decision import MOST_FINDINGS, Findings
 from kp_scorer.errors import SettingsError
-from kp_scorer.local.folders import cache_dir
+from kp_scorer.files import cache_dir
 from kp_scorer.trace import ReasoningTrace
 
 try:

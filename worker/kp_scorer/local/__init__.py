@@ -1,1 +1,1 @@
-"""The machine of a user: its folders, child processes and embedded Redis."""
+"""The machine of a user: its child processes and embedded Redis."""

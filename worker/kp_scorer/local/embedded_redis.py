@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 from kp_scorer.errors import ServiceUnavailable, SettingsError
-from kp_scorer.files import is_only_ours, make_only_ours, open_regular, read_text
-from kp_scorer.local.folders import state_dir
+from kp_scorer.files import is_only_ours, make_only_ours, open_regular, read_text, state_dir
 from kp_scorer.local.processes import dying_with_parent, stop
 
 _START_TIMEOUT_S: Final = 20.0

@@ -24,8 +24,8 @@ from kp_scorer.client import Client, Status
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
+from kp_scorer.files import cache_dir, state_dir
 from kp_scorer.local.embedded_redis import embedded_redis, remove_data, running
-from kp_scorer.local.folders import cache_dir, state_dir
 from kp_scorer.local.processes import dying_with_parent, free_ports, stop
 from kp_scorer.report.phrases import OUTCOME_WORDS
 from kp_scorer.settings import Settings
