@@ -1,10 +1,12 @@
 """``kp-scorer keep``: the originals with one outcome and their scores, by scoring or by what the ledger decided."""
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.errors import ScorerError
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
@@ -150,6 +153,16 @@ def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp
     assert (done.exit_code, "kept-0004.jsonl, line 1: expected an id" in done.stderr) == (2, True)
 
 
+def test_what_turned_out_to_have_failed_stands_for_nothing_any_more(
+    fleet: tuple[str, ...], tmp_path: Path, store: Store
+) -> None:
+    folder = tmp_path / "kept"
+    keep("--best", "1", "--into", folder, *fleet)
+    assert store.ledger.label({"kp:trace:refund": False}) == {}
+    keep("--best", "1", "--into", folder, *fleet)
+    assert [row["trace_id"] for row in rows((folder / "kept-0002.jsonl").read_text("utf-8"))] == ["kp:trace:copy"]
+
+
 def run(name: str, objective: str, *, success: bool = True, domain: str = "qa") -> Payload:
     return minimal_payload(trace_id=f"kp:trace:{name}", objective=objective, success=success, domain=domain)
 
@@ -172,7 +185,7 @@ def test_best_keeps_the_success_that_covers_what_is_asked_most(asked: Path) -> N
     done = keep(asked, "--best", "1")
     assert done.exit_code == 0, done.output
     assert rows(done.stdout) == [ASKED[4]]
-    assert "kept 1 of 8 traces" in done.stderr
+    assert "kept 1 of 8 traces\n1 have the id of an earlier trace, and are left out\n" in done.stderr
 
 
 def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Path) -> None:
@@ -201,7 +214,7 @@ def test_best_leaves_out_what_a_check_would_keep_back(tmp_path: Path) -> None:
     assert "extra" not in rows(done.stdout)[0]
 
 
-@pytest.mark.parametrize("best", ["0", "-1", "101%", "0%", "1.5", "some"])
+@pytest.mark.parametrize("best", ["0", "-1", "101%", "0%", "1.5", "nan%", "some"])
 def test_best_refuses_what_is_no_share_and_no_number(asked: Path, best: str) -> None:
     done = keep(asked, "--best", best)
     assert done.exit_code == 2
@@ -210,7 +223,15 @@ def test_best_refuses_what_is_no_share_and_no_number(asked: Path, best: str) -> 
 
 @pytest.mark.parametrize(
     "flags",
-    ["--rejected", "--review", "--since=1d", "--stored --rank=score", "--into=set --rank=score", "--into=set --output=o"],
+    [
+        "--rejected",
+        "--review",
+        "--since=1d",
+        "--stored --rank=score",
+        "--into=set --rank=score",
+        "--into=set --output=o",
+        "--why=a --output=./a",
+    ],
 )
 def test_best_refuses_options_that_do_not_go_together(asked: Path, flags: str) -> None:
     assert keep(asked, "--best", "1", *flags.split()).exit_code == 2
@@ -257,6 +278,32 @@ def test_into_adds_only_what_adds_to_what_is_there(asked: Path, tmp_path: Path) 
     ]
     # The third time nothing is new.
     assert "kept 0 of 1 traces" in keep(later, "--best", "100%", "--into", folder).stderr
+
+
+def test_into_is_refused_while_another_command_adds_to_the_folder(asked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    done = keep(asked, "--best", "1", "--into", folder)
+    assert (done.exit_code, "another command adds to it" in done.stderr) == (2, True), done.output
+    os.close(descriptor)
+    assert keep(asked, "--best", "1", "--into", folder).exit_code == 0
+
+
+def test_what_is_added_has_its_name_once_it_is_whole(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object, **__: object) -> Iterator[Any]:
+        yield ASKED[0]
+        assert [path.name for path in folder.iterdir()] == ["kept-0001.jsonl.partial"]
+        raise ScorerError("the disk is gone")
+
+    folder = tmp_path / "set"
+    with monkeypatch.context() as patched:
+        patched.setattr("kp_scorer.cli.commands.keep.rows_of_set", failing)
+        assert keep(asked, "--best", "100%", "--into", folder).exit_code == 1
+    done = keep(asked, "--best", "100%", "--into", folder)
+    assert [path.name for path in folder.iterdir()] == ["kept-0001.jsonl"], done.output
+    assert len(rows((folder / "kept-0001.jsonl").read_text("utf-8"))) == 2
 
 
 def test_into_names_the_line_that_is_no_trace(asked: Path, tmp_path: Path) -> None:

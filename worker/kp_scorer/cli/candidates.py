@@ -62,6 +62,7 @@ class Candidates:
             self._vectors = files.enter_context(tempfile.TemporaryFile())
             self._files = files.pop_all()
         self.runs: list[Run] = []
+        self.repeated = 0  # The number of traces that have the id of an earlier one.
         self._offsets = array("q", [0])  # Of their documents.
         self._all_ids: set[str] = set()
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
@@ -82,6 +83,7 @@ class Candidates:
     def add(self, run: Run, vector: Vectors, document: Mapping[str, Any] | None = None) -> None:
         """Add a run, unless one with its id is there. ``document`` is what is written if it is kept."""
         if run.trace_id in self._all_ids:
+            self.repeated += 1
             return
         self._all_ids.add(run.trace_id)
         self.runs.append(run._replace(domain=sys.intern(run.domain)))
@@ -200,7 +202,7 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
             for entry, each in zip(entries, decided, strict=True):
                 if each is None or each.decision.novelty.entry != str(entry.place):
                     undecided += 1
-                elif entry.trace_id in earlier_ids:
+                elif entry.trace_id in earlier_ids and each.succeeded:
                     candidates.add_earlier(entry.trace_id, each.decision.domain, entry.vector)
                 elif entry.place.time_ms >= first_ms:
                     eligible = each.succeeded and not each.decision.is_guarded

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import click
@@ -80,16 +81,18 @@ def print_text(text: str) -> None:
 
 
 @contextmanager
-def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]:
+def open_output(name: str, mode: str = "a", *, is_atomic: bool = False) -> Iterator[Callable[[str], object]]:
     """Open the file that ``--output`` names, or stdout for ``-``; yield a function that writes to it. Refuse links and devices.
 
-    The first text replaces the old content, so the content survives a command that fails before it writes.
+    The first text replaces the old content, so the content survives a command that fails before it writes. With ``is_atomic``
+    the file gets its name once all is written, so that one with this name never ends in half a line.
     """
     if name == "-":
         yield print_text
         return
+    path = f"{name}.partial" if is_atomic else name
     try:
-        with open_regular(name, mode, follow=False, encoding="utf-8", buffering=1) as file:
+        with open_regular(path, mode, follow=False, encoding="utf-8", buffering=1) as file:
             is_emptied = False
 
             def write(text: str) -> None:
@@ -101,6 +104,8 @@ def open_output(name: str, mode: str = "a") -> Iterator[Callable[[str], object]]
 
             yield write
             write("")
+        if is_atomic:
+            Path(path).replace(name)
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
     print_note(f"wrote {name}")

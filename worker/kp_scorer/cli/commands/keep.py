@@ -1,10 +1,12 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
+import fcntl
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 import click
 
+from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored, without_unchecked
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
@@ -40,7 +43,7 @@ def _best(text: str) -> Best:
         best = float(text.removesuffix("%")) / 100 if text.endswith("%") else int(text)
     except ValueError:
         best = 0
-    if best <= 0 or (isinstance(best, float) and best > 1):
+    if not best > 0 or (isinstance(best, float) and best > 1):
         raise click.BadParameter("expected a share of all traces, such as 10%, or a number of them, such as 500")
     return best
 
@@ -112,13 +115,13 @@ def keep(
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     source = _Input(excluded.filtered(batches) if excluded else batches, files)
-    with Candidates() as candidates:
+    with _locked(request.into), Candidates() as candidates:
         rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
             training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
         else:
-            with open_output(request.file()) as write:
+            with open_output(request.file(), is_atomic=bool(request.into)) as write:
                 for row in rows:
                     # Fields outside the schema may hold NaN, as they were read.
                     write(json_line(row, allow_nan=True))
@@ -148,6 +151,8 @@ class _Request(NamedTuple):
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
         if self.most_by_task and (self.stored or not self.best):
             raise click.UsageError("--most-by-task is for --best without --stored, as Redis has no tasks")
+        if self.why and Path(self.why).resolve() == Path(self.output).resolve():
+            raise click.UsageError("--why and --output name one file: expected two")
         if self.into and (self.output != "-" or self.rank == "score"):
             raise click.UsageError("--into adds what adds to a folder: expected it without --output and --rank score")
         if self.best and self.outcome != "accepted":
@@ -180,10 +185,9 @@ class _Request(NamedTuple):
         return sorted(self.into.glob(_FILES)) if self.into else []
 
     def file(self) -> str:
-        """Return the name of the file to write; in a folder the next one, and the folder is made if it is missing."""
+        """Return the name of the file to write; in a folder the next one."""
         if not self.into:
             return self.output
-        self.into.mkdir(parents=True, exist_ok=True)
         last = max((int(file.stem.removeprefix("kept-")) for file in self.earlier()), default=0)
         return str(self.into / f"kept-{last + 1:04}.jsonl")
 
@@ -198,6 +202,22 @@ class _Request(NamedTuple):
         if decision:
             document["metadata"] = {**document["metadata"], "quality_score": decision.score}
         return document
+
+
+@contextmanager
+def _locked(folder: Path | None) -> Iterator[None]:
+    """Make the folder of ``--into`` if it is missing, and keep other commands from adding to it; BadParameter if one does."""
+    with ExitStack() as stack:
+        try:
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
+            raise click.BadParameter(escaped(f"{folder}: {problem}"), param_hint="--into") from None
+        yield
 
 
 class _Input:
@@ -239,17 +259,19 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
             write(json_line(verdict, allow_nan=False))
             if verdict["kept"]:
                 kept_rows[verdict["trace_id"]] = verdict
-    _print_summary(chosen, len(kept_rows), len(candidates.runs))
+    _print_summary(chosen, len(kept_rows), candidates)
     if request.stored:
         return _rows_in_files(kept_rows, source) if source.names else iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
 
 
-def _print_summary(chosen: Sequence[Choice], kept_number: int, traces: int) -> None:
+def _print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
     summaries = [choice.summary() for choice in chosen]
     print_summaries(summaries)
-    print_note(f"kept {kept_number} of {traces} traces")
+    print_note(f"kept {kept_number} of {len(candidates.runs)} traces")
+    if candidates.repeated:
+        print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
     if roomy := [
         str(each["domain"]) for each, choice in zip(summaries, chosen, strict=True) if each["eligible"] and choice.had_room
     ]:
