@@ -1,4 +1,4 @@
-"""A worker's HTTP port: what it answers, the metrics that it shows, and what `kp-scorer health` and `top` read of them."""
+"""A worker's HTTP port: what it answers, the metrics that it shows, and what `kp-scorer health` reads of them."""
 
 import json
 import math

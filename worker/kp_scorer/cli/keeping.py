@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, Literal
 
@@ -11,6 +11,7 @@ from rich.table import Table
 
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.display import cell, console, progress
+from kp_scorer.cli.output import print_note
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
 _NEAR_COPY: Final = 0.7
@@ -31,11 +32,11 @@ class Choice:
         self, candidates: Candidates, domain: str, places: Sequence[int], most: int, rank: Rank, most_by_task: float = math.inf
     ) -> None:
         """Choose up to ``most`` of the runs at these places, batch after batch in their order, or the highest scores."""
-        self._candidates, self._domain, self._places, self._runs = candidates, domain, places, candidates.runs
+        self._candidates, self.domain, self._places, self._runs = candidates, domain, places, candidates.runs
         self._earlier_ids, earlier = candidates.earlier(domain)
         self._coverage = Coverage(earlier)
         self._eligible = [place for place in places if self._runs[place].eligible]
-        self.had_room = most >= len(self._eligible)  # True if there was room for every run that may be kept.
+        self.had_room = 0 < len(self._eligible) <= most  # True if there was room for every run that may be kept.
         # By place, in the order of choice, what each kept run adds; None for one that is kept for its score.
         if rank == "score":
             self._adds: dict[int, float | None] = dict.fromkeys(islice(self._highest(most_by_task), most))
@@ -87,7 +88,7 @@ class Choice:
         solved, failed = ({run.task for run in runs if run.eligible is eligible} for eligible in (True, False))
         tasks = {"tasks": len(tried), "always": len(tried - failed), "never": len(tried - solved), "covered": len(covered)}
         # Redis has no tasks.
-        return {"domain": self._domain, **numbers, **(tasks if any(tried) else dict.fromkeys(tasks, ""))}
+        return {"domain": self.domain, **numbers, **(tasks if any(tried) else dict.fromkeys(tasks, ""))}
 
     def verdicts(self) -> Iterator[dict[str, Any]]:
         """Yield a row about each run: the kept ones in the order of choice, then the others in that of the input.
@@ -145,15 +146,20 @@ def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, li
     yield from zip(domains, domains.values(), shares, strict=True)
 
 
-def print_summaries(summaries: Iterable[Mapping[str, int | str]]) -> None:
-    """Print the summaries of domains to stderr, as a table."""
+def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
+    """Print what was chosen to stderr: a table of the domains, and notes."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for summary in summaries:
+    for summary in (choice.summary() for choice in chosen):
         if not table.columns:
             for heading in summary:
                 table.add_column(heading, justify="left" if heading == "domain" else "right")
         table.add_row(*(cell(str(value)) for value in summary.values()))
     console().print(table)
+    print_note(f"kept {kept_number} of {len(candidates.runs)} traces")
+    if candidates.repeated:
+        print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
+    if roomy := [choice.domain for choice in chosen if choice.had_room]:
+        print_note(f"nothing was chosen, as there was room for every success, and only copies are left out: {', '.join(roomy)}")
 
 
 def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:

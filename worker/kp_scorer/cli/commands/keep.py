@@ -20,7 +20,7 @@ from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_op
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import Result, score_lines
 from kp_scorer.cli.input import ReadAhead
-from kp_scorer.cli.keeping import Choice, Rank, choices, print_summaries
+from kp_scorer.cli.keeping import Rank, choices, print_summary
 from kp_scorer.cli.options import ledger_options, since_option
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
@@ -259,23 +259,11 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
             write(json_line(verdict, allow_nan=False))
             if verdict["kept"]:
                 kept_rows[verdict["trace_id"]] = verdict
-    _print_summary(chosen, len(kept_rows), candidates)
+    print_summary(chosen, len(kept_rows), candidates)
     if request.stored:
         return _rows_in_files(kept_rows, source) if source.names else iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
-
-
-def _print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
-    summaries = [choice.summary() for choice in chosen]
-    print_summaries(summaries)
-    print_note(f"kept {kept_number} of {len(candidates.runs)} traces")
-    if candidates.repeated:
-        print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
-    if roomy := [
-        str(each["domain"]) for each, choice in zip(summaries, chosen, strict=True) if each["eligible"] and choice.had_room
-    ]:
-        print_note(f"nothing was chosen, as there was room for every success, and only copies are left out: {', '.join(roomy)}")
 
 
 def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row]:
