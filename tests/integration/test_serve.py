@@ -21,9 +21,10 @@ from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
+from kp_scorer.serve.exports import spans_in
 from kp_scorer.serve.run_converter import load
 from kp_scorer.serve.server import serve
-from kp_scorer.serve.submitter import Submitter, spans_in
+from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message
 from kp_scorer.errors import QueueFull, SettingsError
 from kp_scorer.serve.bodies import BODIES, REQUESTS
 from kp_scorer.serve.certificates import Renewal
-from kp_scorer.serve.submitter import PROTOBUF
+from kp_scorer.serve.exports import PROTOBUF
 from kp_scorer.settings.sections import ServeSettings
 
 _OPTIONS: Final[Mapping[str, int]] = {

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, ServiceUnavailable, TraceConflict
 from kp_scorer.logs import Seldom, raised_at
-from kp_scorer.serve.submitter import JSON, PROTOBUF, failure
+from kp_scorer.serve.exports import JSON, PROTOBUF, failure
 
 _OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
 """Exporters may add a prefix, as that of Langfuse does, or a slash."""

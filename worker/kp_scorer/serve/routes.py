@@ -26,8 +26,9 @@ from kp_scorer.errors import InvalidTrace, QueueFull, Reason, ServiceUnavailable
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.serve.bodies import Bodies
 from kp_scorer.serve.counters import ServeMetrics
+from kp_scorer.serve.exports import JSON, LOGS, PROTOBUF, SPANS, Signal, spans_in, success
 from kp_scorer.serve.refusals import refuse_in
-from kp_scorer.serve.submitter import JSON, LOGS, PROTOBUF, SPANS, Signal, Submitter, spans_in, success
+from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import admits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store

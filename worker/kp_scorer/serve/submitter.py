@@ -1,37 +1,21 @@
 """Turns spans into submissions: complete runs are converted, submitted under ids of their own, and only then removed.
 
 A process that dies in between leaves a claim that ends. Whichever process claims the run next submits the same trace, which is
-decided once. Spans arrive as exporters of OpenTelemetry send them, in Protobuf or JSON:
-https://opentelemetry.io/docs/specs/otlp/#otlphttp
+decided once.
 """
 
-import hashlib
 import json
 import math
-import re
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, Final, Self
 
 import structlog
-from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
-from google.protobuf.json_format import MessageToDict, MessageToJson
-from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from kp_scorer.adapters.attributes import SERVICE
-from kp_scorer.adapters.node import source
 from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits, decode_for_sending, parse_json
+from kp_scorer.decoding import decode_for_sending
 from kp_scorer.errors import (
     InvalidTrace,
     Problem,
@@ -44,25 +28,11 @@ from kp_scorer.errors import (
 )
 from kp_scorer.logs import Seldom, raised_at
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
-from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, Ended, ReceivedSpan, Recording
+from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, Ended, Recording
 
-JSON: Final = "application/json"
-PROTOBUF: Final = "application/x-protobuf"
-
-# The attributes of a resource that its spans keep.
-_OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
-_TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
-_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agents may have it.
-_MOST_SPANS: Final = 20_000
-_MOST_FIELDS: Final = 7 * _MOST_SPANS  # The fields around spans in Protobuf: each may have its own resource and scope.
-_MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
-_MOST_SCOPE: Final = 128  # Characters of the name of a scope.
-_MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
-_MOST_SOURCE_BYTES: Final = 4_096  # The bytes of a resource and a scope that spans keep in full, to be handed on.
 _EVERY_S: Final = 0.5
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
@@ -73,20 +43,6 @@ _CONVERTING_S: Final = 20.0
 _CONVERTING_BYTES: Final = 402_653_184
 
 log = structlog.get_logger("kp_scorer.serve.submitter")
-
-
-class Signal(NamedTuple):
-    """What OTLP exports: the keys of its lists in JSON, and the message of an item in Protobuf, with the numbers of its ids."""
-
-    resources: str
-    scopes: str
-    items: str
-    message: type[Span | LogRecord]
-    ids: tuple[int, ...]
-
-
-SPANS: Final = Signal("resourceSpans", "scopeSpans", "spans", Span, (1, 2, 4))
-LOGS: Final = Signal("resourceLogs", "scopeLogs", "logRecords", LogRecord, (9, 10))
 
 
 class Submitter:
@@ -236,155 +192,3 @@ def _state(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
     assumed = [name for name in trace["metadata"].pop("assumed", []) if name not in outcome]
     trace["metadata"] |= {"success": outcome["success"]} | ({"assumed": assumed} if assumed else {})
     trace["outcome"]["confidence"] = outcome.get("confidence", trace["outcome"]["confidence"])
-
-
-def spans_in(
-    body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS, *, keeps_source: bool = False
-) -> tuple[dict[str, list[ReceivedSpan]], int]:
-    """Return an export's spans by the ids of their runs, and the number of invalid or too large ones.
-
-    With ``keeps_source`` they have their resource and scope, to be handed on. Of an export of logs, only the events of agents
-    are returned. Raises InvalidTrace or NotConverted if it is no export.
-    """
-    by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
-    rejected = 0
-    # Events that came as logs are not handed on.
-    keeps_source = keeps_source and signal is not LOGS
-    if media_type == JSON:
-        exported = _from_json(body, limits, signal, keeps_source=keeps_source)
-    else:
-        exported = _from_protobuf(body, signal, keeps_source=keeps_source)
-    for number, fields in enumerate(exported):
-        if number == _MOST_SPANS:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
-        run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
-        has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
-        # Keep nothing of a span that is too large: its run is too large, too.
-        content = _as_bytes(fields) if "attributes" in fields else b""
-        if signal is LOGS:
-            if not (has_ids and b"gen_ai." in content and "body" in fields):
-                continue
-            # It is stored as a span within its span, with an id by which it counts once.
-            span_id = hashlib.blake2b(content, digest_size=8).hexdigest()
-            content = _as_bytes(fields | {"spanId": span_id, "parentSpanId": fields["spanId"]})
-        if has_ids:
-            by_run[run_id].append(ReceivedSpan(span_id, content if len(content) <= _MOST_SPAN_BYTES else b""))
-        else:
-            rejected += 1
-    return by_run, rejected
-
-
-def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
-    for resource in source(1, parse_json(body, limits)).at(signal.resources).items():
-        of_resource = resource.at("resource", "attributes").items()
-        lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
-        full_resource = _small(resource.at("resource").value, {"attributes": lasting}) if keeps_source else ""
-        for scope in resource.at(signal.scopes).items():
-            own: dict[str, Any] = {"scope": {"name": scope.at("scope", "name").text()[:_MOST_SCOPE]}}
-            if keeps_source:
-                own["source"] = _source(full_resource, _small(scope.at("scope").value, own["scope"]), len(lasting))
-            for item in scope.at(signal.items).items():
-                pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
-                yield item.object() | own | {"attributes": pairs}
-
-
-def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
-    # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
-    left = _MOST_FIELDS
-
-    def layer(message: bytes) -> Any:
-        nonlocal left
-        parsed = _Layer.FromString(message)
-        left -= len(parsed.field_1) + len(parsed.field_2)
-        if left < 0:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
-        return parsed
-
-    try:
-        for resource_spans in map(layer, layer(body).field_1):
-            raw_resource = b"".join(resource_spans.field_1)
-            if len(raw_resource) > _MOST_SPAN_BYTES:
-                raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
-            resource = Resource.FromString(raw_resource)
-            lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
-            full_resource = _small(_decoded(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
-            for scope in map(layer, resource_spans.field_2):
-                name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
-                own: dict[str, Any] = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
-                if keeps_source:
-                    full_scope = _small(_decoded(InstrumentationScope, raw_scope), own["scope"])
-                    own["source"] = _source(full_resource, full_scope, len(lasting))
-                for raw in scope.field_2:
-                    if len(raw) > _MOST_SPAN_BYTES:
-                        large = _Layer.FromString(raw)
-                        yield _ids(*(b"".join(getattr(large, f"field_{number}")) for number in signal.ids))
-                        continue
-                    item = signal.message.FromString(raw)
-                    content = MessageToDict(item, use_integers_for_enums=True)
-                    ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
-                    yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
-    except DecodeError:
-        raise InvalidTrace([Problem("$", "expected an export of OTLP in Protobuf")]) from None
-
-
-def _decoded(kind: type[Resource | InstrumentationScope], raw: bytes) -> dict[str, Any] | None:
-    return MessageToDict(kind.FromString(raw)) if len(raw) <= _MOST_SOURCE_BYTES else None
-
-
-def _small(value: object, otherwise: dict[str, Any]) -> str:
-    return text if isinstance(value, dict) and len(text := json.dumps(value)) <= _MOST_SOURCE_BYTES else json.dumps(otherwise)
-
-
-def _source(resource: str, scope: str, lasting: int) -> str:
-    """Return where a span came from, whose first ``lasting`` attributes are the resource's.
-
-    As a text it counts as one of the values that a run may have.
-    """
-    return f"[{resource}, {scope}, {lasting}]"
-
-
-def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:
-    # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
-    return {"traceId": trace_id.hex(), "spanId": span_id.hex(), "parentSpanId": parent_id.hex()}
-
-
-def _layer() -> Any:
-    """Make the class of a message that parses no deeper than one layer: its fields are the bytes of those of another."""
-    kind = FieldDescriptorProto
-    fields = [
-        kind(name=f"field_{number}", number=number, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
-        for number in {1, 2, *SPANS.ids, *LOGS.ids}
-    ]
-    file = FileDescriptorProto(name="layer", message_type=[DescriptorProto(name="Layer", field=fields)])
-    described = DescriptorPool().AddSerializedFile(file.SerializeToString())
-    return GetMessageClass(described.message_types_by_name["Layer"])
-
-
-_Layer: Final = _layer()
-
-
-def _checked(lasting: list[Any]) -> list[Any]:
-    if len(_as_bytes(lasting)) > _MOST_LASTING_BYTES:
-        raise InvalidTrace([Problem("resource", f"expected {SERVICE} and kp.* of at most {_MOST_LASTING_BYTES} bytes")])
-    return lasting
-
-
-def _as_bytes(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def success(media_type: str, rejected: int, message: str) -> bytes:
-    """Return the answer to an export of which all but ``rejected`` spans are stored; ``message`` has the reason."""
-    partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
-    answer = messages.ExportTraceServiceResponse(partial_success=partly)
-    encoded: bytes = MessageToJson(answer, indent=None).encode() if media_type == JSON else answer.SerializeToString()
-    return encoded
-
-
-def failure(media_type: str, message: str) -> bytes:
-    """Return the answer to an export that was not accepted: a ``google.rpc.Status``."""
-    if media_type == JSON:
-        return json.dumps({"message": message}).encode()
-    # The message has the same field number in both types.
-    encoded: bytes = messages.ExportTracePartialSuccess(error_message=message).SerializeToString()
-    return encoded
