@@ -22,7 +22,8 @@ from typing import Final
 
 import psutil
 from kombu.message import Message
-from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
+from kp_scorer.broker.headers import PACKED_BY
+from kp_scorer.broker.wire import TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import RECIPES
 from kp_scorer.embedding.text_embedder import Tokens

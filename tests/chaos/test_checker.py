@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import redis
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decider import Decider, NoveltyMeter
 from kp_scorer.decision import Decision

@@ -15,7 +15,7 @@ import redis
 from kombu.exceptions import OperationalError
 from kp_scorer import score_traces
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.cli.commands.cache import warm_up
 from kp_scorer.client import Client

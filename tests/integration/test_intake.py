@@ -15,8 +15,9 @@ from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.dead_queue import QueueDrainer
+from kp_scorer.broker.headers import DELIVERY_COUNT
 from kp_scorer.broker.publishing import publish_confirmed
-from kp_scorer.broker.wire import BEGINNING_BYTES, DELIVERY_COUNT, largest_body_bytes
+from kp_scorer.broker.wire import BEGINNING_BYTES, largest_body_bytes
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings
 from kp_scorer.settings.server_sections import intake_name

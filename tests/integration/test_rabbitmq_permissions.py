@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import Connection
 from kp_scorer import read_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings

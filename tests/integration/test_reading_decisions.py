@@ -19,8 +19,8 @@ import pytest
 import redis
 from kp_scorer import Decision, ServiceUnavailable, read_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
-from kp_scorer.broker.wire import PACKED_BY
+from kp_scorer.broker.headers import PACKED_BY
+from kp_scorer.broker.results import Publisher
 from kp_scorer.decision import CheckResult
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment

@@ -23,8 +23,8 @@ from kp_scorer.broker import redis_transport
 from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
 from kp_scorer.broker.queues import results_queues
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.errors import ServiceUnavailable
 from kp_scorer.settings import Settings, load_settings

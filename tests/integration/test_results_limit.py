@@ -6,7 +6,7 @@ import pytest
 import redis
 from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -96,7 +96,7 @@ def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Set
 
         wait_until(refused)
         assert publisher.full() == {limited.queues.rejected}
-        monkeypatch.setattr("kp_scorer.broker.publishing._REFUSED_WITHIN_S", 0.1)
+        monkeypatch.setattr("kp_scorer.broker.results._REFUSED_WITHIN_S", 0.1)
         wait_until(lambda: not publisher.full())
 
 

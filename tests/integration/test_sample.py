@@ -5,7 +5,7 @@ from typing import Final
 
 import pytest
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.errors import ScorerError, ServiceUnavailable
 from kp_scorer.settings import Settings

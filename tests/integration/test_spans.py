@@ -11,7 +11,7 @@ import pytest
 import redis
 from kombu import Connection
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings import Settings

@@ -10,7 +10,7 @@ import pytest
 import redis
 from kp_scorer.broker.backlog import look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import NO_CONTEXT
 from kp_scorer.store import Store

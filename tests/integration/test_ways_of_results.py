@@ -17,7 +17,7 @@ from amqp.exceptions import NotFound
 from kombu import Connection, Queue
 from kp_scorer.broker.backlog import unread_decisions
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import amqp
 import redis
-from kp_scorer.broker.wire import PACKED_BY, TASK_NAME
+from kp_scorer.broker.headers import PACKED_BY
+from kp_scorer.broker.wire import TASK_NAME
 
 from tests.support.arena import Arena
 from tests.support.processes import PATIENCE_S

@@ -34,9 +34,10 @@ import amqp.channel
 import redis
 from kp_scorer.broker import dead_queue
 from kp_scorer.broker.calls import with_producer
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.headers import headers_as_sent
 from kp_scorer.broker.redis_transport import queue
-from kp_scorer.broker.wire import headers_as_sent, raw_body
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import raw_body
 from kp_scorer.embedding.embedder import Vectors
 from kp_scorer.process import consumer
 from kp_scorer.process.consumer import KeepingConsumer

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kp_scorer.broker.celery_app import make_celery
-from kp_scorer.broker.publishing import Publisher
+from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
 from kp_scorer.client.waiting import status_of

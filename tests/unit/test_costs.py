@@ -8,7 +8,8 @@ from typing import Any, Final
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, arguments_in
+from kp_scorer.broker.headers import PACKED_BY
+from kp_scorer.broker.wire import TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes, loads
 from kp_scorer.errors import InvalidTrace
 

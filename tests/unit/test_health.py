@@ -16,7 +16,7 @@ from urllib.error import HTTPError
 import pytest
 from click.testing import CliRunner
 from kp_scorer.broker.backlog import Backlog, UnreadDecisions
-from kp_scorer.broker.wire import SENT_MS, queued_ms
+from kp_scorer.broker.headers import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError

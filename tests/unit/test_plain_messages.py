@@ -6,7 +6,8 @@ from typing import Any, Final
 
 import pytest
 from kombu.message import Message
-from kp_scorer.broker.wire import PACKED_BY, TASK_NAME, ListItem, arguments_in, only_argument, open_item, submission_in
+from kp_scorer.broker.headers import PACKED_BY
+from kp_scorer.broker.wire import TASK_NAME, ListItem, arguments_in, only_argument, open_item, submission_in
 from kp_scorer.decoding import decode_trace, loads
 from kp_scorer.errors import InvalidTrace
 

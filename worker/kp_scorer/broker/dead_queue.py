@@ -16,10 +16,11 @@ from celery import Celery
 from kombu import Producer, Queue
 
 from kp_scorer.broker.calls import with_producer
+from kp_scorer.broker.headers import deliveries_by
 from kp_scorer.broker.publishing import publish_confirmed
 from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew
-from kp_scorer.broker.wire import argument_in, checked_id, deliveries_by, raw_body, submission_in
+from kp_scorer.broker.wire import argument_in, checked_id, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import ServiceUnavailable

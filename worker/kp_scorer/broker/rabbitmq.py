@@ -16,7 +16,8 @@ from amqp.exceptions import AMQPError, RecoverableConnectionError
 from amqp.serialization import decode_properties_basic
 from kombu.transport import pyamqp
 
-from kp_scorer.broker.wire import BEGINNING_BYTES, SENT_MS, headers_as_sent, leave_packed, note_sent, raw_body, sent_ms_in
+from kp_scorer.broker.headers import SENT_MS, headers_as_sent, leave_packed, note_sent, sent_ms_in
+from kp_scorer.broker.wire import BEGINNING_BYTES, raw_body
 from kp_scorer.errors import BrokerBlocked
 from kp_scorer.spans.context import context_in
 

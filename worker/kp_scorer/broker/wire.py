@@ -1,4 +1,4 @@
-"""Reads and writes messages: this module alone decides how to read what a producer wrote.
+"""Reads and writes messages: it alone decides, with ``headers``, how to read what a producer wrote.
 
 A message on the queue of traces calls the task as Celery's do, or is plain: its body is the trace, and no header names a task.
 Of a call, only the arguments are used, after checks. On Redis a message is in kombu's envelope, or is plain.
@@ -6,28 +6,20 @@ Of a call, only the arguments are used, after checks. On Redis a message is in k
 
 import base64
 import json
-import re
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from kp_scorer.broker.headers import PACKED_BY
 from kp_scorer.decoding import Limits, check_values, least_bytes, loads, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
-from kp_scorer.store.keys import KEPT_S
 from kp_scorer.trace import is_submission_id
 
 TASK_NAME: Final = "score_trace"
 
-# Headers.
-DELIVERY_COUNT: Final = "x-delivery-count"  # The deliveries before this one, as RabbitMQ and our Redis transport count them.
-SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock. No score depends on it.
-_STAMPED_MS: Final = "timestamp_in_ms"  # The same by RabbitMQ, with ``message_interceptors.incoming.set_header_timestamp``.
-PACKED_BY: Final = "x-packed-by"  # The compression of a body, once a message is received.
-
 BEGINNING_BYTES: Final = 65_536  # The size of the beginning that is delivered of a message too large to be parsed.
 CUT_MARK: Final = b"\xffcut\n"  # Precedes such a beginning on Redis. No JSON begins like this, so it is never parsed.
 
-_PACKED_BY_PRODUCER: Final = "compression"
 _PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.
 
 # The values in a task's body besides the trace: lists of arguments, and Celery's options for callbacks.
@@ -37,8 +29,6 @@ _MOST_ENVELOPE_VALUES: Final = 1_000  # An envelope has some forty values, and i
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")  # Celery's names for the compression of zlib.
 _BEFORE_ARGUMENT: Final = b"[["
 _BEHIND_ARGUMENT: Final = b"], {}, {}]"
-_LATEST_MS: Final = 2**53
-_UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def task_body(argument: bytes) -> bytes:
@@ -98,14 +88,6 @@ def open_item(item: bytes) -> ListItem:
         # By default, b64decode skips characters outside base64, and their bytes would be lost.
         body = base64.b64decode(body, validate=True)
     return ListItem(message["content-type"], {**(message.get("headers") or {})}, body)
-
-
-def leave_packed(headers: dict[str, Any]) -> None:
-    """Rename the header that makes kombu 5.7.0 unpack a message at once, however large it becomes."""
-    # A producer may have written our header; it does not describe the body.
-    headers.pop(PACKED_BY, None)
-    if _PACKED_BY_PRODUCER in headers:
-        headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
 
 
 def raw_body(message: Any) -> bytes:
@@ -263,53 +245,3 @@ def trace_id_of(payload: Any) -> str:
 def checked_id(value: object) -> str:
     """Return the value if it is the id of a trace or a late outcome, and otherwise an empty string."""
     return value if is_submission_id(value) else ""
-
-
-def result_id(message: Any) -> str:
-    """Return the id of the Celery task whose result a message's producer waits for; empty if it waits for none.
-
-    Only a UUID counts, as Celery uses: with any other id, a producer could forge results of other calls.
-    """
-    task_id = message.headers.get("id")
-    # If its caller does not choose, Celery 5.7 sends null, and 5.1 to 5.6 send false; older versions omit this header.
-    ignored = message.headers.get("ignore_result", True)
-    is_wanted = (ignored is False or ignored is None) and isinstance(task_id, str)
-    return task_id if is_wanted and _UUID.fullmatch(task_id) else ""
-
-
-def headers_as_sent(headers: dict[str, Any]) -> dict[str, Any]:
-    """Return the headers of a message as its producer wrote them, without the count of deliveries."""
-    names = {PACKED_BY: _PACKED_BY_PRODUCER}
-    return {names.get(name, name): value for name, value in headers.items() if name != DELIVERY_COUNT}
-
-
-def deliveries_by(message: Any) -> int:
-    """Return the number of deliveries of a kombu message, this one included; 1 if nobody counted."""
-    # In the first delivery of a message, RabbitMQ leaves a count that its producer may have written.
-    if not message.delivery_info.get("redelivered"):
-        return 1
-    count = message.headers.get(DELIVERY_COUNT)
-    return count + 1 if isinstance(count, int) else 1
-
-
-def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
-    """Note in the headers of a message from RabbitMQ when it was sent, if RabbitMQ or its producer stamped it."""
-    if isinstance(timestamp_s, int):
-        headers.setdefault(_STAMPED_MS, timestamp_s * 1_000)
-    if _STAMPED_MS in headers:
-        headers.setdefault(SENT_MS, headers[_STAMPED_MS])
-
-
-def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
-    """Return when a message was sent, by its header; None if the header is missing or makes no sense."""
-    sent_ms = headers.get(SENT_MS)
-    return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
-
-
-def queued_ms(message: Any, received_s: float) -> int | None:
-    """Return how long a message that was received at this Unix time had waited; None if nothing says when it was sent."""
-    if (sent_ms := sent_ms_in(message.headers)) is None:
-        return None
-    waited_ms = round(received_s * 1_000) - sent_ms
-    # One absurd value would spoil all means. If the producer's clock is ahead, the time is 0.
-    return max(0, waited_ms) if abs(waited_ms) <= KEPT_S * 1_000 else None

@@ -10,17 +10,9 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
 from kp_scorer.broker.calls import described
+from kp_scorer.broker.headers import PACKED_BY, deliveries_by, queued_ms
 from kp_scorer.broker.publishing import acknowledge_all
-from kp_scorer.broker.wire import (
-    PACKED_BY,
-    arguments_in,
-    checked_id,
-    deliveries_by,
-    only_argument,
-    queued_ms,
-    raw_body,
-    trace_id_of,
-)
+from kp_scorer.broker.wire import arguments_in, checked_id, only_argument, raw_body, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import Limits, check_late_outcome, check_trace, decode_trace, is_late_outcome, is_surely_within
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable

@@ -9,8 +9,9 @@ from celery import Celery
 from celery.states import SUCCESS
 
 from kp_scorer.broker.dead_queue import dead_letter, poison
-from kp_scorer.broker.publishing import Publisher
-from kp_scorer.broker.wire import deliveries_by, raw_body, result_id
+from kp_scorer.broker.headers import deliveries_by, result_id
+from kp_scorer.broker.results import Publisher
+from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
