@@ -9,8 +9,8 @@ from typing import Final
 
 import click
 import pytest
-from kp_scorer.adapters.blocks import Piece, is_error
 from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.pieces import Piece, is_error
 from kp_scorer.cli.input import read_traces
 
 from tests.support.builders import LIMITS

@@ -6,24 +6,13 @@ What has a name and arguments is a call, and what answers the id of one is its r
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from kp_scorer.adapters.node import Node, as_json, parsed, spelt
-from kp_scorer.adapters.roles import SPEAKERS, Speaker, named_type, role_of, with_role
+from kp_scorer.adapters.pieces import ERROR_KEYS, Piece, is_failure, utterance
+from kp_scorer.adapters.roles import SPEAKERS, named_type, role_of, with_role
 
-_ERROR: Final = re.compile(
-    r"\s*(?:Traceback \(most recent call last\)|(?:[\w.]*(?:Error|Exception)|(?i:error|exception))\b[^\n:]{0,60}:)"
-)
-_EXIT: Final = re.compile(
-    r"^[\[(<]?[\w' ]{0,40}\b(?:exit(?:ed)?(?: with)?(?: code| status)|returncode|return code|exit_code)\W{1,3}[1-9]",
-    re.MULTILINE | re.I,
-)
-"""A line of a result that says with which code a command ended, if it is not 0."""
-_EXIT_CODES: Final = ("exitcode", "returncode", "exitstatus")
-_EXIT_CHARS: Final = 300  # Programs say so in the first or in the last lines of a result.
-_ERROR_KEYS: Final = ("error", "isError", "is_error")
-_BESIDE_RESULTS: Final = ("structuredContent", "_meta", "tool_name", "raw_input", "raw_output", *_ERROR_KEYS)
-_FAILURES: Final = ("error", "failed", "failure", "output-error")
+_BESIDE_RESULTS: Final = ("structuredContent", "_meta", "tool_name", "raw_input", "raw_output", *ERROR_KEYS)
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
 # All of these are names of fields without signs and in lower case: ``toolcallid`` is ``toolCallId`` and ``tool_call_id``.
 _NAMES: Final = ("name", "toolname", "functionname", "apiname", "tool", "function", "toolid", "funcname")
@@ -53,27 +42,9 @@ _THOUGHTS: Final = ("reasoning", "thinking", "think")
 _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
 
 
-class Piece(NamedTuple):
-    """A piece of a run: the user asks, the agent says something or calls a tool, or the tool returns something."""
-
-    node: Node
-    kind: Literal["user", "agent", "call", "result"]
-    text: str = ""  # The words in which the agent wrote a call, if it wrote it itself.
-    name: str = ""  # The name of the tool.
-    arguments: Any = None  # In the form of the source: JSON, or a text that mostly is JSON.
-    call_id: str = ""
-    latency_ms: float | None = None
-    is_error: bool = False  # True if the source marks a result as an error.
-
-
 def is_called(value: object) -> bool:
     """Return whether a value, which says that it is a call, has what a call needs."""
     return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in spelt(value))
-
-
-def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
-    """Return a text as a list of one piece; an empty list if it is blank."""
-    return [Piece(node, kind, text)] if text.strip() else []
 
 
 def pieces_of_block(block: Node) -> Iterator[Piece]:
@@ -166,20 +137,8 @@ def result_of(holder: Node, content: Node) -> Piece:
     if isinstance(error := fields.get("error"), str | dict) and error:
         is_error = True
         text = text or str(error.get("message") or as_json(error) if isinstance(error, dict) else error)
-    is_error = is_error or _is_failure(fields) or type_of(fields) == "retry_prompt"
+    is_error = is_error or is_failure(fields) or type_of(fields) == "retry_prompt"
     return Piece(holder, "result", text, _name_of(fields), call_id=_id_of(holder), is_error=is_error)
-
-
-def _is_failure(fields: dict[str, Any]) -> bool:
-    """Return whether the fields of a result mark it as an error."""
-    is_marked = any(fields.get(key) is True for key in _ERROR_KEYS) or fields.get("success") is False
-    return is_marked or _has_exit_code(fields) or any(fields.get(key) in _FAILURES for key in ("status", "state"))
-
-
-def _has_exit_code(fields: object) -> bool:
-    """Return whether a field of an object is the code of a command that failed."""
-    codes = [fields[key] for name, key in spelt(fields).items() if name in _EXIT_CODES] if isinstance(fields, dict) else []
-    return any(isinstance(code, int | str) and str(code).strip("-0").isdecimal() for code in codes)
 
 
 def returned_in(value: object) -> tuple[str, bool]:
@@ -190,7 +149,7 @@ def returned_in(value: object) -> tuple[str, bool]:
         names = spelt(value)
         if key := next((names[each] for each in _RESULT_KEYS if each in names and isinstance(value[names[each]], dict)), ""):
             return returned_in(value[key])
-        fields, is_error = set(value), _is_failure(value)
+        fields, is_error = set(value), is_failure(value)
         if fields == {"Text"}:
             return text_in(value["Text"]), False
         message = with_role(value)
@@ -303,32 +262,3 @@ def text_in(value: object) -> str:
             return "\n".join(filter(None, texts))
     is_without_text = value is None or (isinstance(value, dict) and value.get("type") in _MEDIA_TYPES)
     return "" if is_without_text else as_json(value)
-
-
-def is_error(result: Piece) -> bool:
-    """Return whether a result is an error, as ``worker/CONVERT.md`` defines it."""
-    if result.is_error or _ERROR.match(result.text):
-        return True
-    if any(_EXIT.search(part) for part in (result.text[:_EXIT_CHARS], result.text[-_EXIT_CHARS:])):
-        return True
-    content = parsed(result.text)
-    if not isinstance(content, dict):
-        return False
-    return any(content.get(key) for key in _ERROR_KEYS) or any(map(_has_exit_code, (content, content.get("metadata"))))
-
-
-def call_input(call: Piece) -> dict[str, Any] | None:
-    """Return the arguments of a call as an object; anything else becomes the ``arguments`` of one."""
-    content = parsed(call.arguments)
-    if content is None or isinstance(content, dict):
-        return content
-    return {"arguments": content} if content != "" else {}
-
-
-def call_text(call: Piece) -> str:
-    """Return a call as a text: as the agent wrote it, or the name of the tool with its arguments in brackets."""
-    if call.text:
-        return call.text
-    arguments = parsed(call.arguments)
-    arguments_text = arguments if isinstance(arguments, str) else "" if arguments is None else as_json(arguments)
-    return f"{call.name}({arguments_text})"

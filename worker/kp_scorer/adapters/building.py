@@ -10,8 +10,8 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
-from kp_scorer.adapters.blocks import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
+from kp_scorer.adapters.pieces import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.times import first_timestamp, time_of
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished

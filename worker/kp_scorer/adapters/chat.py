@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.attributes import any_value
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.node import Node, parsed
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.errors import NotConverted
 from kp_scorer.trace import ReasoningTrace
 

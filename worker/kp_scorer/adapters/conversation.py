@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kp_scorer.adapters.blocks import Piece, call_input
 from kp_scorer.adapters.node import as_json
+from kp_scorer.adapters.pieces import Piece, call_input
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")

@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters.blocks import is_error
 from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_id, trace_of
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
+from kp_scorer.adapters.pieces import is_error
 from kp_scorer.adapters.programs import without_programs
 from kp_scorer.adapters.written import with_written_calls
 from kp_scorer.decoding import Limits

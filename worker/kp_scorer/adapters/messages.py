@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import (
-    Piece,
     call_and_result,
     call_of,
     is_called,
@@ -20,9 +19,9 @@ from kp_scorer.adapters.blocks import (
     text_in,
     text_of_block,
     type_of,
-    utterance,
 )
 from kp_scorer.adapters.node import Node, parsed
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import ONLY_ROLES, SPEAKERS, Speaker, in_one_view, is_message, role_of, with_role
 from kp_scorer.errors import NotConverted
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.node import parsed
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.roles import role_of
 
 _TAG: Final = re.compile(

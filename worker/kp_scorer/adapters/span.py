@@ -5,9 +5,10 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from kp_scorer.adapters.attributes import attributes_of, integer, messages_of_paths, own_id_in, value_of, values_of
-from kp_scorer.adapters.blocks import Piece, returned_in, text_in, utterance
+from kp_scorer.adapters.blocks import returned_in, text_in
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of
 from kp_scorer.adapters.node import Node, as_json, opened, parsed
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
 

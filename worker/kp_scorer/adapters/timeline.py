@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.attributes import attributes_of
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, digests_of, ends_run, trace_id
 from kp_scorer.adapters.conversation import Conversation, last_turn
 from kp_scorer.adapters.instrumentations import framework_of, without_content
 from kp_scorer.adapters.node import as_json
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.span import Span, Spans
 from kp_scorer.adapters.times import moment
 from kp_scorer.errors import NotRecorded, Problem

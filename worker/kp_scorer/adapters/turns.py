@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece, sort_of
+from kp_scorer.adapters.blocks import sort_of
 from kp_scorer.adapters.messages import messages_in, pieces_of
 from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.programs import without_programs
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 

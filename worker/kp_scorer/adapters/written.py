@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece
+from kp_scorer.adapters.pieces import Piece
 
 _TAG: Final = re.compile(
     r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_?call)>\s*+(?=\{))"

@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.attributes import SERVICE, attributes_of_run
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import digests_of
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.bounded import Answers
 from kp_scorer.decoding import Limits, check_values
 from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished

@@ -7,11 +7,12 @@ one key that names its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUs
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece, result_of, text_in, utterance
+from kp_scorer.adapters.blocks import result_of, text_in
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of_message
 from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.times import first_timestamp
 
 _ANSWERS: Final = {"Response", "ToolUse"}

@@ -6,11 +6,11 @@ Specification: https://www.harborframework.com/docs/agents/trajectory-format
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of_message
 from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.times import first_timestamp
 
 _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, run_of_session
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.turns import active_branch, without_repeats
 
 _SPOKEN: Final = ("user", "assistant", "tool_result")

@@ -6,11 +6,11 @@ Specification: https://github.com/openai/codex/blob/main/codex-rs/protocol/src/p
 from collections.abc import Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, run_of_session
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json
+from kp_scorer.adapters.pieces import Piece, utterance
 
 _MOST_FORKS: Final = 8
 _PARENTS: Final = ("forked_from_id", "parent_thread_id")

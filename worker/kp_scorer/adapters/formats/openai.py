@@ -12,11 +12,11 @@ https://platform.openai.com/docs/api-reference/responses/object.
 from collections.abc import Sequence
 from typing import Final
 
-from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import Speaker, in_one_view, is_message
 from kp_scorer.adapters.times import first_timestamp, time_in
 from kp_scorer.adapters.turns import (

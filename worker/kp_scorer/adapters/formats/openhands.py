@@ -7,10 +7,10 @@ https://github.com/OpenHands/OpenHands/tree/main/openhands/events
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.times import first_timestamp
 
 _OF_THE_PROGRAM: Final = (

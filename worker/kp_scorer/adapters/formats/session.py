@@ -7,11 +7,11 @@ settings, are skipped; the first of them may have the id and the time of the ses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from kp_scorer.adapters.blocks import Piece
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json, spelt
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.times import first_timestamp
 from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
 

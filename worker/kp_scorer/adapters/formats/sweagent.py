@@ -9,12 +9,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.formats import webarena
 from kp_scorer.adapters.messages import pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.written import with_written_calls
 
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import Piece, utterance
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.times import first_timestamp
 
 _ACTION: Final = re.compile(r"\s*+(?:click|type|hover|press|scroll|goto|tab_focus|stop) \[")
