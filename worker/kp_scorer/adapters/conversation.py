@@ -1,20 +1,18 @@
 """The conversation that the spans of a run show together, each piece once.
 
 The input of each call of a model repeats the entire conversation, and the result of a tool is both in its own span and in the
-next input. So a piece counts where it occurs first. Some servers number the calls of each answer anew, so one id may stand for
-several calls. A call without an id is identified by its name and arguments, which may recur too.
+next input. So a piece counts where it occurs first.
 
 All of this takes time in proportion to the size of the spans, whatever they hold.
 """
 
 import operator
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Final
 
-from kp_scorer.adapters.node import as_json
-from kp_scorer.adapters.pieces import Piece, call_input
+from kp_scorer.adapters.call_index import Call, Calls, Queues
+from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")
@@ -29,45 +27,14 @@ def last_turn(pieces: Sequence[Piece]) -> list[Piece]:
     return list(pieces[start:])
 
 
-@dataclass(eq=False, slots=True)
-class _Call:
-    place: int  # Its position among the pieces.
-    name: str
-    call_id: str
-    by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
-    started_ns: int = 0  # When the tool began, if no model had called it yet.
-    has_begun: bool = False  # True if the tool has begun.
-    ended_ns: int = 0  # When the tool ended.
-    result: int | None = None  # The position of its result among the pieces.
-
-
-class _Queues:
-    """The open calls by each of several keys, in their order."""
-
-    def __init__(self, is_open: Callable[[_Call], bool]) -> None:
-        """Hold calls as long as ``is_open`` is true for them. Once it is false for a call, it must stay false."""
-        self._is_open = is_open
-        self._by_key: defaultdict[tuple[str, ...], deque[_Call]] = defaultdict(deque)
-
-    def add(self, call: _Call, *keys: tuple[str, ...]) -> None:
-        for key in keys:
-            self._by_key[key].append(call)
-
-    def first(self, *key: str) -> _Call | None:
-        calls = self._by_key[key]
-        while calls and not self._is_open(calls[0]):
-            calls.popleft()
-        return calls[0] if calls else None
-
-
 class _History:
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
         self.ids: set[str] = set()  # The ids of its calls.
-        self.calls: set[_Call] = set()  # The same calls in the conversation.
-        self.answered: set[_Call] = set()
-        self.open = _Queues(lambda call: call not in self.answered)
+        self.calls: set[Call] = set()  # The same calls in the conversation.
+        self.answered: set[Call] = set()
+        self.open = Queues(lambda call: call not in self.answered)
 
 
 class Conversation:
@@ -76,21 +43,13 @@ class Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
-        self._before: defaultdict[int, list[Piece]] = defaultdict(
-            list
-        )  # By place: what the agent said before a call, if known later.
+        # By place: what the agent said before a call, if known later.
+        self._before: defaultdict[int, list[Piece]] = defaultdict(list)
         self._has_answer = False  # Whether a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
-        self._call_words: dict[
-            int, tuple[Piece, str]
-        ] = {}  # By the ``id`` of a piece. The piece is kept, or another could get its ``id``.
-        self._calls: defaultdict[tuple[str, ...], list[_Call]] = defaultdict(list)  # By id, by words, and by both.
-        self._unanswered = _Queues(lambda call: call.result is None)
-        self._waiting = _Queues(lambda call: not call.has_begun and call.result is None)
-        self._of_tools = _Queues(lambda call: call.by_tool_alone)
-        self._of_span: dict[int, _Call] = {}
+        self._calls = Calls()
+        self._of_span: dict[int, Call] = {}
         self._history = _History()
-        self._has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
 
     def turn(self) -> list[Piece]:
         """Return the pieces since the user spoke last, in their order."""
@@ -133,17 +92,17 @@ class Conversation:
                 texts.clear()
             if piece.kind == "call":
                 call = before or self._new(piece)
-                history.ids.add(self._id(piece))
+                history.ids.add(self._calls.id_of(piece))
                 history.open.add(call, ("id", piece.call_id), ("id", call.call_id), ("name", piece.name), ("any",))
             elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
                 history.answered.add(call_before)
                 self._add_result(call_before, piece)
-            elif piece.kind == "result" and self._calls.get((piece.call_id,)):
+            elif piece.kind == "result" and self._calls.has(piece.call_id):
                 # The call may be in the beginning that a list lacks. Otherwise it has a result already.
-                cut_off = self._unanswered.first("id", piece.call_id)
+                cut_off = self._calls.unanswered.first("id", piece.call_id)
                 if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
-            elif piece.kind == "result" and not piece.call_id and (call_open := self._unanswered.first("any")):
+            elif piece.kind == "result" and not piece.call_id and (call_open := self._calls.unanswered.first("any")):
                 self._add_result(call_open, piece)
             else:
                 text = piece.kind, piece.text.strip()
@@ -154,7 +113,7 @@ class Conversation:
                         (texts if piece.kind == "agent" else self.pieces).append(piece)
         self.pieces += texts
 
-    def _is_prompt(self, pieces: Sequence[Piece], matches: Sequence[_Call | None]) -> bool:
+    def _is_prompt(self, pieces: Sequence[Piece], matches: Sequence[Call | None]) -> bool:
         """Return whether a program wrote a list of messages that begins anew while the agent is at work."""
         if not self._has_answer:
             return False
@@ -179,44 +138,18 @@ class Conversation:
                 return True
         return False
 
-    def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[_Call | None]]:
+    def _new_in(self, pieces: Sequence[Piece]) -> tuple[Sequence[Piece], list[Call | None]]:
         """Return the pieces that the previous list lacks, or all of them, and for each call its match in the conversation."""
         before = len(self._history.pieces)
         # Compare by identity: a piece holds its message, so equality would compare each message once for each of its pieces.
-        if not self._has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
+        if not self._calls.has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
             new = pieces[before:]
             calls = [piece for piece in new if piece.kind == "call"]
-            ids = list(map(self._id, calls))
+            ids = list(map(self._calls.id_of, calls))
             if len(set(ids)) == len(ids) and self._history.ids.isdisjoint(ids):
-                return new, self._matches(calls)
+                return new, self._calls.matches(calls)
         self._history = _History()
-        return pieces, self._matches([piece for piece in pieces if piece.kind == "call"])
-
-    def _matches(self, calls: Sequence[Piece]) -> list[_Call | None]:
-        # Find for each call in a list of messages the same call of the conversation, if any. A list may lack its beginning, so
-        # its calls are the newest ones. Two calls of one id and name are the same even if their arguments differ, as exporters
-        # rephrase those, unless the id occurs more often than before.
-        ids = Counter(map(self._id, calls))
-        keys = Counter((self._id(call), self._words(call)) for call in calls)
-        words = Counter(map(self._words, calls))
-        # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
-        last = {own: iter(self._calls[own,][-count:]) for own, count in ids.items()}
-        alike = {key: iter(self._calls[key][-count:]) for key, count in keys.items()}
-        rephrased = {text: iter(self._calls[text,][-count:]) for text, count in words.items()}
-        matches = []
-        for call in calls:
-            own = self._id(call)
-            at_its_place = next(last[own], None)
-            if at_its_place:
-                # A tool that is retried has more calls than the model made.
-                at_its_place.by_tool_alone = False
-            same = next(alike[own, self._words(call)], None)
-            # The conversation may have ids of its own, or the only ones.
-            renumbered = next(rephrased[self._words(call)], None)
-            renumbered = renumbered if renumbered and renumbered.call_id not in ids else None
-            at_its_place = at_its_place if at_its_place and at_its_place.name == call.name else None
-            matches.append(same or at_its_place or renumbered)
-        return matches
+        return pieces, self._calls.matches([piece for piece in pieces if piece.kind == "call"])
 
     def _add_answer(self, span: Span) -> None:
         """Add an answer of a model. All of it is new, except a call whose tool has begun, and a call that is still open."""
@@ -226,49 +159,20 @@ class Conversation:
             return
         for piece in span.outputs:
             if piece.kind == "call":
-                call = self._still_open(piece) or self._begun_within(span, piece) or self._new(piece)
+                call = self._calls.still_open(piece) or self._calls.begun_within(span, piece) or self._new(piece)
                 call.by_tool_alone = False
                 # The span of a tool may have the arguments in another form.
                 self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
-                self._add_words(call, piece)
-            elif piece.kind == "result" and self._calls.get((piece.call_id,)):
-                if unanswered := self._unanswered.first("id", piece.call_id):
+                self._calls.add_words(call, piece)
+            elif piece.kind == "result" and self._calls.has(piece.call_id):
+                if unanswered := self._calls.unanswered.first("id", piece.call_id):
                     self._add_result(unanswered, piece)
             else:
                 self._add_text(piece)
 
-    def _still_open(self, piece: Piece) -> _Call | None:
-        """Return the call that one in an answer repeats: its tool has begun already, or it has no result yet."""
-        own = piece.call_id
-        started = [call for call in self._calls[own,][-1:] if call.by_tool_alone and call.name == piece.name]
-        alike = [call for call in self._calls[own, self._words(piece)][-1:] if call.result is None]
-        return next(iter(started + alike), None) if own else None
-
-    def _begun_within(self, span: Span, piece: Piece) -> _Call | None:
-        """Return the call that one in an answer repeats: its tool began before the answer ended, and one of them has no id."""
-        for key in (("words", self._words(piece)), ("name", piece.name)):
-            call = self._of_tools.first(*key)
-            has_ids = piece.call_id and call and call.call_id
-            if call and call.started_ns >= span.started_ns and (key[0] == "words" or not has_ids):
-                self._add_keys(call, piece)
-                return call
-        return None
-
-    def _begin_tool(self, piece: Piece, span: Span) -> _Call:
-        """Return the call that a tool carries out: by its id, or else by its name and arguments, or else by its name."""
-        if piece.call_id:
-            call = (
-                self._waiting.first("id", piece.call_id, piece.name)
-                or self._unanswered.first("id", piece.call_id, piece.name)
-                or self._waiting.first("id", piece.call_id)
-                or self._waiting.first("name", piece.name, "")
-                # Frameworks may give the calls that they carry out ids of their own, and leave out the arguments.
-                or self._waiting.first(*(("name", piece.name) if piece.arguments is None else ("words", self._words(piece))))
-                or self._running(piece, span)
-            )
-        else:
-            call = self._waiting.first("words", self._words(piece)) or self._waiting.first("name", piece.name)
-            call = call or self._running(piece, span)
+    def _begin_tool(self, piece: Piece, span: Span) -> Call:
+        """Return the call that a tool carries out, and note when it does."""
+        call = self._calls.carried_out_by(piece, span)
         if not call:
             # No model has called it yet, or the tool is retried.
             call = self._new(piece)
@@ -282,33 +186,13 @@ class Conversation:
         call.has_begun = True
         return call
 
-    def _running(self, piece: Piece, span: Span) -> _Call | None:
-        """Return the call of the same words that another span still carries out, unless each has an id."""
-        calls = self._calls[self._words(piece),][-1:]
-        return next((call for call in calls if call.ended_ns > span.started_ns and not (call.call_id and piece.call_id)), None)
-
-    def _new(self, piece: Piece) -> _Call:
-        call = _Call(len(self.pieces), piece.name, piece.call_id)
+    def _new(self, piece: Piece) -> Call:
+        call = Call(len(self.pieces), piece.name, piece.call_id)
         self.pieces.append(piece)
-        self._add_keys(call, piece)
+        self._calls.add(call, piece)
         return call
 
-    def _add_words(self, call: _Call, piece: Piece) -> None:
-        if call not in self._calls[self._words(piece),][-1:]:
-            self._calls[self._words(piece),].append(call)
-
-    def _add_keys(self, call: _Call, piece: Piece) -> None:
-        own, words = self._id(piece), self._words(piece)
-        self._add_words(call, piece)
-        if piece.call_id:
-            self._calls[own,].append(call)
-        self._has_several = self._has_several or len(self._calls[own,]) > 1
-        self._calls[own, words].append(call)
-        for queues in (self._unanswered, self._waiting, self._of_tools):
-            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name), ("any",))
-            queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
-
-    def _add_result(self, call: _Call, piece: Piece) -> None:
+    def _add_result(self, call: Call, piece: Piece) -> None:
         if call.result is None:
             call.result = len(self.pieces)
             self.pieces.append(piece)
@@ -320,15 +204,6 @@ class Conversation:
     def _add_text(self, piece: Piece) -> None:
         self._texts[piece.kind, piece.text.strip()] += 1
         self.pieces.append(piece)
-
-    def _id(self, call: Piece) -> str:
-        return call.call_id or self._words(call)
-
-    def _words(self, call: Piece) -> str:
-        """Return the name and arguments of a call as a text, which is made once for each piece."""
-        if id(call) not in self._call_words:
-            self._call_words[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
-        return self._call_words[id(call)][1]
 
 
 def _key(result: Piece) -> tuple[str, ...]:

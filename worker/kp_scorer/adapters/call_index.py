@@ -1,0 +1,160 @@
+"""The calls of a run, found again by their ids, or else by their names and arguments.
+
+Some servers number the calls of each answer anew, so one id may stand for several calls. A call without an id is identified by
+its name and arguments, which may recur too.
+"""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kp_scorer.adapters.node import as_json
+from kp_scorer.adapters.pieces import Piece, call_input
+from kp_scorer.adapters.span import Span
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call of a tool in a conversation."""
+
+    place: int  # Its position among the pieces.
+    name: str
+    call_id: str
+    by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
+    started_ns: int = 0  # When the tool began, if no model had called it yet.
+    has_begun: bool = False  # True if the tool has begun.
+    ended_ns: int = 0  # When the tool ended.
+    result: int | None = None  # The position of its result among the pieces.
+
+
+class Queues:
+    """The open calls by each of several keys, in their order."""
+
+    def __init__(self, is_open: Callable[[Call], bool]) -> None:
+        """Hold calls as long as ``is_open`` is true for them. Once it is false for a call, it must stay false."""
+        self._is_open = is_open
+        self._by_key: defaultdict[tuple[str, ...], deque[Call]] = defaultdict(deque)
+
+    def add(self, call: Call, *keys: tuple[str, ...]) -> None:
+        """Hold a call by these keys."""
+        for key in keys:
+            self._by_key[key].append(call)
+
+    def first(self, *key: str) -> Call | None:
+        """Return the first call by a key that is still open."""
+        calls = self._by_key[key]
+        while calls and not self._is_open(calls[0]):
+            calls.popleft()
+        return calls[0] if calls else None
+
+
+class Calls:
+    """The calls in a conversation so far, and which of them are open."""
+
+    def __init__(self) -> None:
+        self.unanswered = Queues(lambda call: call.result is None)
+        self.waiting = Queues(lambda call: not call.has_begun and call.result is None)
+        self.of_tools = Queues(lambda call: call.by_tool_alone)
+        self.has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
+        self._by_key: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)  # By id, by words, and by both.
+        # By the ``id`` of a piece: the piece and its words. The piece is kept, or another could get its ``id``.
+        self._texts: dict[int, tuple[Piece, str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_key)
+
+    def has(self, call_id: str) -> bool:
+        """Return whether there is a call of this id."""
+        return bool(self._by_key.get((call_id,)))
+
+    def id_of(self, call: Piece) -> str:
+        """Return what identifies a call: its id, or else its words."""
+        return call.call_id or self._words(call)
+
+    def _words(self, call: Piece) -> str:
+        """Return the name and arguments of a call as a text, which is made once for each piece."""
+        if id(call) not in self._texts:
+            self._texts[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
+        return self._texts[id(call)][1]
+
+    def add(self, call: Call, piece: Piece) -> None:
+        """Note a call by the piece that shows it."""
+        own, words = self.id_of(piece), self._words(piece)
+        self.add_words(call, piece)
+        if piece.call_id:
+            self._by_key[own,].append(call)
+        self.has_several = self.has_several or len(self._by_key[own,]) > 1
+        self._by_key[own, words].append(call)
+        for queues in (self.unanswered, self.waiting, self.of_tools):
+            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name), ("any",))
+            queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
+
+    def add_words(self, call: Call, piece: Piece) -> None:
+        """Note the words by which another piece shows a call."""
+        if call not in self._by_key[self._words(piece),][-1:]:
+            self._by_key[self._words(piece),].append(call)
+
+    def matches(self, calls: Sequence[Piece]) -> list[Call | None]:
+        """Return for each call in a list of messages the same call of the conversation, if any.
+
+        A list may lack its beginning, so its calls are the newest ones. Two calls of one id and name are the same even if their
+        arguments differ, as exporters rephrase those, unless the id occurs more often than before.
+        """
+        ids = Counter(map(self.id_of, calls))
+        keys = Counter((self.id_of(call), self._words(call)) for call in calls)
+        words = Counter(map(self._words, calls))
+        # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
+        last = {own: iter(self._by_key[own,][-count:]) for own, count in ids.items()}
+        alike = {key: iter(self._by_key[key][-count:]) for key, count in keys.items()}
+        rephrased = {text: iter(self._by_key[text,][-count:]) for text, count in words.items()}
+        matches = []
+        for call in calls:
+            own = self.id_of(call)
+            at_its_place = next(last[own], None)
+            if at_its_place:
+                # A tool that is retried has more calls than the model made.
+                at_its_place.by_tool_alone = False
+            same = next(alike[own, self._words(call)], None)
+            # The conversation may have ids of its own, or the only ones.
+            renumbered = next(rephrased[self._words(call)], None)
+            renumbered = renumbered if renumbered and renumbered.call_id not in ids else None
+            at_its_place = at_its_place if at_its_place and at_its_place.name == call.name else None
+            matches.append(same or at_its_place or renumbered)
+        return matches
+
+    def still_open(self, piece: Piece) -> Call | None:
+        """Return the call that one in an answer repeats: its tool has begun already, or it has no result yet."""
+        own = piece.call_id
+        started = [call for call in self._by_key[own,][-1:] if call.by_tool_alone and call.name == piece.name]
+        alike = [call for call in self._by_key[own, self._words(piece)][-1:] if call.result is None]
+        return next(iter(started + alike), None) if own else None
+
+    def begun_within(self, span: Span, piece: Piece) -> Call | None:
+        """Return the call that one in an answer repeats: its tool began before the answer ended, and one of them has no id."""
+        for key in (("words", self._words(piece)), ("name", piece.name)):
+            call = self.of_tools.first(*key)
+            has_ids = piece.call_id and call and call.call_id
+            if call and call.started_ns >= span.started_ns and (key[0] == "words" or not has_ids):
+                self.add(call, piece)
+                return call
+        return None
+
+    def carried_out_by(self, piece: Piece, span: Span) -> Call | None:
+        """Return the call that a tool carries out: by its id, or else by its name and arguments, or else by its name."""
+        if not piece.call_id:
+            call = self.waiting.first("words", self._words(piece)) or self.waiting.first("name", piece.name)
+            return call or self._running(piece, span)
+        return (
+            self.waiting.first("id", piece.call_id, piece.name)
+            or self.unanswered.first("id", piece.call_id, piece.name)
+            or self.waiting.first("id", piece.call_id)
+            or self.waiting.first("name", piece.name, "")
+            # Frameworks may give the calls that they carry out ids of their own, and leave out the arguments.
+            or self.waiting.first(*(("name", piece.name) if piece.arguments is None else ("words", self._words(piece))))
+            or self._running(piece, span)
+        )
+
+    def _running(self, piece: Piece, span: Span) -> Call | None:
+        """Return the call of the same words that another span still carries out, unless each has an id."""
+        calls = self._by_key[self._words(piece),][-1:]
+        return next((call for call in calls if call.ended_ns > span.started_ns and not (call.call_id and piece.call_id)), None)
