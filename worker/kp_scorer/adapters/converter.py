@@ -7,7 +7,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters.building import Run, SuppliedFields, digests_of, trace_id, trace_of
+from kp_scorer.adapters.building import Run, SuppliedFields, trace_id, trace_of
+from kp_scorer.adapters.continuations import Chats, remember
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
 from kp_scorer.adapters.pieces import is_error
@@ -32,7 +33,6 @@ _MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace
 _MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
 _MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
 _MOST_UNRECOGNIZED: Final = 100  # Values of no format that may be the beginning of a session.
-_MOST_IDENTITIES: Final = 500_000  # Of records that are remembered, so that a copy is not counted.
 _MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
 
 
@@ -66,9 +66,7 @@ class Converter:
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
         self._switches: set[str] = set()  # What is expected of instrumentations that record no messages.
-        self._chats: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
-        self._waiting = 0  # The number of these chats.
-        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
+        self._chats = Chats(self.counts)
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
         """Convert the runs that a source completes. It begins on this line, counted from 1."""
@@ -144,8 +142,7 @@ class Converter:
         """Convert the runs that are still open, and the chats that still wait."""
         while self._open:
             yield from self._close(next(iter(self._open)))
-        while self._chats:
-            yield from map(self._trace, self._waited(next(iter(self._chats))))
+        yield from map(self._trace, self._chats.beyond(0))
 
     def _open_session(self, key: _Key) -> None:
         if FORMATS[key.format].is_general:
@@ -187,9 +184,7 @@ class Converter:
         """Return whether a record was read before, and note that it was read."""
         digests = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in identities]
         is_repeated = any(digest in self._identities for digest in digests)
-        self._identities |= dict.fromkeys(digests)
-        while len(self._identities) > _MOST_IDENTITIES:
-            del self._identities[next(iter(self._identities))]
+        remember(self._identities, digests)
         return is_repeated
 
     def _close_ended(self, now: int) -> Iterator[Converted]:
@@ -232,12 +227,12 @@ class Converter:
                     # All that was said was read in another file.
                     continue
                 can_go_on = (read.has_chats or run.is_part) and run.pieces
-                if not can_go_on and self._chats:
-                    # Another instrumentation may record its calls by themselves.
-                    for digest in digests_of(run.pieces):
-                        if any(chat.is_part for chat in self._chats.get(digest, ())):
-                            self.counts["continued"] += len(self._waited(digest))
-                yield from self._await_continuation(run) if can_go_on else [self._trace(run)]
+                if can_go_on:
+                    self._chats.hold(run)
+                    yield from map(self._trace, self._chats.beyond(_MOST_CHATS))
+                else:
+                    self._chats.drop_parts_of(run)
+                    yield self._trace(run)
         except NotRecorded as error:
             # One line says what to set for a service.
             if (expected := error.problems[0].expected) in self._switches or len(self._switches) > _MOST_UNRECOGNIZED:
@@ -247,29 +242,6 @@ class Converter:
                 yield error
         except Exception as error:
             yield _refusal(records[0], error)
-
-    def _await_continuation(self, run: Run) -> Iterator[Converted]:
-        """Hold a chat back until it is clear that none continues it: a log repeats a chat for each call of the model."""
-        *earlier, own = digests_of(run.pieces)
-        if own in self._beginnings:
-            # The newest record may be first.
-            self.counts["continued"] += 1
-            return
-        self._beginnings |= dict.fromkeys(earlier)
-        while len(self._beginnings) > _MOST_IDENTITIES:
-            del self._beginnings[next(iter(self._beginnings))]
-        self.counts["continued"] += sum(len(self._waited(digest)) for digest in earlier)
-        # Runs of one task at a time may begin alike.
-        self._chats.setdefault(own, []).append(run)
-        self._waiting += 1
-        while self._waiting > _MOST_CHATS:
-            yield from map(self._trace, self._waited(next(iter(self._chats))))
-
-    def _waited(self, digest: bytes) -> list[Run]:
-        """Return the chats that wait under a digest, which wait no longer."""
-        chats = self._chats.pop(digest, [])
-        self._waiting -= len(chats)
-        return chats
 
     def _trace(self, run: Run) -> Converted:
         try:

@@ -1,0 +1,56 @@
+"""Chats that wait for a later one to continue them: a log repeats a chat for each call of the model."""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from kp_scorer.adapters.building import Run, digests_of
+
+_MOST_REMEMBERED: Final = 500_000  # Digests of records, and of beginnings, that are remembered, so that a copy is not counted.
+
+
+def remember(remembered: dict[bytes, None], digests: Iterable[bytes]) -> None:
+    """Remember these digests, and forget the oldest ones if there are too many."""
+    remembered |= dict.fromkeys(digests)
+    while len(remembered) > _MOST_REMEMBERED:
+        del remembered[next(iter(remembered))]
+
+
+class Chats:
+    """The chats that wait until it is clear that none continues them."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        """Count in ``counts`` the chats that are no runs, because another ``continued`` them."""
+        self._counts = counts
+        self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
+        self._waiting = 0
+        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
+
+    def hold(self, run: Run) -> None:
+        """Have a chat wait, in place of those that it continues."""
+        *earlier, own = digests_of(run.pieces)
+        if own in self._beginnings:
+            # The newest record may be first.
+            self._counts["continued"] += 1
+            return
+        remember(self._beginnings, earlier)
+        self._counts["continued"] += sum(len(self._pop(digest)) for digest in earlier)
+        # Runs of one task at a time may begin alike.
+        self._by_digest.setdefault(own, []).append(run)
+        self._waiting += 1
+
+    def drop_parts_of(self, run: Run) -> None:
+        """Drop what is the beginning of a whole run: another instrumentation may record its calls by themselves."""
+        for digest in digests_of(run.pieces) if self._by_digest else ():
+            if any(chat.is_part for chat in self._by_digest.get(digest, ())):
+                self._counts["continued"] += len(self._pop(digest))
+
+    def beyond(self, most: int) -> Iterator[Run]:
+        """Remove and yield the oldest chats, until at most so many wait."""
+        while self._waiting > most:
+            yield from self._pop(next(iter(self._by_digest)))
+
+    def _pop(self, digest: bytes) -> list[Run]:
+        chats = self._by_digest.pop(digest, [])
+        self._waiting -= len(chats)
+        return chats
