@@ -19,7 +19,7 @@ from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
-from kp_scorer.embedding.text_embedder import Tokens
+from kp_scorer.embedding.tokenizer import Tokens
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.settings.server_sections import RedisSettings

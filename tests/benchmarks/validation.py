@@ -26,7 +26,7 @@ from kp_scorer.broker.headers import PACKED_BY
 from kp_scorer.broker.wire import TASK_NAME, arguments_in
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.embedder import RECIPES
-from kp_scorer.embedding.text_embedder import Tokens
+from kp_scorer.embedding.tokenizer import Tokens
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.trace import ReasoningTrace
 

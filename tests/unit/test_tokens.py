@@ -10,10 +10,10 @@ from typing import Any, Final
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from kp_scorer.embedding import text_embedder
+from kp_scorer.embedding import tokenizer
 from kp_scorer.embedding.embedder import MAX_TOKENS, Ids
 from kp_scorer.embedding.model import find_model
-from kp_scorer.embedding.text_embedder import Tokens
+from kp_scorer.embedding.tokenizer import Tokens
 from kp_scorer.errors import SettingsError
 from tokenizers import Encoding, Tokenizer
 
@@ -71,8 +71,8 @@ def changed_file(tokenizer_file: Path, directory: Path, change: Callable[[Descri
 def in_pieces(chars: int) -> Iterator[None]:
     """Texts are read and tokenised in pieces of so many characters."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_embedder, "_PIECE_CHARS", chars)
-        patch.setattr(text_embedder, "_AT_ONCE", chars)
+        patch.setattr(tokenizer, "_PIECE_CHARS", chars)
+        patch.setattr(tokenizer, "_AT_ONCE", chars)
         yield
 
 

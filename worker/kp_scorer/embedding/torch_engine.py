@@ -18,7 +18,8 @@ from sentence_transformers import SentenceTransformer
 from kp_scorer.embedding.embedder import MAX_TOKENS, Ids, Recipe, Vectors, padded
 from kp_scorer.embedding.model import ModelFiles
 from kp_scorer.embedding.packed import PackedModel, PackedPasses
-from kp_scorer.embedding.text_embedder import TextEmbedder, Tokens
+from kp_scorer.embedding.text_embedder import TextEmbedder
+from kp_scorer.embedding.tokenizer import Tokens
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import library_logger
 
