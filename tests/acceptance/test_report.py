@@ -77,14 +77,17 @@ def test_a_click_on_the_map_shows_the_trace(opened: Browser, page: Path) -> None
     traces = jsonl_file(
         folder / "traces.jsonl", minimal_payload(), minimal_payload(trace_id="kp:trace:tides", objective=objective)
     )
-    kept_file = jsonl_file(folder / "kept.jsonl", {"trace_id": "kp:trace:tides"})
+    kept_folder = folder / "kept"
+    kept_folder.mkdir()
+    jsonl_file(kept_folder / "kept-0001.jsonl", {"trace_id": "kp:trace:tides"})
     words = ("--set", "embedding.embedder=words")
-    done = run("report", str(traces), "--kept", str(kept_file), "--output", str(folder / "map.html"), *words)
+    done = run("report", str(traces), "--kept", str(kept_folder), "--output", str(folder / "map.html"), *words)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert opened.open(folder / "map.html", 1_400) == "drawn"
     opened.click_at(*opened.evaluate(LAST_POINT))
     shown_text = opened.evaluate("document.querySelector('.clicked').innerText")
     assert shown_text.split("\n\n")[:2] == [objective, "kp:trace:tides: kept, succeeded"]
+    assert "1 kept and 1 dropped ones are shown" in opened.evaluate("document.body.innerText")
     assert opened.complaints() == []
 
 

@@ -119,7 +119,8 @@ def _map(points: Sequence[Mapping[str, Any]]) -> Section | None:
     if not points:
         return None
     number = sum(point["kept"] for point in points)
-    chart = Chart("map-0", "Kept and dropped", f"{number:,} of {plural(len(points), 'trace')} kept", "map", {"points": points})
+    caption = f"{number} kept and {len(points) - number} dropped ones are shown"
+    chart = Chart("map-0", "Kept and dropped", caption, "map", {"points": points})
     return Section("map", "What was kept, among what was not", [chart])
 
 

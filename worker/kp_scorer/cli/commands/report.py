@@ -57,14 +57,14 @@ _REMEDIES: Final[dict[str, str]] = {
 @click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of examples.")
 @click.option(
     "--kept",
-    "kept_file",
-    metavar="FILE",
-    type=click.Path(),
+    "kept_path",
+    metavar="FILE|FOLDER",
+    type=click.Path(path_type=Path),
     help="What `keep` wrote of FILE: draw a map of the kept and the dropped.",
 )
 @partial(gathering_options, sample=_SAMPLE)
 def report(
-    output: str | None, as_text: bool, traces: str | None, kept_file: str | None, gathered: Gathered, settings: Settings
+    output: str | None, as_text: bool, traces: str | None, kept_path: Path | None, gathered: Gathered, settings: Settings
 ) -> None:
     """Summarise decisions: scores by domain, examples, reasons, repeats, and how many other thresholds would accept.
 
@@ -74,7 +74,9 @@ def report(
     if not as_text:
         # Check first: scoring traces may take minutes.
         check_installed()
-    kept_ids = set(ids_in([Path(kept_file)])) if kept_file else None
+    kept_ids = None
+    if kept_path:
+        kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
     points = list[Point]()
     rows = []
     runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()  # By the hash of a task; the name is a trace's.
@@ -88,7 +90,7 @@ def report(
             points.append(point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # The traces take more memory than their decisions.
         rows.append(each._replace(trace=None))
-    if kept_file and not points:
+    if kept_path and not points:
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
