@@ -69,6 +69,12 @@ def test_originals_with_one_outcome_are_written_once_with_our_score(flags: Seque
     assert "kept 1 of 4: 2 accepted, 1 review, 1 rejected" in done.stderr
 
 
+def test_no_threshold_is_suggested_where_a_gate_decides(file: Path) -> None:
+    words = ("--set", "embedding.embedder=words")
+    assert "for a share that you choose" in keep(file, *words).stderr
+    assert "for a share that you choose" not in keep(file, *words, "--set", "routing.gate=coverage").stderr
+
+
 def test_several_files_and_a_document_go_to_stdout(file: Path, tmp_path: Path) -> None:
     document = tmp_path / "one.json"
     document.write_text(json.dumps([TRACES[0] | {"id": "kp:trace:other"}, {"no": "trace"}], indent=2), "utf-8")
@@ -489,7 +495,7 @@ def test_secrets_are_dropped_or_kept_on_demand(chats_file: Path, tmp_path: Path)
 def test_nothing_is_written_if_a_second_look_finds_something(
     chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kp_scorer.checks.redaction.Redactor.redacted", lambda _, row: row)
+    monkeypatch.setattr("kp_scorer.checks.redaction.is_clean", lambda _: False)
     done = keep(chats_file, "--best", "2", "--as", "messages", "--output", tmp_path / "train.jsonl", *CONVERTING)
     assert (done.exit_code, "holds something secret still" in str(done.exception)) == (1, True)
     assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]

@@ -13,7 +13,7 @@ from hypothesis import given
 from kp_scorer.characters import escaped
 from kp_scorer.cli.commands.report import report
 from kp_scorer.cli.main import commands
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, GateResult
 from kp_scorer.errors import SettingsError
 from kp_scorer.report.page import fingerprint, page
 from kp_scorer.report.summary import analyse
@@ -86,6 +86,16 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     assert "dead letters 3" in " ".join(lines)
     assert any(line.startswith(f"    {'to be shown ' * 6}") for line in lines)
     assert any(re.match(r"  only one tool \(-0\.1\) +1 +1\.3%", line) for line in lines)
+
+
+def test_nothing_is_said_of_thresholds_where_a_gate_decides() -> None:
+    gate = GateResult(adds=0.5, bar=0.7, share=0.1, eligible=True, nearest=None, as_of="0-0")
+    sample = [decision(f"kp:trace:{number}", score=number / 20, gate=gate) for number in range(20)]
+    report_text = text(analyse(sample, 0), "some.jsonl", 0, {})
+    assert "threshold none (gate)" in report_text
+    assert "adds 0.50 of 0.70 runs" in report_text
+    assert not re.search("closest call|one trace in ten", report_text)
+    assert "closest call" in text(analyse([*sample, decision()], 0), "some.jsonl", 0, {})
 
 
 def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:

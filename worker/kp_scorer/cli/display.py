@@ -87,7 +87,7 @@ class BehindFailures:
     def __init__(self, settings: Settings) -> None:
         self._scores: dict[str, float] = {}  # Of the failed runs, by their ids.
         self._count = 0
-        self._is_possible = settings.novelty.against == "all"
+        self._is_possible = settings.novelty.against == "all" and settings.routing.gate == "score"
 
     def add(self, decision: Decision) -> None:
         """Count a decision, which comes after those with which it was compared."""

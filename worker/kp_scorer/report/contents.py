@@ -27,7 +27,7 @@ _LEADS: Final = {
     "map": "Traces that are alike lie together, as far as two dimensions can show it. Kept ones are large and filled, failed "
     "ones are crosses. Click a trace to read it.",
     "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Bars count traces in steps of "
-    "0.05. From the dashed line on, the domain's threshold, they are accepted. A quarter of all scores is below that for 25%.",
+    "0.05. From a dashed line on, the domain's threshold, they are accepted. A quarter of all scores is below that for 25%.",
     "thresholds": "The share of traces that each threshold would accept, if nothing else changed and no submission requested "
     "its own. The dashed line is the present threshold.",
     "examples": "From the highest score to the lowest, with the main reasons. `kp-scorer explain` shows all of them.",
@@ -104,12 +104,13 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
 
 def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
     """Return the sections for which an analysis has figures, after a map of what was kept if there are points for one."""
+    has_thresholds = bool(analysis.total.thresholds)
     first = (
         _map(points),
         _scores(analysis),
-        _thresholds(analysis),
+        _thresholds(analysis) if has_thresholds else None,
         _examples(analysis, objectives),
-        _closest(analysis, objectives),
+        _closest(analysis, objectives) if has_thresholds else None,
     )
     others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty, _drift))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
@@ -230,7 +231,8 @@ def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, 
     """Return a table of decisions: the distance of each from its threshold, its reasons and, if available, its objective."""
     rows = []
     for each in decisions:
-        figures = f"{each.score:.3f}", f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}"
+        needs = ("", "") if each.gate else (f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}")
+        figures = f"{each.score:.3f}", *needs
         label = [_LABELS[labels.get(each.trace_id)]] if labels else []
         objective = [escaped(objectives.get(each.trace_id, ""))] if objectives else []
         rows.append([escaped(each.domain), *figures, shown_id(each.trace_id), *label, escaped(why(each)), *objective])
@@ -316,6 +318,8 @@ def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
 
 
 def _threshold_words(summary: DomainSummary) -> str:
+    if not summary.thresholds:
+        return "none (gate)"
     lowest, highest = min(summary.thresholds), max(summary.thresholds)
     return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
 

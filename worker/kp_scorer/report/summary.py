@@ -49,7 +49,8 @@ class DomainSummary(NamedTuple):
     outcomes: Mapping[Outcome, int]
     histograms: Mapping[Outcome, tuple[int, ...]]  # For each outcome, the histogram of its scores.
     scores: Distribution
-    thresholds: Sequence[float]  # All that applied, ascending. Settings may change, and submissions may request their own.
+    # All that applied, ascending; none under a gate. Settings may change, and submissions may request their own.
+    thresholds: Sequence[float]
     accepted_at: tuple[int, ...]  # The number of traces that each of ``THRESHOLDS`` would accept.
 
 
@@ -124,7 +125,7 @@ def _summary(decisions: Sequence[Decision], name: str = "", smaller: int = 0) ->
         outcomes={outcome: len(of_outcome) for outcome, of_outcome in by_outcome.items()},
         histograms={outcome: histogram(of_outcome) for outcome, of_outcome in by_outcome.items()},
         scores=_distribution([decision.score for decision in decisions]),
-        thresholds=sorted({decision.threshold for decision in decisions}),
+        thresholds=sorted({decision.threshold for decision in decisions if not decision.gate}),
         accepted_at=accepted_at([decision.score for decision in decisions if not decision.is_guarded]),
     )
 

@@ -299,7 +299,7 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
     behind.note()
-    if request.outcome == "accepted" and counts["rejected"] > len(kept_ids):
+    if request.outcome == "accepted" and counts["rejected"] > len(kept_ids) and settings.routing.gate == "score":
         print_note(OWN_SHARE)
 
 

@@ -43,7 +43,7 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
         raise
     scored = f"scored {outcomes.total()} of {done}: {outcomes['accepted']} accepted"
     print_note(scored if done else f"no traces in {', '.join(files)}")
-    if outcomes["rejected"] > outcomes["accepted"]:
+    if outcomes["rejected"] > outcomes["accepted"] and settings.routing.gate == "score":
         print_note(OWN_SHARE)
     if outcomes.total() < done:
         sys.exit(1)
