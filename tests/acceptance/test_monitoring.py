@@ -59,7 +59,7 @@ from tests.support.rabbitmq import OwnNode, RabbitMQ
 from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, rows_in
 
-LOOKS_OFTEN: Final = {"CONSTANTS": "process.runtime._LOOK_EVERY_S=0.5"}
+LOOKS_OFTEN: Final = {"CONSTANTS": "process.maintenance._LOOK_EVERY_S=0.5"}
 """Variables of a worker that looks at its servers and queues twice a second, and not every ten."""
 
 

@@ -20,6 +20,7 @@ from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.scoring import Policy
+from kp_scorer.settings import Settings
 from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.decision_stream import Publication
 from kp_scorer.store.records import MemoryLedger
@@ -72,7 +73,7 @@ class Scene:
         self.pipeline = Pipeline(
             decider or Decider(MemoryLedger(), Policy(), None, max_attempts=5),
             cast("Any", None),
-            PublishStage(self.app, publisher, dead_letters, Limits(), 5, Metrics(()), "all"),
+            PublishStage(self.app, publisher, dead_letters, Settings(), Metrics(())),
             self.acknowledger,
             Metrics(()),
             group_size=8,

@@ -13,13 +13,12 @@ from kp_scorer.broker.headers import deliveries_by, result_id
 from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import Reason, ServiceUnavailable, SettingsError, TraceConflict, TraceDead
 from kp_scorer.logs import raised_at
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.reviser import Revised
-from kp_scorer.settings.sections import LoggedDecisions
+from kp_scorer.settings import Settings
 from kp_scorer.spans.context import TRACE_ID, context_in
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 from kp_scorer.store.decision_stream import Publication
@@ -40,10 +39,8 @@ class PublishStage:
     app: Celery  # Its result backend stores the results that producers ask for.
     publisher: Publisher
     dead_letters: DeadLetters
-    limits: Limits  # The limits within which messages were received.
-    max_attempts: int  # A message is poison once this many workers have died or failed while reading it.
+    settings: Settings
     metrics: Metrics
-    logged: LoggedDecisions  # The decisions that get a line in the log; metrics count all.
     recorder: "Recorder | None" = None  # Records spans of messages that end here, not of requeued ones.
 
     def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
@@ -53,7 +50,7 @@ class PublishStage:
         """
         body = raw_body(delivery.message)
         readers = self.dead_letters.begin_reading(body) - 1
-        if readers < self.max_attempts:
+        if readers < self.settings.worker.max_attempts:
             read(delivery)
             self.dead_letters.end_reading(body)
         else:
@@ -105,7 +102,8 @@ class PublishStage:
                 errors[delivery] = outage
                 continue
             try:
-                delivery.decision = dead_letter(self.dead_letters, delivery.message, why, self.limits, delivery.received)
+                limits = self.settings.limits
+                delivery.decision = dead_letter(self.dead_letters, delivery.message, why, limits, delivery.received)
             except ServiceUnavailable as error:
                 outage = errors[delivery] = error
             except BaseException as error:
@@ -141,7 +139,7 @@ class PublishStage:
             received |= {"revision": decision.revision, "outcome_id": decision.revised_by.id}
         else:
             self.metrics.count_published(decision, delivery.queue, waited_s, in_flight_s)
-        if self.logged in ("all", decision.outcome):
+        if self.settings.log.decisions in ("all", decision.outcome):
             log.info(
                 "trace_revised" if decision.revised_by else "trace_decided",
                 trace_id=decision.trace_id,

@@ -19,7 +19,6 @@ from celery.worker import state
 
 from kp_scorer.broker.backlog import conditions, look_at_backlog
 from kp_scorer.broker.celery_app import most_in_flight
-from kp_scorer.broker.dead_queue import QueueDrainer, drain_all
 from kp_scorer.broker.publishing import send_again
 from kp_scorer.broker.queues import submission_queues, system_of
 from kp_scorer.broker.results import Publisher
@@ -30,12 +29,12 @@ from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError
 from kp_scorer.logs import configure_logs, count_dropped_lines, raised_at
 from kp_scorer.monitoring import http_server
 from kp_scorer.process.acknowledge import Acknowledger
-from kp_scorer.process.memory import collect_garbage, limit_malloc_arenas
+from kp_scorer.process.maintenance import start_maintenance
+from kp_scorer.process.memory import limit_malloc_arenas
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline
 from kp_scorer.process.publish import PublishStage
 from kp_scorer.process.startup import LoadEmbedder, ServerWatch, StartupRetry, open_facts, open_novelty, wait_for_services
-from kp_scorer.process.submission_resender import resend_lost
 from kp_scorer.process.watchdog import PeriodicTasks, StallTimer, Supervisor, Watchdog
 from kp_scorer.reviser import Reviser
 from kp_scorer.settings import Settings
@@ -43,12 +42,7 @@ from kp_scorer.spans import is_export_configured, open_recorder
 from kp_scorer.store import Store
 from kp_scorer.store.store import WorkerReport
 
-_RESEND_EVERY_S: Final = 10.0
 _RENEW_EVERY_S: Final = 1.0
-_DRAIN_DEAD_EVERY_S: Final = 2.0
-_DRAIN_INTAKE_EVERY_S: Final = 0.2
-_LOOK_EVERY_S: Final = 10.0
-_COLLECT_EVERY_S: Final = 5.0
 _SILENT_S: Final = 10.0  # A worker is not ready if its lease, mirror or heartbeat has not been renewed for this long.
 _LAST_SPANS_S: Final = 2.0  # The time to export the last spans, if the grace leaves that much.
 
@@ -146,30 +140,10 @@ class Runtime:
         self._connect_metrics()
         tasks = self._tasks = opened.enter_context(PeriodicTasks())
         self._lease_renewer = tasks.start("lease_renewer", self._renew, _RENEW_EVERY_S)
-        self._start_maintenance(tasks)
+        start_maintenance(tasks, app, list(self._queues.values()), settings, self.store, metrics, self._look_at_backlog)
         self._watchdog.watch_threads(tasks.threads)
         self._watchdog.watch("consumer", self.heartbeat.elapsed_s, settings.decision_timeout_s)
         self._watchdog.watch("shutdown", self._shutdown.elapsed_s, settings.worker.grace_s)
-
-    def _start_maintenance(self, tasks: PeriodicTasks) -> None:
-        app, queues, settings = self._app, list(self._queues.values()), self._settings
-        resend = partial(resend_lost, app, queues, self.store, settings.ledger, self.metrics, {})
-        every_s = min(_RESEND_EVERY_S, settings.ledger.resend_after_s / 4)
-        tasks.start("submission_resender", resend, every_s)
-        tasks.start("dead_letter_dropper", self.store.dead_letters.make_room, every_s)
-        tasks.start("garbage_collector", collect_garbage, _COLLECT_EVERY_S)
-        dead = [QueueDrainer(app, each.dead, each, self.store) for each in queues if each.dead]
-        intakes = [QueueDrainer(app, each.intake, each, self.store) for each in queues if each.intake]
-        for name, drainers, every_s in (
-            ("dead_queue_drainer", dead, _DRAIN_DEAD_EVERY_S),
-            ("intake_drainer", intakes, _DRAIN_INTAKE_EVERY_S),
-        ):
-            if drainers:
-                tasks.start(name, partial(drain_all, drainers), every_s)
-        watcher = tasks.start("backlog_watcher", self._look_at_backlog, _LOOK_EVERY_S)
-        self.metrics.backlog_age_s.set_function(watcher.stall.elapsed_s)
-        for task in tasks.threads:
-            self.metrics.work_age_s.labels(task.name).set_function(task.stall.elapsed_s)
 
     def _connect_metrics(self) -> None:
         """Connect the gauges to the state that they show; they read it at each scrape."""
@@ -186,20 +160,11 @@ class Runtime:
     def start_pipeline(self, acknowledger: Acknowledger, is_consuming: Callable[[], bool]) -> Pipeline:
         """Start the pipeline and have it watched; ``acknowledger`` acknowledges and requeues its messages."""
         self._is_consuming = is_consuming
-        settings, dead_letters = self._settings, self.store.dead_letters
+        settings = self._settings
         pipeline = self._pipeline = Pipeline(
             self._decider,
             Reviser(self.store.ledger, settings.routing.policy, settings.worker.max_attempts),
-            PublishStage(
-                self._app,
-                self._publisher,
-                dead_letters,
-                settings.limits,
-                settings.worker.max_attempts,
-                self.metrics,
-                settings.log.decisions,
-                self._recorder,
-            ),
+            PublishStage(self._app, self._publisher, self.store.dead_letters, settings, self.metrics, self._recorder),
             acknowledger,
             self.metrics,
             group_size=self._group_size(),
