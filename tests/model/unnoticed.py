@@ -30,7 +30,6 @@ UNNOTICED: Final[dict[str, list[str]]] = {
         "left out: has_copied = has_copied or (added and not added.err)",
         "reversed: #verdicts > 0 and verdicts[1].fact ~= ''",
         "without last: #verdicts > 0 and verdicts[1].fact ~= ''",
-        "without last: ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN",
         "reversed: verdict.trace ~= ''",
         "left out: copy(verdict)",
         "left out: redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))",
@@ -61,6 +60,7 @@ UNNOTICED: Final[dict[str, list[str]]] = {
     "erase_entries": [],
     "erase_records": [],
     "ledger": [
+        "without last: ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN",
         "without first: state == 'dead' and died_by == dead_letter_id",
         "without first: first and first ~= newest and (is_over or (kind == 'junk' and is_nearly_full(used, limit)))",
     ],
@@ -74,7 +74,6 @@ UNNOTICED: Final[dict[str, list[str]]] = {
         "left out: redis.call('HSET', run, ':outcome', 1)",
         "reversed: number(until_ms) == number(due_ms)",
         "left out: redis.call('ZADD', runs, now, run_id)",
-        "without last: ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN",
         "left out: wake(string.match(revision.trace_id, '[^:]*$'))",
     ],
     "submit": [

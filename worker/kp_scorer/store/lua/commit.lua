@@ -78,12 +78,9 @@ for i, verdict in ipairs(verdicts) do
     local trace_id, digest, entry = verdict.trace_id, verdict.digest, verdict.entry
     local state, known_digest, known_decision, reason, detail, known_entry, outcomes =
         read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'entry', 'outcomes')
-    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then
-        reply[i] = {'conflict'}
-    elseif state == 'decided' then
-        reply[i] = {'stands', known_decision}
-    elseif state == 'dead' then
-        reply[i] = {'dead', '', reason, detail}
+    local ended_before = earlier_end(state, known_digest, digest, known_decision, reason, detail)
+    if ended_before then
+        reply[i] = ended_before
     elseif (entry ~= '' and known_entry ~= entry) or lacks_fact then
         reply[i] = {'again'}
     else

@@ -1,4 +1,3 @@
--- finish_run
 -- Remove the spans of a run that is dead, left out, forgotten or forwarded. Those of a submitted run are kept for kept_ms, to be
 -- handed on.
 --

@@ -33,6 +33,13 @@ local function to_end(record, trace_id, ttl_ms, state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end
 
+-- Return the reply for a submission that has ended already, or whose id belongs to another digest; nil for one that may end now.
+local function earlier_end(state, known_digest, digest, decision, reason, detail)
+    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return {'conflict'} end
+    if state == 'decided' then return {'stands', decision} end
+    if state == 'dead' then return {'dead', '', reason, detail} end
+end
+
 local function apply_changes()
     -- If a trace is in the index already, somebody removed the state from its record, and it has been counted.
     if #made_pending > 0 then add(counts, 'submitted', call_with_all('ZADD', pending, made_pending)) end

@@ -45,12 +45,9 @@ for i, revision in ipairs(revisions) do
     local trace_state, first, revised, listed = read(of_trace, 'state', 'decision', 'revised', 'outcomes')
     local is_decided = trace_state == 'decided'
     local is_newest = is_decided and time_of(revised or first) == revision.supersedes
-    if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then
-        reply[i] = {'conflict'}
-    elseif state == 'decided' then
-        reply[i] = {'stands', known}
-    elseif state == 'dead' then
-        reply[i] = {'dead', '', reason, detail}
+    local ended_before = earlier_end(state, known_digest, digest, known, reason, detail)
+    if ended_before then
+        reply[i] = ended_before
     elseif is_decided ~= (revision.decision ~= '') or is_decided ~= is_newest or trace_state == FOREIGN then
         reply[i] = {'again'}
     elseif not list(of_trace, listed or '', outcome_id) then
