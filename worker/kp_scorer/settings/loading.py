@@ -18,8 +18,6 @@ from kp_scorer.settings.settings import Settings
 
 Sections = dict[str, dict[str, Any]]
 
-# Each of these has a variable ``…_FILE`` beside it, which names a file with the value.
-_SECRETS: Final = ("KP_BROKER_URL", "KP_REDIS_URL")
 _REFERENCE: Final = "kp-scorer reference kp-scorer.toml"
 
 
@@ -39,18 +37,15 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
         merged = read_toml(config) if config else {}
     except OSError as error:
         raise SettingsError(f"config: {config}: {error.strerror}; `{_REFERENCE}` prints one to start from") from None
-    for sections in (_read_variables(), _nested(flags or {})):
+    flags = flags or {}
+    variables, files = _read_variables()
+    for sections in (variables, _nested(flags)):
         # Validation then refuses a value of the file where a section belongs.
         merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
-    return _noting_files(_checked(merged), flags or {})
-
-
-def _noting_files(settings: Settings, flags: Mapping[str, Any]) -> Settings:
-    """Note in the sections the files of their URLs, to read them again when a password changes. Flags win over files."""
-    variables = {name.upper(): value for name, value in os.environ.items()}
-    files = {section: variables.get(f"KP_{section}_URL_FILE".upper()) for section in ("broker", "redis")}
-    named = {section: file for section, file in files.items() if file and f"{section}.url" not in flags}
-    return settings.model_copy(update={section: getattr(settings, section).from_file(file) for section, file in named.items()})
+    settings = _checked(merged)
+    # The sections know the files of their URLs, to read them again when a password changes. Flags win over files.
+    urls = {name: getattr(settings, name).from_file(file) for name, file in files.items() if f"{name}.url" not in flags}
+    return settings.model_copy(update=urls)
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,14 +117,17 @@ def _nested(flags: Mapping[str, Any]) -> Sections:
     return nested
 
 
-def _read_variables() -> Sections:
-    """Read the settings in the environment, and in the files that it names for secrets."""
+def _read_variables() -> tuple[Sections, dict[str, str]]:
+    """Read the settings in the environment, and in the files that it names for URLs; return these by section too."""
     variables = {name.upper(): value for name, value in os.environ.items()}
-    for secret in _SECRETS:
+    files: dict[str, str] = {}
+    for section in ("broker", "redis"):
+        secret = f"KP_{section}_URL".upper()
         if (file := variables.pop(f"{secret}_FILE", None)) is not None:
             if variables.get(secret):
                 raise SettingsError(f"{secret}, {secret}_FILE: expected one of them, not both")
             variables[secret] = _secret_in(file, f"{secret}_FILE")
+            files[section] = file
     sections: Sections = {}
     defaults = Settings()
     for variable in sorted(variables.keys() - {"KP_CONFIG"}):
@@ -143,7 +141,7 @@ def _read_variables() -> Sections:
         # A single queue of traces is no table.
         is_json = isinstance(default, tuple) or (isinstance(default, dict) and text.lstrip().startswith("{"))
         sections.setdefault(section, {})[name] = _parsed(variable, text) if is_json else text
-    return sections
+    return sections, files
 
 
 def _parsed(variable: str, text: str) -> Any:
