@@ -43,8 +43,6 @@ class Term(NamedTuple):
     dimension: str
     value: float
     weight: float
-    product: float
-    """The value times the weight: its part of the composite."""
     least: float | None
     """The lowest value, 0..1, with which the trace would pass if all else stayed the same; None if even 1 is not enough."""
 
@@ -52,7 +50,7 @@ class Term(NamedTuple):
 def terms_of(decision: Decision) -> list[Term]:
     """Return the contribution of each dimension, in the order of the dimensions."""
     parts, weights = decision.dimensions.model_dump(), decision.weights.model_dump()
-    return [Term(name, parts[name], weights[name], parts[name] * weights[name], _least(decision, name)) for name in parts]
+    return [Term(name, parts[name], weights[name], _least(decision, name)) for name in parts]
 
 
 def with_dimension(decision: Decision, dimension: str, value: float) -> Decision:
@@ -189,7 +187,7 @@ def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace
     is_capped = was_capped(trace, decision) if trace else None
     ceiling = bound_of(decision, "max_confidence")
     for term in terms:
-        yield f"  {spaced(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.product:.4f}"
+        yield f"  {spaced(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.value * term.weight:.4f}"
         if term.dimension == "novelty":
             yield from flowing(_novelty_words(decision), indent=6)
         elif trace and is_capped is not None:
