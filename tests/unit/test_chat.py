@@ -132,6 +132,20 @@ def test_spans_say_them_in_attributes(attributes: dict[str, str | list[str]]) ->
     assert read.tools == [TOOL]
 
 
+@pytest.mark.parametrize(
+    "system",
+    [
+        {"lc": 1, "type": "constructor", "id": ["langchain", "SystemMessage"], "kwargs": {"content": "Never guess."}},
+        "ChatMessage(role=<MessageRole.SYSTEM: 'system'>, content=[{'type': 'text', 'text': 'Never guess.'}])",
+        {"action": "system", "source": "agent", "args": {"content": "Never guess."}},
+    ],
+    ids=["constructor", "shown by Python", "event"],
+)
+def test_recorders_show_a_system_message_in_their_own_way(system: object) -> None:
+    read = chat({"messages": MESSAGES[1:], "metadata": {"first": [system]}})
+    assert read.messages[0] == {"role": "system", "content": "Never guess."}
+
+
 def test_an_event_of_a_span_says_a_system_text() -> None:
     event = {
         "name": "gen_ai.system.message",

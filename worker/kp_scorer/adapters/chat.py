@@ -11,8 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.attributes import any_value
 from kp_scorer.adapters.building import Run
+from kp_scorer.adapters.messages import messages_in
 from kp_scorer.adapters.node import Node, parsed
 from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.roles import with_role
 from kp_scorer.errors import NotConverted
 from kp_scorer.trace import ReasoningTrace
 
@@ -20,12 +22,16 @@ Message = dict[str, Any]
 
 _SYSTEM_ROLES: Final = ("system", "developer")
 _SYSTEM_KEYS: Final = frozenset(
-    "system instructions base_instructions system_instruction systemInstruction system_prompt "  # noqa: SIM905
+    "system instructions base_instructions system_instruction systemInstruction system_prompt systemPrompt backstory "  # noqa: SIM905
     "gen_ai.system_instructions".split()
 )
-_OF_REQUESTS: Final = frozenset("messages contents input model cwd prompt tools gen_ai.operation.name".split())  # noqa: SIM905
+_OF_REQUESTS: Final = frozenset(
+    "messages contents input model cwd prompt tools gen_ai.operation.name goal profileName".split()  # noqa: SIM905
+)
 """An object with one of these fields may have system texts. In others a field ``system`` is none."""
 _TOOLS_KEYS: Final = frozenset("tools functions tool_definitions dynamic_tools gen_ai.tool.definitions ai.prompt.tools".split())  # noqa: SIM905
+_BESIDE_A_ROLE: Final = _TOOLS_KEYS | {"backstory"}
+"""An object with a role and one of these fields is no message."""
 _TEXTS_OF_JSON: Final = frozenset(
     "input messages prompt request body metadata input.value gen_ai.input.messages ai.prompt.messages ai.prompt "  # noqa: SIM905
     "gen_ai.system_instructions gen_ai.tool.definitions traceloop.entity.input llm.invocation_parameters gen_ai.prompt events "
@@ -132,16 +138,23 @@ class _Context:
             if isinstance(value, list):
                 value = _fields_of_pairs(value) or value
             if isinstance(value, list):
-                waiting += reversed(value)
+                # Some recorders show each message as a text.
+                waiting += map(parsed, reversed(value))
             elif isinstance(value, dict):
                 waiting += reversed(list(self._read_object(value)))
 
     def _read_object(self, value: dict[str, Any]) -> Iterator[object]:
         """Read the fields of an object itself; yield the values in it that are yet to be searched."""
-        if isinstance(role := value.get("role", value.get("source")), str) and not value.keys() & _TOOLS_KEYS:
-            if role in _SYSTEM_ROLES:
-                self._add(value.get("content", value.get("parts", value.get("message"))))
-            return
+        role = value.get("role", value.get("source"))
+        message = value if isinstance(role, str) else with_role(value)
+        if not value.keys() & _BESIDE_A_ROLE:
+            if message.get("role", role) in _SYSTEM_ROLES:
+                self._add(message.get("content", message.get("parts", message.get("message"))))
+                return
+            if isinstance(role, str):
+                if value.get("action") == "system" and isinstance(arguments := value.get("args"), dict):
+                    self._add(arguments.get("content"))
+                return
         if value.get("name") == "gen_ai.system.message" and isinstance(pairs := value.get("attributes"), list):
             self._add(_fields_of_pairs(pairs).get("content"))
             return
@@ -153,13 +166,15 @@ class _Context:
                     self.tools.setdefault(definition["function"]["name"], definition)
             elif match := _FLAT_ROLE.fullmatch(key):
                 if inner in _SYSTEM_ROLES:
-                    self._add(value.get(f"{match[1]}.content"))
+                    text = f"{match[1]}.contents.0.message_content.text"
+                    self._add(value.get(f"{match[1]}.content", value.get(text)))
             elif match := _FLAT_TOOL.fullmatch(key):
                 flat = {name: value.get(f"{match[1]}.{name}") for name in ("name", "description", "parameters")}
                 for definition in _definitions([flat if match[1] else parsed(inner)]):
                     self.tools.setdefault(definition["function"]["name"], definition)
             elif key not in _RETURNED:
-                yield parsed(inner) if key in _TEXTS_OF_JSON else inner
+                inner = parsed(inner) if key in _TEXTS_OF_JSON else inner
+                yield messages_in(inner) if isinstance(inner, str) and key in _TEXTS_OF_JSON else inner
 
     def _add(self, content: object) -> None:
         content = parsed(content)
