@@ -81,7 +81,7 @@ class RoutingSettings(Section):
     """What decides whether a trace is accepted: its score, or what it adds to what is kept."""
 
     gate: Literal["score", "coverage"] = "score"
-    share: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # A bar is the figure of one of the last 200 runs.
     bar: Annotated[float, Field(gt=0)] | None = None
     requires: Literal["success"] | Fraction = "success"
 
