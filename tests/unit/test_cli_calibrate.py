@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kp_scorer.cli.commands.calibrate import as_toml
 from kp_scorer.cli.main import commands
 from kp_scorer.cli.options import read_labels
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, GateResult
 from kp_scorer.errors import SettingsError
 from kp_scorer.offline import score_traces
 from kp_scorer.report.calibration import Calibration, calibrate_samples, samples_of
@@ -135,6 +135,14 @@ def test_labels_compare_the_score_with_a_set_at_the_same_share(tmp_path: Path, m
     done = CliRunner().invoke(commands, arguments)
     (note,) = (line for line in done.stderr.splitlines() if line.startswith("at 5% of the traces: by score "))
     assert "by `kp-scorer keep --best 5%` 5 of 5 with a label are good, of 5 different tasks" in note, done.output
+
+
+def test_a_threshold_that_a_gate_passes_over_is_suggested_with_a_note(file: Path) -> None:
+    gate = GateResult(adds=0.5, bar=0.7, share=0.1, eligible=True, nearest=None, as_of="0-0")
+    gated = jsonl_file(file.with_name("gated.jsonl"), *(each.model_copy(update={"gate": gate}) for each in DECISIONS))
+    for path, is_noted in ((file, False), (gated, True)):
+        result = CliRunner().invoke(commands, ["calibrate", str(path), "--accept", "20%"])
+        assert ("# a gate decided, so a threshold has no effect" in result.stdout) is is_noted, result.output
 
 
 def test_domains_are_escaped(tmp_path: Path, labels: Path) -> None:

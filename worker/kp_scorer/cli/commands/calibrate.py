@@ -38,6 +38,7 @@ _HEAD: Final = (
 _OF_THEMSELVES: Final = (
     "good is what the traces say of themselves (metadata.success), a part of their scores; --labels says it apart"
 )
+_GATED: Final = 'a gate decided, so a threshold has no effect until routing.gate is "score"'
 
 
 def _share(text: str) -> float:
@@ -99,12 +100,12 @@ def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.
         raise click.UsageError(_NO_LABEL)
-    namespaces, agents, stated = Counter[str](), Counter[str](), Counter[bool]()
+    namespaces, agents, caveats = Counter[str](), Counter[str](), dict[str, None]()
     with Candidates() as candidates:
-        samples = samples_of(_labelled(gathered, namespaces, agents, stated, candidates), settings.scoring.aliases)
+        samples = samples_of(_labelled(gathered, namespaces, agents, caveats, candidates), settings.scoring.aliases)
         if gathered.labels and target.of == "accept" and candidates.runs:
             print_note(compared(candidates, target.share, gathered.labels))
-    notes += [_OF_THEMSELVES] * bool(stated)
+    notes += caveats
     total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
     if not labelled and needs_labels:
         raise click.UsageError(_NO_LABEL)
@@ -116,20 +117,22 @@ def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list
 
 
 def _labelled(
-    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], stated: Counter[bool], candidates: Candidates
+    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], caveats: dict[str, None], candidates: Candidates
 ) -> Iterator[tuple[Decision, bool | None]]:
-    """Yield each decision with its label, or None; count namespaces, agents and stated labels, and collect traces of a file."""
+    """Yield each decision with its label, or None; count namespaces and agents, and collect caveats and traces of a file."""
     embedder = WordsEmbedder()
     for decision, label, trace, _, named_task in gathered.traces:
         if trace and gathered.labels:
             success, task = trace.metadata.success, hash(named_task)
             run = Run(trace.id, decision.domain, success and not decision.is_guarded, success, task, decision.score)
             candidates.add(run, embedder.embed([embedder.recipe.text(trace)]))
+        if decision.gate:
+            caveats[_GATED] = None
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:
             # Every trace has this label, not only those of the sample.
-            stated[trace.metadata.success] += 1
+            caveats[_OF_THEMSELVES] = None
             yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
             yield decision, label
