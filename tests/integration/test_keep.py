@@ -197,8 +197,19 @@ def test_best_keeps_the_success_that_covers_what_is_asked_most(asked: Path) -> N
 def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Path) -> None:
     done = keep(asked, "--best", "100%")
     assert rows(done.stdout) == [ASKED[0], ASKED[4]]
-    assert "there was room for every success, and only copies are left out: qa\n" in done.stderr
+    assert (
+        "1 domains: nothing was chosen, as there was room for every success, and only copies are left out: qa\n" in done.stderr
+    )
     assert "nothing was chosen" not in keep(asked, "--best", "1").stderr
+
+
+def test_of_many_domains_the_largest_are_shown(tmp_path: Path) -> None:
+    alone = (run(f"alone-{number}", "Count the herons", domain=f"d{number}") for number in range(60))
+    done = keep(jsonl_file(tmp_path / "many.jsonl", *alone, *ASKED), "--best", "100%")
+    assert " qa " in done.stderr
+    assert "and 12 smaller domains\n" in done.stderr
+    assert "61 domains: nothing was chosen" in done.stderr
+    assert done.stderr.endswith("only copies are left out: d0, d1, d2 and 58 more\n")
 
 
 def test_why_says_of_every_trace_which_kept_one_stands_for_it(asked: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import nlargest
 from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, Literal
 
 from rich.box import SIMPLE_HEAD
@@ -11,13 +13,14 @@ from rich.table import Table
 
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.display import cell, console, progress
-from kp_scorer.cli.output import print_note
+from kp_scorer.cli.output import note_ids, print_note
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
 _NEAR_COPY: Final = 0.7
 """The similarity by words from which people take two runs for the same task, done in the same way."""
 # The runs that are compared with all kept ones at once: with 10,000 of these, their similarities take 20 MB.
 _COMPARED: Final = 512
+_MOST_ROWS: Final = 50
 
 Rank = Literal["coverage", "score"]
 
@@ -147,19 +150,23 @@ def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, li
 
 
 def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
-    """Print what was chosen to stderr: a table of the domains, and notes."""
+    """Print what was chosen to stderr: a table of the domains, of many those with the most runs, and notes."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for summary in (choice.summary() for choice in chosen):
+    summaries = [choice.summary() for choice in chosen]
+    many = len(summaries) > _MOST_ROWS
+    for summary in nlargest(_MOST_ROWS, summaries, key=itemgetter("runs")) if many else summaries:
         if not table.columns:
             for heading in summary:
                 table.add_column(heading, justify="left" if heading == "domain" else "right")
         table.add_row(*(cell(str(value)) for value in summary.values()))
     console().print(table)
+    if many:
+        print_note(f"and {len(summaries) - _MOST_ROWS} smaller domains")
     print_note(f"kept {kept_number} of {len(candidates.runs)} traces")
     if candidates.repeated:
         print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
-    if roomy := [choice.domain for choice in chosen if choice.had_room]:
-        print_note(f"nothing was chosen, as there was room for every success, and only copies are left out: {', '.join(roomy)}")
+    roomy = [choice.domain for choice in chosen if choice.had_room]
+    note_ids(roomy, "domains: nothing was chosen, as there was room for every success, and only copies are left out")
 
 
 def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:

@@ -127,7 +127,7 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, f
 
 
 def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
-    """Print how many traces were left out, if any, and name the first ones."""
+    """Print what became of how many traces or domains, if of any, and name the first ones."""
     if trace_ids:
         more = f" and {len(trace_ids) - _MOST_NAMED} more" if len(trace_ids) > _MOST_NAMED else ""
         print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")
