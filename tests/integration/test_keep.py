@@ -147,6 +147,13 @@ def test_labels_say_what_succeeded(fleet: tuple[str, ...], store: Store) -> None
     assert chosen_ids == ["kp:trace:lone", "kp:trace:ops-1"]
 
 
+def test_a_success_of_little_confidence_is_one(fleet: tuple[str, ...], settings: Settings, store: Store) -> None:
+    meter = NoveltyMeter(WordsEmbedder(), store.novelty_log(WordsEmbedder().space), settings.novelty.window())
+    unsure = make_trace(trace_id="kp:trace:unsure", objective="Count the herons", confidence=0.2, domain="birds")
+    Decider(store.ledger, Policy(), meter, max_attempts=5).decide([unsure])
+    assert "kp:trace:unsure" in [row["trace_id"] for row in rows(keep("--best", "100%", *fleet).stdout)]
+
+
 def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     keep("--best", "1", "--into", folder, *fleet)

@@ -23,6 +23,7 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 """The pattern is too narrow for the text of a trace."""
 
 MOST_FINDINGS: Final = 32
+MOST_OF_FAILURES: Final = 0.3  # The largest outcome dimension of a failure: beyond that the trace was a success.
 _UNREADABLE: Final = 0.3
 """Above this share of unknown tokens, texts look alike. Each stands for a whole word, so by characters the share is larger."""
 
@@ -275,6 +276,12 @@ class Decision(_Part):
 
     Only messages carry it, and not if the trace exceeds the limits of the worker that publishes.
     """
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the trace succeeded, by its late outcome or as it stated; a decision that has neither has a dimension."""
+        outcome = self.revised_by or self.stated
+        return outcome.success if outcome else self.dimensions.outcome_confidence > MOST_OF_FAILURES
 
     @property
     def is_guarded(self) -> bool:

@@ -30,7 +30,6 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, NotConverted, ScorerError
 from kp_scorer.files import open_regular
 from kp_scorer.offline import convert
-from kp_scorer.scoring import MOST_OF_FAILURES
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
@@ -200,7 +199,7 @@ def _run_in(line: bytes, place: str) -> ReasoningTrace | _Row:
             decision = Decision.model_validate(row["decision"]) if row.get("decision") else None
             domain = decision.domain if decision else "default"
             # A set consists of successes, whether their records say so or an option did.
-            success = not decision or decision.dimensions.outcome_confidence > MOST_OF_FAILURES
+            success = not decision or decision.succeeded
             is_trace = isinstance(source, dict) and "@type" in source
             converted = source if is_trace else next(convert([source], domain=domain, success=success, **_SUPPLIED), None)
             row = converted | {"id": trace_id} if isinstance(converted, dict) else {}

@@ -12,6 +12,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from pydantic import BaseModel
 
 from kp_scorer.decision import (
+    MOST_OF_FAILURES,
     Decision,
     Dimensions,
     FiredOverride,
@@ -29,7 +30,6 @@ from kp_scorer.trace import STEP_TYPES, Domain, Fraction, LateOutcome, Reasoning
 UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with: the cache is empty, or there is no embedder.
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
-MOST_OF_FAILURES: Final = 0.3  # The largest outcome dimension of a failure: beyond that the trace was a success.
 _STEPS_FOR_FULL_TERM: Final = 20
 _RECOVERIES: Final = 2  # A success after more than these scores higher.
 

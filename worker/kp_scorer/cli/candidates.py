@@ -188,8 +188,7 @@ def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
     """Add the decided traces whose vectors the newest novelty log holds.
 
-    A label tells better than the trace whether it was good. A decision has no success, but an outcome dimension that no failure
-    reaches. Earlier kept runs count as far as the log still holds them.
+    Earlier kept runs count as far as the log still holds them.
     """
     earlier_ids = set(ids_in(earlier))
     first_ms = since.timestamp() * 1_000 if since else 0.0

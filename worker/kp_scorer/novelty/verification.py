@@ -12,7 +12,7 @@ import numpy as np
 from kp_scorer.decision import Decision, Nearest
 from kp_scorer.novelty.log import Entry, Place, Tail, Window
 from kp_scorer.novelty.mirror import Mirror
-from kp_scorer.scoring import MOST_OF_FAILURES, novelty_of
+from kp_scorer.scoring import novelty_of
 
 TOLERANCE: Final = 1e-5
 """A smaller difference of novelty is rounding: the last bits of a similarity depend on how many are computed together."""
@@ -30,8 +30,8 @@ class DecidedTrace(NamedTuple):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the trace was good by its label, or else by its outcome dimension, where no failure reaches a success."""
-        return self.decision.dimensions.outcome_confidence > MOST_OF_FAILURES if self.good is None else self.good
+        """Whether the trace was good by its label, or else by its decision."""
+        return self.decision.succeeded if self.good is None else self.good
 
 
 class Difference(NamedTuple):
