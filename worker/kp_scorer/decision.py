@@ -293,6 +293,10 @@ class Decision(_Part):
         """The outcome that each check and pinned set demands, or None."""
         return (*(check.outcome for check in self.checks), *(each.outcome for each in self.pinned))
 
+    def bound(self, name: GuardName, default: float = 1.0) -> float:
+        """Return the bound, 0..1, of the guard of this name, or the default if that did not apply."""
+        return next((guard.bound for guard in self.guards if guard.name == name and guard.bound is not None), default)
+
     @property
     def mark(self) -> str:
         """The value that copies of this decision share. A later decision on the trace has another."""

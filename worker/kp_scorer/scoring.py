@@ -186,9 +186,8 @@ def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float]
     """
     assert decision.stated, "the caller has checked it"
     confidence = decision.stated.confidence if late.confidence is None else late.confidence
-    caps = (guard.bound for guard in decision.guards if guard.name == "max_confidence")
-    bounded = min([confidence, *(cap for cap in caps if cap is not None)])
-    parts = decision.dimensions.model_copy(update={"outcome_confidence": bounded * (1.0 if late.success else MOST_OF_FAILURES)})
+    bounded = min(confidence, decision.bound("max_confidence"))
+    parts = decision.dimensions.model_copy(update={"outcome_confidence": bounded * success_factor(late.success)})
     fired = {each.name for each in decision.overrides} - {"recovered_from_errors"}
     if late.success and decision.stated.recoveries > _RECOVERIES:
         fired.add("recovered_from_errors")
@@ -230,7 +229,7 @@ def dimensions(
         complexity=min(1.0, terms.types + terms.recovery + terms.steps),
         novelty=novelty,
         tool_diversity=min(1.0, len(tool_names(trace)) / max(1, len(trace.steps)) * 3),
-        outcome_confidence=min(trace.outcome.confidence, max_confidence) * success_factor(trace),
+        outcome_confidence=min(trace.outcome.confidence, max_confidence) * success_factor(trace.metadata.success),
     )
 
 
@@ -244,9 +243,9 @@ def recoveries(trace: ReasoningTrace) -> int:
     return sum(step.type == "error_recovery" for step in trace.steps)
 
 
-def success_factor(trace: ReasoningTrace) -> float:
+def success_factor(success: bool) -> float:
     """Return the factor of the confidence: a failure leaves three tenths of it."""
-    return 1.0 if trace.metadata.success else MOST_OF_FAILURES
+    return 1.0 if success else MOST_OF_FAILURES
 
 
 def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from kp_scorer.decision import Decision, GateResult, GuardName, Received, ThresholdSource
+from kp_scorer.decision import Decision, GateResult, Received, ThresholdSource
 from kp_scorer.report.phrases import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import (
     DEFAULT_PROFILE,
@@ -61,7 +61,7 @@ def with_dimension(decision: Decision, dimension: str, value: float) -> Decision
         profiles={DEFAULT_PROFILE: decision.weights},
         threshold=decision.threshold,
         review=decision.review,
-        min_novelty=bound_of(decision, "min_novelty", 0.0),
+        min_novelty=decision.bound("min_novelty", 0.0),
         copies="reject" if any(guard.name == "copies" for guard in decision.guards) else "score",
     )
     return decide_again(decision.model_copy(update={"dimensions": changed}), policy)
@@ -69,16 +69,11 @@ def with_dimension(decision: Decision, dimension: str, value: float) -> Decision
 
 def was_capped(trace: ReasoningTrace, decision: Decision) -> bool | None:
     """Return whether more than 20 steps counted as 20. Decisions do not record it. None if the trace has other content."""
-    most = bound_of(decision, "max_confidence")
+    most = decision.bound("max_confidence")
     for capped in (False, True):
         if dimensions(trace, decision.dimensions.novelty, cap_step_term=capped, max_confidence=most) == decision.dimensions:
             return capped
     return None
-
-
-def bound_of(decision: Decision, name: GuardName, default: float = 1.0) -> float:
-    """Return the bound, 0..1, of the guard of this name, or the default if that did not apply to the decision."""
-    return next((guard.bound for guard in decision.guards if guard.name == name and guard.bound is not None), default)
 
 
 def _least(decision: Decision, dimension: str) -> float | None:
@@ -185,7 +180,7 @@ def _course_words(decision: Decision, received: Received) -> str:
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:
     is_capped = was_capped(trace, decision) if trace else None
-    ceiling = bound_of(decision, "max_confidence")
+    ceiling = decision.bound("max_confidence")
     for term in terms:
         yield f"  {spaced(term.dimension):<20}{term.value:.4f} x {term.weight:.4f} = {term.value * term.weight:.4f}"
         if term.dimension == "novelty":
@@ -215,7 +210,7 @@ def _origin_words(dimension: str, trace: ReasoningTrace, *, is_capped: bool, cei
         return _at_most_1(words, 3 * len(tools) / len(trace.steps))
     ended = "it succeeded" if trace.metadata.success else "it failed"
     counted = "" if trace.outcome.confidence <= ceiling else f", of which {ceiling:.4f} counts,"
-    return f"confidence {trace.outcome.confidence:.4f}{counted} x {success_factor(trace):g}, as {ended}"
+    return f"confidence {trace.outcome.confidence:.4f}{counted} x {success_factor(trace.metadata.success):g}, as {ended}"
 
 
 def _novelty_words(decision: Decision) -> str:
@@ -249,7 +244,7 @@ def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | 
     """Yield the changes of each dimension that would let the trace pass."""
     is_accepted = decision.outcome == "accepted"
     yield "All else as it is, it would pass with" if is_accepted else "To pass, all else as it is, it would need one of these:"
-    most_confidence = bound_of(decision, "max_confidence") * (success_factor(trace) if trace else 1.0)
+    most_confidence = decision.bound("max_confidence") * (success_factor(trace.metadata.success) if trace else 1.0)
     for term in terms:
         most = most_confidence if term.dimension == "outcome_confidence" else 1.0
         yield f"  {spaced(term.dimension):<20}{_change(term, most)}"

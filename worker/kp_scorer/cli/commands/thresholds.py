@@ -14,7 +14,6 @@ from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import labels_option, settings_options
 from kp_scorer.cli.output import print_note, print_row
 from kp_scorer.errors import ScorerError
-from kp_scorer.report.explanation import bound_of
 from kp_scorer.report.intervals import counted_share
 from kp_scorer.report.quality import LEAST_LABELS, Quality, qualities
 from kp_scorer.scoring import decide_again
@@ -122,7 +121,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
             before=before.outcome == "accepted",
             after=after.outcome == "accepted",
             weighed=before.weights != after.weights,
-            capped=bound_of(before, "max_confidence") != policy.max_confidence,
+            capped=before.bound("max_confidence") != policy.max_confidence,
         )
     _note_flips(counts)
 
