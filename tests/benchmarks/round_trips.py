@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import numpy as np
 import redis
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import LedgerSettings, NoveltySettings, WorkerSettings
 from kp_scorer.store.keys import Keys

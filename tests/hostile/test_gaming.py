@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 import pytest
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.novelty import MemoryLog
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.settings.sections import NoveltySettings
 from kp_scorer.store.records import MemoryLedger

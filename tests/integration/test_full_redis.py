@@ -19,9 +19,9 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.broker.wire import TASK_NAME
 from kp_scorer.cli.commands.cache import warm_up
 from kp_scorer.client import Client
-from kp_scorer.decider import NoveltyMeter
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import shortcomings

@@ -8,9 +8,10 @@ from typing import Any, Final
 import pytest
 import redis
 from kp_scorer import SettingsError, score_traces
-from kp_scorer.decider import Decider, NoveltyMeter, open_gate
+from kp_scorer.decider import Decider, open_gate
 from kp_scorer.decision import Decision
 from kp_scorer.gate import Gate
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.offline import offline_decider
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store

@@ -11,10 +11,11 @@ from urllib.parse import quote
 import pytest
 from kp_scorer import KeptRuns, ScorerError, as_prompt, load_settings
 from kp_scorer.cli.main import commands
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.local.embedded_redis import Running
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.decider import Decider, NoveltyMeter, PendingDecision, Resolved
+from kp_scorer.decider import Decider, PendingDecision, Resolved
 from kp_scorer.decision import Decision
 from kp_scorer.errors import Reason, ServiceUnavailable, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.gate import Gate
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.reviser import Revised, Reviser
 from kp_scorer.scoring import Policy
 from kp_scorer.store.dead_letters import DeadLettering

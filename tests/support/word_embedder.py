@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
 from kp_scorer.novelty import MemoryLog, Window
 from kp_scorer.novelty.pins import Pins
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.store.records import MemoryLedger
 from kp_scorer.trace import ReasoningTrace

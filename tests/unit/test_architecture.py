@@ -44,7 +44,7 @@ FLOORS: Final = floors_of(
     "logs local monitoring",
     "endpoints report",
     "checks embedding",
-    "store",
+    "novelty_meter store",
     "broker",
     "decider",
     "offline client reviser",

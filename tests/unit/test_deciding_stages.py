@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from kp_scorer.decider import Decider, NoveltyMeter
+from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.embedder import TRACE, Embedder, TokenizedText, Vectors
 from kp_scorer.errors import ServiceUnavailable, TraceConflict
 from kp_scorer.novelty import MemoryLog
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.process.admission import Admission
 from kp_scorer.process.commit import CommitStage
 from kp_scorer.process.delivery import Delivery

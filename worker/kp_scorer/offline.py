@@ -8,7 +8,7 @@ from typing import Any
 
 from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decider import Decider, NoveltyMeter, Resolved, open_gate, open_pins
+from kp_scorer.decider import Decider, Resolved, open_gate, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.select import select_embedder
@@ -16,6 +16,7 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.gate import MemoryFacts
 from kp_scorer.novelty import MemoryLog
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import novelty_of
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store

@@ -8,8 +8,9 @@ from functools import partial
 from itertools import repeat
 from typing import Final
 
-from kp_scorer.decider import Decider, NoveltyMeter, ms_since
+from kp_scorer.decider import Decider, ms_since
 from kp_scorer.embedding.embedder import TokenizedText, Vector, rounded_up
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.process.admission import Admission, Sink
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics

@@ -13,10 +13,11 @@ from threadpoolctl import ThreadpoolController
 
 from kp_scorer.broker.calls import declare_queues
 from kp_scorer.broker.queues import SubmissionQueues, results_queues, results_streams
-from kp_scorer.decider import NoveltyMeter, open_gate, open_pins
+from kp_scorer.decider import open_gate, open_pins
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.gate import Gate
+from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, GateSettings, NoveltySettings, RecipeName, RoutingSettings
 from kp_scorer.store import Store

@@ -18,10 +18,10 @@ from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import duration, print_row
-from kp_scorer.decider import UNREADABLE
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import NoQueue, ScorerError
+from kp_scorer.novelty_meter import UNREADABLE
 from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import EmbeddingSettings, LedgerSettings, RecipeName
 from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
