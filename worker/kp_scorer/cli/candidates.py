@@ -167,11 +167,6 @@ def gather(
         candidates.add(run, _vector(embedder, trace), document(line, decision) if may_be_written else None)
 
 
-def without_unchecked(trace: ReasoningTrace) -> dict[str, Any]:
-    """Return a trace without the fields that are ignored: no check has seen these."""
-    return trace.model_dump(mode="json", exclude_unset=True)
-
-
 def _unscored(batches: Iterator[Sequence[Line]]) -> Iterator[tuple[Line, None]]:
     done = 0
     with progress("read") as advance:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_args
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored, without_unchecked
+from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import Result, score_lines
@@ -198,7 +198,8 @@ class _Request(NamedTuple):
         if self.shape != "traces":
             return row_of(line, self.shape, line.trace, decision)
         is_checked = self.is_checked or (decision is not None and bool(decision.checks))
-        document = without_unchecked(line.trace) if is_checked else dict(line.document)
+        # No check has seen the fields that are ignored.
+        document = line.trace.model_dump(mode="json", exclude_unset=True) if is_checked else dict(line.document)
         if decision:
             document["metadata"] = {**document["metadata"], "quality_score": decision.score}
         return document
