@@ -12,7 +12,6 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client, Status
 from kp_scorer.client.decisions import open_results
-from kp_scorer.client.waiting import status_of
 from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.verification import Report, audit
@@ -21,7 +20,7 @@ from kp_scorer.spans.context import NO_CONTEXT
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.novelty_log import RedisLog
-from kp_scorer.store.records import Record, SubmissionCounts
+from kp_scorer.store.records import SubmissionCounts
 
 from tests.support.changed_settings import with_changed
 from tests.support.processes import wait_until
@@ -99,7 +98,7 @@ def check(
         for each in store.ledger.decided(list(revised.values())):
             assert each
             assert each.first
-            statuses[each.first.trace_id] = status_of(each.first.trace_id, Record("decided", each.digest, each.first))
+            statuses[each.first.trace_id] = Status(each.first.trace_id, "decided", each.first)
         decided = {trace_id: status for trace_id, status in statuses.items() if status and status.state == "decided"}
         dead_letters = list(store.dead_letters.read())
         _ended_once(statuses, decided, dead, dead_letters)

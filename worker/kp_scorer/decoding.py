@@ -109,8 +109,10 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
     # Texts may contain commas, brackets and digits too, but even so the count of most submissions is low enough.
     if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
         raise _invalid(expected)
-    if raw.count(b"[") + raw.count(b"{") > _MOST_NESTING and _nesting(_without_texts(raw, most)) > _MOST_NESTING:
-        raise _invalid(f"expected nesting of at most {depth}")
+    if raw.count(b"[") + raw.count(b"{") > _MOST_NESTING:
+        brackets = _without_texts(raw, most).translate(None, _NO_BRACKETS)
+        if max(accumulate(map(_LEVELS.__getitem__, brackets)), default=0) > _MOST_NESTING:
+            raise _invalid(f"expected nesting of at most {depth}")
 
 
 def least_bytes(raw: bytes, most_values: int) -> int:
@@ -150,10 +152,6 @@ def _has_too_many_digits(json_bytes: bytes) -> bool:
     places = [at * _MOST_DIGITS for at, byte in enumerate(json_bytes[::_MOST_DIGITS]) if byte in _DIGITS]
     around = (json_bytes[max(0, place - _MOST_DIGITS) : place + _MOST_DIGITS + 1] for place in places)
     return any(_TOO_MANY_DIGITS in digits.translate(_DIGITS_ALIKE) for digits in around)
-
-
-def _nesting(json_bytes: bytes) -> int:
-    return max(accumulate(_LEVELS[bracket] for bracket in json_bytes.translate(None, _NO_BRACKETS)), default=0)
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:

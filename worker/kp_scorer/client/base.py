@@ -13,7 +13,7 @@ from kp_scorer.broker.publishing import check_room, portions, send_traces
 from kp_scorer.broker.queues import submission_queues
 from kp_scorer.broker.wire import as_bytes
 from kp_scorer.client.io_thread import IoThread
-from kp_scorer.client.waiting import Status, status_of
+from kp_scorer.client.waiting import Status
 from kp_scorer.decoding import check_late_outcome, decode_for_sending, is_late_outcome
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, SettingsError, TraceConflict
@@ -148,7 +148,10 @@ class BaseClient:
 
     def _look_up(self, trace_ids: Sequence[str]) -> list[Status | None]:
         records = self._store.ledger.look_up(trace_ids)
-        return [status_of(trace_id, record) if record else None for trace_id, record in zip(trace_ids, records, strict=True)]
+        return [
+            Status(trace_id, record.state, record.decision, record.reason, record.detail) if record else None
+            for trace_id, record in zip(trace_ids, records, strict=True)
+        ]
 
     def _close(self) -> None:
         self._app.close()

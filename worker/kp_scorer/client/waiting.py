@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import DecisionTimeout, Reason, ServiceUnavailable, TraceDead
-from kp_scorer.store.records import Record, TraceState
+from kp_scorer.store.records import TraceState
 
 _POLL_FASTEST_S: Final = 0.01
 _POLL_SLOWEST_S: Final = 0.25
@@ -25,11 +25,6 @@ class Status(NamedTuple):
     """None unless the trace is dead."""
     detail: str = ""
     """Names the fields or the cause if the trace is dead."""
-
-
-def status_of(trace_id: str, record: Record) -> Status:
-    """Return the status that a trace's record holds."""
-    return Status(trace_id, record.state, record.decision, record.reason, record.detail)
 
 
 def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decision:
