@@ -157,7 +157,7 @@ def test_what_was_kept_long_ago_keeps_out_nothing() -> None:
     for weeks, expected in ((1, 0.29), (2, 0.5), (4, 0.75), (9, 1)):
         fleet.now_ms = NOW_MS + weeks * WEEK_MS
         gate = fleet.gate()
-        fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, UP))
+        fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, 1_000, UP))
         gate.catch_up()
         added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
         # The first run, too, asks for it less the longer ago it was.
@@ -186,13 +186,20 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
 
 def test_damaged_facts_are_as_if_they_were_not_there() -> None:
     fleet = Fleet(GatePolicy(share=0.1))
-    of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, EAST[:2])
+    of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, 1_000, EAST[:2])
     fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
     gate = fleet.gate()
     assert gate.catch_up() == 0
-    intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true]'
+    intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true, 1000]'
     assert parsed(intact, b"\0\0").is_kept
-    damages = [(b"0-0", b"x"), (b"0-0", b"9999999999999-0"), (b" 0,", b" NaN,"), (b'"0-0"', b"0")]
+    damages = [
+        (b"0-0", b"x"),
+        (b"0-0", b"9999999999999-0"),
+        (b" 0,", b" NaN,"),
+        (b'"0-0"', b"0"),
+        (b"1000", b"0"),
+        (b", 1000", b""),
+    ]
     for text in (b"", b"[]", b"7", *(intact.replace(*damage) for damage in damages)):
         with pytest.raises(DAMAGES):
             parse_facts([text], b"\0\0")
@@ -225,9 +232,16 @@ STEPS: Final = st.builds(
 )
 
 
-@given(st.lists(STEPS, max_size=12), st.sampled_from([GatePolicy(0.3), GatePolicy(0.1, bar=0.7)]), st.booleans())
-def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], policy: GatePolicy, is_small: bool) -> None:
-    fleet = Fleet(policy, BOUNDS._replace(most_runs=3, most_facts=8 if is_small else 1_000))
+@given(
+    st.lists(STEPS, max_size=12),
+    st.sampled_from([GatePolicy(0.3), GatePolicy(0.1, bar=0.7)]),
+    st.booleans(),
+    st.sampled_from([BOUNDS.kept_ttl_ms, 4_000]),
+)
+def test_workers_know_the_same_however_they_came_to_it(
+    steps: list[Step], policy: GatePolicy, is_small: bool, kept_ttl_ms: int
+) -> None:
+    fleet = Fleet(policy, GateBounds(1_000, kept_ttl_ms, most_facts=8 if is_small else 1_000, most_runs=3))
     gates = [fleet.gate() for _ in range(3)]
     for step in steps:
         fleet.now_ms += 1_000
@@ -245,6 +259,35 @@ def test_workers_know_the_same_however_they_came_to_it(steps: list[Step], policy
     counts = fleet.audit()
     has_erased = any(step.erases is not None for step in steps)
     assert is_small or has_erased or counts == {"agreeing": len(fleet.decisions), "beyond": 0, "undecided": 0}
+
+
+def test_an_audit_ages_by_the_lifetime_that_was_set_when_a_trace_was_decided() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
+    for kept_ttl_ms in (100_000, 10_000):
+        fleet.bounds = BOUNDS._replace(kept_ttl_ms=kept_ttl_ms)
+        for vector in (EAST, NORTH, EAST):
+            fleet.now_ms += 4_000
+            one_at_a_time(fleet, (vector, True))
+    assert fleet.audit() == {"agreeing": 6, "beyond": 0, "undecided": 0}
+    fleet.bounds = BOUNDS
+    assert fleet.audit() == {"agreeing": 6, "beyond": 0, "undecided": 0}
+
+
+@pytest.mark.parametrize("weeks", [3, 9])
+def test_the_first_decisions_of_a_space_age_like_all_others(weeks: int) -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
+    early = fleet.gate()
+    fleet.decide(early, [("code", EAST, True), ("code", EAST, True)])
+    early.catch_up()
+    fleet.now_ms += weeks * WEEK_MS
+    fleet.decide(early, [("code", UP, True)])
+    late = fleet.gate()
+    for gate in (early, late):
+        gate.catch_up()
+    assert same_is_known(early, late)
+    fleet.decide(early, [("code", EAST, True)])
+    fleet.decide(late, [("code", EAST, True)])
+    assert fleet.audit() == {"agreeing": 5, "beyond": 0, "undecided": 0}
 
 
 def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:

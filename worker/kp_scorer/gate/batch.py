@@ -79,6 +79,7 @@ class _Turns:
     ) -> None:
         self._domain, self._trace_ids, self._vectors, self._as_of, self._policy = name, trace_ids, vectors, as_of, policy
         at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
+        self._kept_ttl_ms = domain.kept_ttl_ms
         # Each of these is of the runs, and behind them of the traces here.
         self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
@@ -122,7 +123,8 @@ class _Turns:
                     self._nearest[later] = trace_id, similarity
             self._covers = np.maximum(self._covers, similarities)
             self._weigh_all()
-        return Fact(trace_id, self._domain, self._as_of, turn, float(cover), adds, is_kept, self._vectors[turn])
+        follows = trace_id, self._domain, self._as_of, turn, float(cover), adds, is_kept
+        return Fact(*follows, self._kept_ttl_ms, self._vectors[turn])
 
 
 def bar_of(adds: NDArray[np.float64], share: float) -> float:

@@ -28,6 +28,7 @@ class Domain:
     """The last runs of one domain with their covers, and its kept traces."""
 
     def __init__(self, dimensions: int, bounds: GateBounds) -> None:
+        self.kept_ttl_ms = bounds.kept_ttl_ms
         self._ttl = bounds.kept_ttl_ms * _TICKS
         self.most_runs = bounds.most_runs
         self.runs = _Rows(dimensions)
@@ -45,7 +46,9 @@ class Domain:
         self.runs.extend(runs)
         recorded = np.array([fact.cover for _, fact in runs])
         since = self.runs.as_of[-len(runs) :]
-        self._covers = np.concatenate([self.covers(now), recorded * np.where(since, self._standing(since, now), 1.0)])
+        # The first decisions of a space rest on nothing, so on no time either.
+        recorded_at = np.where(since, since, self.runs.at[-len(runs) :])
+        self._covers = np.concatenate([self.covers(now), recorded * self._standing(recorded_at, now)])
         self._covers_at = now
         self.drop_runs(len(self.runs) - self.most_runs)
         self.kept_rows.extend([each for each in added if each[1].is_kept])
@@ -64,11 +67,14 @@ class Domain:
 
     def kept_standing(self, at: int) -> NDArray[np.float64]:
         """Return the share of its similarity that each kept trace covers with at a place; 0 once it has expired."""
-        return np.where(at - self.kept_rows.at < self._ttl, self._standing(self.kept_rows.at, at), 0.0)
+        return self._unexpired(self.kept_rows.at, at)
 
     def demand(self, at: int) -> NDArray[np.float64]:
-        """Return the weight of each run at a place."""
-        return self._standing(self.runs.at, at)
+        """Return the weight of each run at a place; 0 once it has expired."""
+        return self._unexpired(self.runs.at, at)
+
+    def _unexpired(self, since: NDArray[np.int64], at: int) -> NDArray[np.float64]:
+        return np.where(at - since < self._ttl, self._standing(since, at), 0.0)
 
     def _standing(self, since: NDArray[np.int64] | int, at: int) -> NDArray[np.float64]:
         standing: NDArray[np.float64] = np.exp2(np.minimum((since - at) / (self._ttl / HALF_LIVES), 0.0))

@@ -30,6 +30,7 @@ class Fact(NamedTuple):
     cover: float  # 0..1, when it was decided.
     adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
     is_kept: bool
+    kept_ttl_ms: int  # By which the decision aged what it rests on.
     vector: Vectors  # Of shape (dimensions,)
 
     def packed(self) -> tuple[bytes, bytes]:
@@ -107,8 +108,9 @@ def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact | Place]:
         if type(row) is str:
             facts.append(place_of(row))
             continue
-        trace_id, domain, as_of, mates, cover, adds, is_kept = row
-        if not math.isfinite(mates + cover + adds):
-            raise ValueError("expected finite numbers")
-        facts.append(Fact(str(trace_id), str(domain), place_of(as_of), mates, cover, adds, is_kept is True, next(rows)))
+        trace_id, domain, as_of, mates, cover, adds, is_kept, kept_ttl_ms = row
+        if not math.isfinite(mates + cover + adds) or not kept_ttl_ms > 0:
+            raise ValueError("expected finite numbers, and a lifetime")
+        known = str(trace_id), str(domain), place_of(as_of), mates, cover, adds, is_kept is True, kept_ttl_ms
+        facts.append(Fact(*known, next(rows)))
     return facts

@@ -82,18 +82,22 @@ class _Replay:
         rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
         runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
         before.append((place, fact))
-        now_ms, half_life_ms = fact.as_of.time_ms, self._bounds.kept_ttl_ms / HALF_LIVES
+        # Whatever the setting is now.
+        now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms
 
         def aged(since_ms: int) -> float:
-            return 2.0 ** min(0.0, (since_ms - now_ms) / half_life_ms) if now_ms - since_ms < self._bounds.kept_ttl_ms else 0.0
+            return float(2.0 ** min(0.0, (since_ms - now_ms) / kept_ttl_ms * HALF_LIVES))
 
-        own = max([float(each.vector @ fact.vector) * aged(at.time_ms) for at, each in covering], default=0.0)
+        def standing(since_ms: int) -> float:
+            return aged(since_ms) if now_ms - since_ms < kept_ttl_ms else 0.0
+
+        own = max([float(each.vector @ fact.vector) * standing(at.time_ms) for at, each in covering], default=0.0)
         adds = max(0.0, 1.0 - max(0.0, own))
         for at, run in runs:
-            cover = run.cover * (aged(run.as_of.time_ms) if run.as_of.time_ms else 1.0)
+            cover = run.cover * aged(run.as_of.time_ms or at.time_ms)
             later = [(since, each) for since, each in covering if since > run.as_of]
             cover = max([cover, *(float(each.vector @ run.vector) * aged(since.time_ms) for since, each in later)])
-            adds += max(0.0, float(run.vector @ fact.vector) - cover) * aged(at.time_ms)
+            adds += max(0.0, float(run.vector @ fact.vector) - cover) * standing(at.time_ms)
         is_complete = self._is_complete and (fact.as_of == BEGINNING or fact.as_of in self._places)
         return _Basis(adds, np.array([each.adds for _, each in runs]), is_complete)
 
