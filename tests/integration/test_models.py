@@ -22,7 +22,7 @@ from kp_scorer.settings import load_settings
 
 from tests.support.builders import load_embedder, minimal_payload
 from tests.support.commands import command
-from tests.support.json_files import change_json
+from tests.support.json_values import change_json
 from tests.support.required import require_torch
 from tests.support.traces import sample_traces
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-Path = tuple[str | int, ...]
-"""Into a record: keys and places in lists."""
+from tests.support.json_values import Place, places_in, value_at
 
 QUICK_S: Final = 0.1
 """What takes less for the larger input is not steep: work in quadratic time takes seconds."""
@@ -53,28 +52,11 @@ BEFORE: Final = ("", "[", "['", '["a\\', "{'a': '", 'role="""', "Message(content
 """What a text may begin with so that more of it is read."""
 
 
-def leaves_in(value: object, kind: type) -> Iterator[Path]:
+def leaves_in(value: object, kind: type) -> Iterator[Place]:
     """The paths of the values of a kind in a record; of all items of a list only that in the first item that has one."""
-    known: set[Path] = set()
-    for path in _paths(value, (), kind):
-        without_places = tuple("" if isinstance(key, int) else key for key in path)
-        if without_places not in known:
-            known.add(without_places)
-            yield path
-
-
-def _paths(value: object, path: Path, kind: type) -> Iterator[Path]:
-    if path and isinstance(value, kind):
-        yield path
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in inner:
-        yield from _paths(item, (*path, key), kind)
-
-
-def replaced(value: Any, path: Path, change: Callable[[Any], object]) -> Any:
-    """The same record with another value in one place."""
-    if not path:
-        return change(value)
-    copied = value.copy()
-    copied[path[0]] = replaced(value[path[0]], path[1:], change)
-    return copied
+    shapes: set[Place] = set()
+    for place in places_in(value):
+        names = tuple("" if isinstance(key, int) else key for key in place)
+        if place and isinstance(value_at(value, place), kind) and names not in shapes:
+            shapes.add(names)
+            yield place

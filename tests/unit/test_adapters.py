@@ -21,6 +21,7 @@ from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
+from tests.support.json_values import places_in, replaced
 from tests.unit import (
     test_adapter_langfuse,
     test_adapter_otel,
@@ -159,31 +160,13 @@ JSON: Final = st.recursive(
 )
 
 
-def paths(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
-    """Yield the path of every value within a value."""
-    places = [path]
-    if isinstance(value, dict | list):
-        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
-            places += paths(inner, (*path, key))
-    return places
-
-
-def changed(value: Any, path: Sequence[str | int], put: object) -> Any:
-    if not path:
-        return put
-    key, *below = path
-    copied: Any = dict(value) if isinstance(value, dict) else list(value)
-    copied[key] = changed(value[key], below, put)
-    return copied
-
-
 @of_each_format
 @settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
 def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: str, data: st.DataObject) -> None:
     example = EXAMPLES[name]
     for _ in range(data.draw(st.integers(1, 3))):
-        example = changed(example, data.draw(st.sampled_from(paths(example))), data.draw(JSON))
+        example = replaced(example, data.draw(st.sampled_from([*places_in(example)])), data.draw(JSON))
     # An exception that escapes fails this test, as does an invalid trace.
     _, refused = converted_and_refused(name, [example], SUPPLIED._replace(success=data.draw(st.sampled_from([True, None]))))
     for error in refused:
@@ -224,7 +207,7 @@ SHAPED: Final = [got for shapes in test_message_shapes.SHAPES.values() for got i
 def test_any_change_of_any_shape_gives_a_valid_trace_or_an_error(data: st.DataObject) -> None:
     got = data.draw(st.sampled_from(SHAPED))
     for _ in range(data.draw(st.integers(1, 3))):
-        got = changed(got, data.draw(st.sampled_from(paths(got))), data.draw(JSON))
+        got = replaced(got, data.draw(st.sampled_from([*places_in(got)])), data.draw(JSON))
     for kind in ("GENERATION", "CHAIN", "TOOL"):
         converted_and_refused("langfuse", [test_adapter_langfuse.observation(kind, "f", 0, input=got, output=got)])
     converted_and_refused("openai", [got, {"request": got, "response": got}])
@@ -249,9 +232,9 @@ def test_odd_values_anywhere_give_a_valid_trace_or_an_error_of_the_record(
     name: str, example: object, pytestconfig: pytest.Config
 ) -> None:
     # A third of all pairs in each run, by its seed.
-    pairs = [*product(paths(example), ODD)][int(pytestconfig.option.hypothesis_seed) % 3 :: 3]
+    pairs = [*product(places_in(example), ODD)][int(pytestconfig.option.hypothesis_seed) % 3 :: 3]
     for path, odd in pairs:
-        traces, refused = converted_and_refused(name, [changed(example, path, odd)])
+        traces, refused = converted_and_refused(name, [replaced(example, path, odd)])
         # An object may be one that has no run.
         assert traces or refused or not odd or isinstance(odd, dict)
         assert not any("defect" in str(error) for error in refused), (path, odd)

@@ -14,7 +14,7 @@ from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import SettingsError
 from kp_scorer.settings.sections import EmbeddingSettings
 
-from tests.support.json_files import change_json
+from tests.support.json_values import change_json
 
 PINNED_SPACE = "all-MiniLM-L6-v2-b7d7cb00cf25"
 

@@ -15,7 +15,8 @@ from kp_scorer.cli.input import read_traces
 
 from tests.support.builders import LIMITS
 from tests.support.converting import converted_and_refused
-from tests.support.slopes import BEFORE, UNITS, Path, is_steep, leaves_in, replaced
+from tests.support.json_values import Place, replaced, value_at
+from tests.support.slopes import BEFORE, UNITS, is_steep, leaves_in
 from tests.unit.test_adapter_openai import assistant, user
 from tests.unit.test_adapters import EXAMPLES
 
@@ -67,8 +68,8 @@ def convert(value: object) -> object:
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
 def test_record_of_each_format_is_converted_in_linear_time_whichever_text_grows(name: str) -> None:
-    def made(path: Path, unit: str) -> Callable[[int], object]:
-        return lambda chars: replaced(RECORDS[name], path, lambda _: text_of(unit)(chars))
+    def made(path: Place, unit: str) -> Callable[[int], object]:
+        return lambda chars: replaced(RECORDS[name], path, text_of(unit)(chars))
 
     places = product(leaves_in(RECORDS[name], str), SOME_UNITS)
     assert [(path, unit) for path, unit in places if is_steep(convert, made(path, unit), CHARS)] == []
@@ -76,8 +77,8 @@ def test_record_of_each_format_is_converted_in_linear_time_whichever_text_grows(
 
 @pytest.mark.parametrize("name", sorted(RECORDS))
 def test_record_of_each_format_is_converted_in_linear_time_whichever_list_grows(name: str) -> None:
-    def made(path: Path) -> Callable[[int], object]:
-        return lambda items: replaced(RECORDS[name], path, lambda value: value * items)
+    def made(path: Place) -> Callable[[int], object]:
+        return lambda items: replaced(RECORDS[name], path, value_at(RECORDS[name], path) * items)
 
     assert [path for path in leaves_in(RECORDS[name], list) if is_steep(convert, made(path), ITEMS)] == []
 
