@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.embedding.model import OFFSET_POSITIONS, ModelFiles, read_json
+from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS, ModelFiles, read_json
 from kp_scorer.errors import EngineUnavailable
 
 # OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends a
@@ -33,7 +33,6 @@ _MASKED: Final = 1e4  # Subtracted from the attention scores of padding, so that
 _LEAST_TOKENS: Final = 1e-9
 _LEAST_NORM: Final = 1e-12
 _NEEDED: Final = {"hidden_size", "layer_norm_eps", "num_attention_heads", "num_hidden_layers", "pad_token_id"}
-_FAMILY: Final = ("bert", "camembert", "roberta", "xlm-roberta")
 _TYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
 _POOLINGS: Final = {"mean": "mean", "cls": "cls", "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
 
@@ -87,7 +86,7 @@ def _config(directory: Path) -> dict[str, Any]:
     lowers = [file for file in directory.glob("sentence_*_config.json") if read_json(file).get("do_lower_case")]
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
     is_plain = config.get("hidden_act") == "gelu" and is_absolute and not config.get("is_decoder") and not lowers
-    is_known = config.get("model_type") in _FAMILY and config.keys() >= _NEEDED
+    is_known = config.get("model_type") in BERT_FAMILY and config.keys() >= _NEEDED
     if not (is_known and is_plain and (directory / "model.safetensors").is_file()):
         raise EngineUnavailable("openvino runs models of BERT's family alone, in one file of safetensors")
     return config

@@ -21,6 +21,7 @@ _DEFAULT_SHA256: Final = "d4950c40d20332f7e0520a6066adde03690a958077c3e579cae91d
 
 _FILES_OF_A_MODULE: Final = ("*.safetensors", "*.bin", "tokenizer.json", "config.json")
 _SENTENCE_CONFIG: Final = "sentence_*_config.json"
+BERT_FAMILY: Final = frozenset({"bert", "camembert", "roberta", "xlm-roberta"})
 OFFSET_POSITIONS: Final = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"}
     | {"xlm-roberta", "xlm-roberta-xl", "xmod"}

@@ -15,12 +15,11 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import layer_norm, linear, normalize, pad, scaled_dot_product_attention
 
 from kp_scorer.embedding.embedder import Ids, Vectors
+from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS
 
 _NO_PADDING: Final = -1  # No token has this id.
 _LEAST_RECORDED: Final = 512  # The tokens of the smallest recorded pass; each further one has twice as many.
 _LEAST_TOKENS_OF_A_TEXT: Final = 16  # The average; a pass with more texts is not replayed.
-_OFFSET_POSITIONS: Final = frozenset({"camembert", "roberta", "xlm-roberta"})
-_FAMILY: Final = _OFFSET_POSITIONS | {"bert"}
 
 _Weights = tuple[torch.Tensor, torch.Tensor]  # A matrix, and the bias that is added to its product.
 
@@ -72,12 +71,12 @@ class PackedModel:
         _, pooling, *self._others = model
         self._pools_mean = getattr(pooling, "pooling_mode", None) == "mean"
         is_pooled = self._pools_mean or getattr(pooling, "pooling_mode", None) == "cls"
-        if config.model_type not in _FAMILY or config.is_decoder or not is_pooled:
+        if config.model_type not in BERT_FAMILY or config.is_decoder or not is_pooled:
             raise ValueError("it is of no kind that can be packed")
         self._products = products
         self._heads = int(config.num_attention_heads)
         # Models with offset positions number them from behind the padding token's id, and do not count that token.
-        self._padding_id = int(config.pad_token_id) if config.model_type in _OFFSET_POSITIONS else _NO_PADDING
+        self._padding_id = int(config.pad_token_id) if config.model_type in OFFSET_POSITIONS else _NO_PADDING
         self._words = body.embeddings.word_embeddings
         # All tokens are of the first type.
         self._places = body.embeddings.position_embeddings.weight + body.embeddings.token_type_embeddings.weight[0]
