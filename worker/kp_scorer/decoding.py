@@ -232,13 +232,13 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
 def _field_that_is_no_json(payload: object) -> str:
     """Return the path of the field whose value JSON lacks, as far as the model names it: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
-    known = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
+    fields = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
     # In the order of serialization: no list that contains itself comes before that value.
     left: list[tuple[str, bool, object]] = [("", True, payload)]
     while left:
         path, is_named, value = left.pop()
         if isinstance(value, dict):
-            named = [(str(key), is_named and key in known, each) for key, each in value.items() if isinstance(key, _JSON_KEYS)]
+            named = [(str(key), is_named and key in fields, each) for key, each in value.items() if isinstance(key, _JSON_KEYS)]
             if len(named) < len(value):
                 return path or "$"
         elif isinstance(value, list | tuple):

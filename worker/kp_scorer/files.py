@@ -95,7 +95,7 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
         user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)
     except KeyError:
         return False
-    members = {*group.gr_mem, *(other.pw_name for other in pwd.getpwall() if other.pw_gid == group_id)}
+    members = {*group.gr_mem, *(each.pw_name for each in pwd.getpwall() if each.pw_gid == group_id)}
     return group.gr_name == user.pw_name and members == {user.pw_name}
 
 

@@ -76,7 +76,7 @@ def _iso_datetime(text: str) -> str:
     return text
 
 
-def _whole(value: object) -> object:
+def _as_integer(value: object) -> object:
     # In JSON 1.0 is an integer too, and some languages cannot write it otherwise.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -146,7 +146,7 @@ class Tool(_Part):
 class Step(_Part):
     """One step of the reasoning."""
 
-    step_id: Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+    step_id: Annotated[int, Field(ge=0), BeforeValidator(_as_integer)]
     type: StepType
     content: str | None = None
     tool: Tool | None = None

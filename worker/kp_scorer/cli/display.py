@@ -136,15 +136,15 @@ class DecisionTable:
         )
 
     def _print(self, *cells: str) -> None:
-        *shown, objective = cells
+        *columns, objective = cells
         table = Table(box=SIMPLE_HEAD, show_header=not self._is_begun, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for heading, width in (("trace", 8), ("domain", _LONGEST_BUILT_IN), ("score", 5), ("needs", 5), ("decision", 8)):
             table.add_column(heading, justify="right" if width == 5 else "left", no_wrap=True, width=width)
         table.add_column("why", min_width=_LEAST_WHY)
         if self._task_width:
             table.add_column("task", no_wrap=True, width=self._task_width)
-            shown.append(cell(shortened(objective, self._task_width)))
-        table.add_row(*shown)
+            columns.append(cell(shortened(objective, self._task_width)))
+        table.add_row(*columns)
         self._is_begun = True
         with self._console.capture() as capture:
             self._console.print(table)

@@ -41,9 +41,9 @@ class _ServerSection(Section):
         copy._file = file  # noqa: SLF001  # a copy of this one
         return copy
 
-    def at(self, other: "_ServerSection") -> Self:
+    def at(self, section: "_ServerSection") -> Self:
         """Return a copy with the URL of another section, and the file of that URL."""
-        return self.model_copy(update={"url": other.url}).from_file(other._file)  # noqa: SLF001  # of this class
+        return self.model_copy(update={"url": section.url}).from_file(section._file)  # noqa: SLF001  # of this class
 
     @property
     def is_renewed(self) -> bool:

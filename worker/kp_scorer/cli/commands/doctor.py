@@ -173,11 +173,11 @@ def _workers(store: Store) -> Findings:
     without = [report.node for report in reports if not report.embedder]
     if 0 < len(without) < len(reports):
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
-    for what, of in (("settings", attrgetter("settings")), ("spaces of vectors", attrgetter("space"))):
+    for name, of in (("settings", attrgetter("settings")), ("spaces of vectors", attrgetter("space"))):
         # A worker that has only just started names neither.
         if len({of(report) for report in reports} - {""}) > 1:
             named = ", ".join(f"{report.node} {of(report)}" for report in reports)
-            yield "wrong", f"workers have different {what}, {named}: unless you are replacing them, give all the same"
+            yield "wrong", f"workers have different {name}, {named}: unless you are replacing them, give all the same"
 
 
 def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) -> Findings:

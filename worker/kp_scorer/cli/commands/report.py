@@ -95,8 +95,8 @@ def report(
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
     analysis = analysis._replace(tasks=[(number, solved[task], names[task]) for task, number in runs.items()])
-    shown = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
-    named = traces_named(traces, shown, settings.limits)
+    named_decisions = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
+    named = traces_named(traces, named_decisions, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
     if as_text:
         print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")

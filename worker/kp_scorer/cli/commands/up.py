@@ -64,7 +64,7 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
         settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(f"other programs reach this Redis, now and the next time, at {url}")
-        print_note(_kept(settings, data_dir))
+        print_note(_kept_words(settings, data_dir))
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
         with worker_processes(settings, ports) as processes:
@@ -95,7 +95,7 @@ def _noted_signals() -> Iterator[Sequence[int]]:
             signal.signal(number, handler)
 
 
-def _kept(settings: Settings, data_dir: Path) -> str:
+def _kept_words(settings: Settings, data_dir: Path) -> str:
     """Describe the decisions that the embedded Redis holds from earlier."""
     with Store.open(settings) as store:
         decided = store.ledger.counts().decided
