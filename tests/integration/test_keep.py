@@ -167,6 +167,27 @@ def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp
     assert (done.exit_code, "kept-0004.jsonl, line 1: expected an id" in done.stderr) == (2, True)
 
 
+def test_what_earlier_nights_kept_stands_for_its_task_once_its_vector_has_left_the_log(
+    fleet: tuple[str, ...], tmp_path: Path, settings: Settings, store: Store
+) -> None:
+    folder, log = tmp_path / "kept", store.novelty_log(WordsEmbedder().space)
+    keep("--best", "100%", "--into", folder, *fleet)
+    log.clear()
+    meter = NoveltyMeter(WordsEmbedder(), log, settings.novelty.window())
+    next_day = [run("again", "Refund the order of the blue bicycle"), run("herons", "Count the herons at the river mouth")]
+    Decider(store.ledger, Policy(), meter, max_attempts=5).decide([decode_trace(each, Limits()) for each in next_day])
+    done = keep("--best", "100%", "--into", folder, *fleet)
+    (row,) = rows((folder / "kept-0002.jsonl").read_text("utf-8"))
+    assert row["trace_id"] == "kp:trace:herons", done.stderr
+    # Those of another embedder are no help.
+    of_another = (folder / "kept-0001.jsonl").read_text("utf-8").replace(WordsEmbedder().space, "another")
+    (folder / "kept-0001.jsonl").write_text(of_another, "utf-8")
+    done = keep("--best", "100%", "--into", folder, *fleet)
+    assert "2 runs that were kept earlier have no vector of this embedder, and stand for no others" in done.stderr
+    (row,) = rows((folder / "kept-0003.jsonl").read_text("utf-8"))
+    assert row["trace_id"] == "kp:trace:again"
+
+
 def test_what_turned_out_to_have_failed_stands_for_nothing_any_more(
     fleet: tuple[str, ...], tmp_path: Path, store: Store
 ) -> None:

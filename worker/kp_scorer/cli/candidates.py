@@ -3,6 +3,7 @@
 Their documents and their vectors wait on disk until all of them are known.
 """
 
+import base64
 import json
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
+_VECTOR: Final = np.dtype("<f2")  # In rows; its rounding moves a similarity by some 1e-4.
 _QUICK: Final = 1  # A level of zlib. What is read waits only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
 _LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
@@ -66,6 +68,7 @@ class Candidates:
         self._offsets = array("q", [0])  # Of their documents.
         self._all_ids: set[str] = set()
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
+        self.space = ""  # That of the vectors from a novelty log.
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
 
     def __enter__(self) -> Self:
@@ -92,6 +95,22 @@ class Candidates:
         self._offsets.append(self._offsets[-1] + len(packed))
         self._vectors.write(vector.tobytes())
         self._dimensions = vector.size
+
+    def with_vector(self, row: dict[str, Any], place: int) -> dict[str, Any]:
+        """Return a row about a kept run with its vector, from which :meth:`restore_earlier` adds it to a later choice."""
+        vector = self.vectors([place]).astype(_VECTOR).tobytes()
+        return row | {"space": self.space, "vector": base64.b64encode(vector).decode()}
+
+    def restore_earlier(self, row: Mapping[str, Any]) -> bool:
+        """Add a run that was kept before, as its row says; return False if it has no vector of this space."""
+        try:
+            vector = np.frombuffer(base64.b64decode(row["vector"]), _VECTOR).astype(np.float32)
+            if row["space"] != self.space or vector.size != self._dimensions or not np.isfinite(vector).all():
+                return False
+            self.add_earlier(row["trace_id"], row["domain"], vector)
+        except (KeyError, TypeError, ValueError):
+            return False
+        return True
 
     def earlier(self, domain: str) -> tuple[list[str], Vectors]:
         """Return the ids of a domain's runs that were kept before, and their vectors, of shape (runs, dimensions)."""
@@ -181,27 +200,30 @@ def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
 
 
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
-    """Add the decided traces whose vectors the newest novelty log holds.
-
-    Earlier kept runs count as far as the log still holds them.
-    """
-    earlier_ids = set(ids_in(earlier))
+    """Add the decided traces whose vectors the newest novelty log holds, and what was kept earlier, as its rows say."""
+    kept_rows = {_id_in(row): row for row in rows_in(earlier)}
     first_ms = since.timestamp() * 1_000 if since else 0.0
     with Store.open(with_endpoints(settings)) as store:
         logs = sorted(store.novelty_logs(), key=lambda log: log.newest(1)[0].place)
         undecided = 0
         log = logs[-1].entries() if logs else iter(())
+        candidates.space = logs[-1].space if logs else ""
         while entries := list(islice(log, _LOOKED_UP_AT_ONCE)):
             decided = store.ledger.decided([entry.trace_id for entry in entries])
             for entry, each in zip(entries, decided, strict=True):
                 if each is None or each.decision.novelty.entry != str(entry.place):
                     undecided += 1
-                elif entry.trace_id in earlier_ids and each.succeeded:
+                    continue
+                row = kept_rows.pop(entry.trace_id, None)
+                if row and each.succeeded:
                     candidates.add_earlier(entry.trace_id, each.decision.domain, entry.vector)
                 elif entry.place.time_ms >= first_ms:
                     eligible = each.succeeded and not each.decision.is_guarded
                     candidates.add(Run(entry.trace_id, each.decision.domain, eligible, each.succeeded), entry.vector)
         note_damaged(store.ledger.damaged)
+    unlike = sum(not candidates.restore_earlier(row) for row in kept_rows.values())
+    if unlike:
+        print_note(f"{unlike} runs that were kept earlier have no vector of this embedder, and stand for no others")
     if len(logs) > 1:
         print_note(f"{len(logs) - 1} older novelty logs, of other embedders, are not read")
     if undecided:
@@ -209,12 +231,22 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
 
 
 def ids_in(files: Iterable[Path]) -> Iterator[str]:
-    """Yield the ids in files that `keep` wrote, which hold traces or lines about them."""
+    """Yield the ids in files that `keep` wrote."""
+    return map(_id_in, rows_in(files))
+
+
+def rows_in(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of files that `keep` wrote, which are traces or lines about them."""
     for file in files:
         with open_input(str(file)) as stream:
             for number, line in lines_in(stream, _LONGEST_ROW):
                 try:
                     row = json.loads(line)
-                    yield row.get("trace_id") or row["id"]
+                    _id_in(row)
                 except (ValueError, AttributeError, KeyError):
                     raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="FILE") from None
+                yield row
+
+
+def _id_in(row: Mapping[str, Any]) -> str:
+    return str(row.get("trace_id") or row["id"])

@@ -261,9 +261,14 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
             if verdict["kept"]:
                 kept_rows[verdict["trace_id"]] = verdict
     print_summary(chosen, len(kept_rows), candidates)
-    if request.stored:
-        return _rows_in_files(kept_rows, source) if source.names else iter(kept_rows.values())
+    if request.stored and source.names:
+        return _rows_in_files(kept_rows, source)
+    if request.stored and not request.into:
+        return iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
+    if request.stored:
+        # A later night adds to these, when the log no longer has their vectors.
+        return (candidates.with_vector(kept_rows[candidates.runs[place].trace_id], place) for place in places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
 
 
