@@ -198,6 +198,19 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             advance(done, None)
 
 
+def look_up_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:
+    """Look up the decisions on the traces of an input, in order, or the states of those without one."""
+    with Store.open(with_endpoints(settings)) as store:
+        for batch in batches:
+            traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
+            records = store.ledger.look_up([trace.id for trace in traces])
+            for line, trace, record in zip(batch, traces, records, strict=True):
+                if record and record.digest != trace.digest():
+                    yield line, TraceConflict(trace.id)
+                else:
+                    yield line, (record.decision or record.state) if record else "unknown"
+
+
 def _score(stream: io.BufferedReader, gathered: Gathered, settings: Settings) -> Iterator[GatheredTrace]:
     scored_ids: set[str] = set()
     lines = read_traces(stream, settings.limits)

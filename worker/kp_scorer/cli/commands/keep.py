@@ -18,18 +18,15 @@ from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
-from kp_scorer.cli.gathering import Result, score_lines
+from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
 from kp_scorer.cli.options import ledger_options, since_option
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
 from kp_scorer.decision import Decision
-from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
-from kp_scorer.store import Store
-from kp_scorer.trace import ReasoningTrace
 
 _FILES: Final = "kept-[0-9][0-9][0-9][0-9].jsonl"
 _DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
@@ -285,7 +282,7 @@ def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row
 
 def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iterator[Row]:
     """Yield what is written of each run with the outcome."""
-    results = _stored(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
+    results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
     behind = BehindFailures(settings)
@@ -307,16 +304,3 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     behind.note()
     if request.outcome == "accepted" and counts["rejected"] > len(kept_ids) and settings.routing.gate == "score":
         print_note(OWN_SHARE)
-
-
-def _stored(batches: Iterator[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:
-    """Look up the decisions on the traces of an input, in order, or the states of those without one."""
-    with Store.open(with_endpoints(settings)) as store:
-        for batch in batches:
-            traces = [line.trace for line in batch if isinstance(line.trace, ReasoningTrace)]
-            records = store.ledger.look_up([trace.id for trace in traces])
-            for line, trace, record in zip(batch, traces, records, strict=True):
-                if record and record.digest != trace.digest():
-                    yield line, TraceConflict(trace.id)
-                else:
-                    yield line, (record.decision or record.state) if record else "unknown"
