@@ -82,8 +82,8 @@ class _Replay:
         rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
         runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
         before.append((place, fact))
-        # Whatever the setting is now.
-        now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms
+        # Whatever the setting is now; facts of earlier versions do not name it.
+        now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms or self._bounds.kept_ttl_ms
 
         def aged(since_ms: int) -> float:
             return float(2.0 ** min(0.0, (since_ms - now_ms) / kept_ttl_ms * HALF_LIVES))
@@ -95,7 +95,7 @@ class _Replay:
         adds = max(0.0, 1.0 - max(0.0, own))
         for at, run in runs:
             cover = run.cover * aged(run.as_of.time_ms or at.time_ms)
-            later = [(since, each) for since, each in covering if since > run.as_of]
+            later = covering[bisect_right(covering, run.as_of, key=itemgetter(0)) :]
             cover = max([cover, *(float(each.vector @ run.vector) * aged(since.time_ms) for since, each in later)])
             adds += max(0.0, float(run.vector @ fact.vector) - cover) * standing(at.time_ms)
         is_complete = self._is_complete and (fact.as_of == BEGINNING or fact.as_of in self._places)
