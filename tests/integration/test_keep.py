@@ -227,7 +227,8 @@ def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Pat
     done = keep(asked, "--best", "100%")
     assert rows(done.stdout) == [ASKED[0], ASKED[4]]
     assert (
-        "1 domains: nothing was chosen, as there was room for every success, and only copies are left out: qa\n" in done.stderr
+        "1 of the domains had room for every success, so nothing was chosen there, and only copies are left out: qa\n"
+        in done.stderr
     )
     assert "nothing was chosen" not in keep(asked, "--best", "1").stderr
 
@@ -237,7 +238,7 @@ def test_of_many_domains_the_largest_are_shown(tmp_path: Path) -> None:
     done = keep(jsonl_file(tmp_path / "many.jsonl", *alone, *ASKED), "--best", "100%")
     assert " qa " in done.stderr
     assert "and 12 smaller domains\n" in done.stderr
-    assert "61 domains: nothing was chosen" in done.stderr
+    assert "61 of the domains had room" in done.stderr
     assert done.stderr.endswith("only copies are left out: d0, d1, d2 and 58 more\n")
 
 

@@ -166,7 +166,7 @@ def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candid
     if candidates.repeated:
         print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
     roomy = [choice.domain for choice in chosen if choice.had_room]
-    note_ids(roomy, "domains: nothing was chosen, as there was room for every success, and only copies are left out")
+    note_ids(roomy, "of the domains had room for every success, so nothing was chosen there, and only copies are left out")
 
 
 def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:
