@@ -353,6 +353,15 @@ def test_what_is_added_has_its_name_once_it_is_whole(asked: Path, tmp_path: Path
     assert len(rows((folder / "kept-0001.jsonl").read_text("utf-8"))) == 2
 
 
+def test_there_is_a_file_after_the_ten_thousandth(asked: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for name in ("9999", "10000", "notes"):
+        (folder / f"kept-{name}.jsonl").touch()
+    assert keep(asked, "--best", "1", "--into", folder).exit_code == 0
+    assert len(rows((folder / "kept-10001.jsonl").read_text("utf-8"))) == 1
+
+
 def test_into_names_the_line_that_is_no_trace(asked: Path, tmp_path: Path) -> None:
     jsonl_file(tmp_path / "kept-0007.jsonl", ASKED[0], {"no": "trace"})
     done = keep(asked, "--best", "1", "--into", tmp_path / ".")

@@ -28,7 +28,6 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
 
-_FILES: Final = "kept-[0-9][0-9][0-9][0-9].jsonl"
 _DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
 
 Best = float | int
@@ -179,13 +178,14 @@ class _Request(NamedTuple):
 
     def earlier(self) -> list[Path]:
         """Return the files of what was kept before, in order."""
-        return sorted(self.into.glob(_FILES)) if self.into else []
+        files = self.into.glob("kept-*.jsonl") if self.into else ()
+        return sorted((file for file in files if file.stem.removeprefix("kept-").isdecimal()), key=_number_in)
 
     def file(self) -> str:
         """Return the name of the file to write; in a folder the next one."""
         if not self.into:
             return self.output
-        last = max((int(file.stem.removeprefix("kept-")) for file in self.earlier()), default=0)
+        last = max(map(_number_in, self.earlier()), default=0)
         return str(self.into / f"kept-{last + 1:04}.jsonl")
 
     def document(self, line: Line, decision: Decision | None) -> Row:
@@ -200,6 +200,10 @@ class _Request(NamedTuple):
         if decision:
             document["metadata"] = {**document["metadata"], "quality_score": decision.score}
         return document
+
+
+def _number_in(file: Path) -> int:
+    return int(file.stem.removeprefix("kept-"))
 
 
 @contextmanager
