@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 BATCH: Final = 2_048
 """The number of runs that are compared with each other at once: their similarities take 16 MB."""
 
+_COMPARED: Final = 256
+
 NOTHING: Final = 1e-4
 """An exact copy of a kept run adds at most this part of a run, by the rounding of float32."""
 
@@ -102,7 +104,9 @@ class Coverage:
     def _covers(self, vectors: Vectors) -> NDArray[np.float32]:
         if not len(self._vectors):
             return np.zeros(len(vectors), np.float32)
-        largest: NDArray[np.float32] = (vectors @ self._vectors.T).max(axis=1)
+        # A part of the batch at a time: of 100,000 kept runs the similarities of all would take 800 MB.
+        parts = np.array_split(vectors, max(1, len(vectors) // _COMPARED))
+        largest: NDArray[np.float32] = np.concatenate([(part @ self._vectors.T).max(axis=1) for part in parts])
         return np.maximum(largest, 0.0)
 
 
