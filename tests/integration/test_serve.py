@@ -95,7 +95,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         assert store.runs.agent_span(decision["trace_id"]) == root["spanId"]
 
 
-def test_spansin_protobuf_are_read_whatever_stands_between_them() -> None:
+def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
     parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
     # A varint, eight bytes, four bytes and a text, all unknown, and a span of more than a mebibyte, of which the ids remain.
     unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
