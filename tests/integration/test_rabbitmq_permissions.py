@@ -114,6 +114,7 @@ def _send(exchange: str, routing_key: str) -> Act:
     return methodcaller("basic_publish", Message(b"7"), exchange=exchange, routing_key=routing_key)
 
 
+LOOK: Final = "see length and consumers of any queue, before RabbitMQ 4.2.6"
 VERBS: Final[dict[str, list[Act]]] = {
     "submit by the exchange `traces`": [_send("traces", "traces")],
     "send to any queue of the virtual host": [_send("", queue) for queue in QUEUES],
@@ -137,7 +138,7 @@ VERBS: Final[dict[str, list[Act]]] = {
     ],
     "read, purge or delete a neighbour's queue": [*_read("neighbour"), methodcaller("queue_delete", "neighbour")],
     "publish to another exchange": [_send(f"amq.{kind}", "traces") for kind in ("direct", "fanout", "topic", "headers")],
-    "see length and consumers of any queue": [methodcaller("queue_declare", "neighbour", passive=True)],
+    LOOK: [methodcaller("queue_declare", "neighbour", passive=True)],
 }
 
 
@@ -148,7 +149,11 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_
         for user in documented("RabbitMQ"):
             with confirming(users.url(user)) as connection:
                 allowed[user] = [verb for verb, acts in VERBS.items() if _may(connection, admin, acts)]
-    assert allowed == documented("RabbitMQ")
+        version = tuple(map(int, admin.connection.server_properties["version"].split(".")))
+    expected = documented("RabbitMQ")
+    if version >= (4, 2, 6):
+        expected = {user: [verb for verb in verbs if verb != LOOK] for user, verbs in expected.items()}
+    assert allowed == expected
 
 
 def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool:

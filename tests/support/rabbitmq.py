@@ -174,7 +174,8 @@ def _output_of(*command: str, stdin: str = "") -> str:
 def _permit(user: str, virtual_host: str, *permissions: str) -> None:
     """Let a user configure, write and read what these patterns match."""
     arguments = _texts(user, virtual_host, *permissions, _ACTOR)
-    assert evaluated(f"rabbit_auth_backend_internal:set_permissions({arguments}).") == "ok"
+    # RabbitMQ 4.3 may refuse it for a moment under load.
+    wait_until(lambda: evaluated(f"rabbit_auth_backend_internal:set_permissions({arguments}).") == "ok")
 
 
 def _texts(*texts: str) -> str:
