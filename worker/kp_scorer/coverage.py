@@ -30,7 +30,7 @@ Vectors = NDArray[np.float32]
 class StandIn(NamedTuple):
     """The kept run that is most like another one."""
 
-    number: int  # Of the kept run, in the order in which runs were kept.
+    number: int  # The number of the kept run, in the order in which runs were kept.
     similarity: float  # 0..1
 
 
@@ -42,7 +42,7 @@ class KeptRun(NamedTuple):
 
 
 class Coverage:
-    """The kept runs of one domain. It grows by what is chosen of batch after batch, each given what is kept already."""
+    """The kept runs of one domain. It grows batch by batch; each choice takes account of what is kept already."""
 
     def __init__(self, earlier: Vectors) -> None:
         """Begin with the runs that were kept earlier, as unit vectors of shape (runs, dimensions)."""

@@ -126,12 +126,12 @@ class Novelty(_Part):
 
 
 class GateResult(_Part):
-    """What the trace adds to the traces that are kept of its domain, and what that was held against."""
+    """The amount that the trace adds to the kept traces of its domain, and the bar that it was measured against."""
 
     adds: Annotated[float, Field(ge=0)]
-    """By how much it would raise the covers of the last runs of its domain and its own, in whole runs."""
+    """The amount by which it would raise its own cover and those of the last runs of its domain, in whole runs."""
     bar: Annotated[float, Field(ge=0)]
-    """What it has to add."""
+    """The amount that it has to add."""
     share: Annotated[float | None, Field(gt=0, lt=1)] = None
     """The share of its domain's traces that the bar follows; None if the bar is fixed."""
     eligible: bool
@@ -174,7 +174,7 @@ class Received(_Part):
 
 
 class Stated(_Part):
-    """What the submission says of its outcome: what a late outcome replaces, and what then counts beside it."""
+    """The outcome that the submission states, which a late outcome replaces, and the recoveries, which count beside either."""
 
     success: bool
     confidence: Fraction
@@ -279,7 +279,7 @@ class Decision(_Part):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the trace succeeded, by its late outcome or as it stated; a decision that has neither has a dimension."""
+        """True if the trace succeeded: by its late outcome, else as it stated, else by its outcome dimension."""
         outcome = self.revised_by or self.stated
         return outcome.success if outcome else self.dimensions.outcome_confidence > MOST_OF_FAILURES
 

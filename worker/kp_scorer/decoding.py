@@ -37,7 +37,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     @classmethod
     def of(cls, message_bytes: int) -> Self:
-        """Return the limits of submissions of so many bytes; beyond the default, the other limits grow in proportion."""
+        """Return the limits of submissions of ``message_bytes``; above the default, the other limits grow in proportion."""
         usual = cls()
         factor = max(1.0, message_bytes / usual.message_bytes)
         scaled = {name: int(getattr(usual, name) * factor) for name in ("values", "steps", "field_chars")}

@@ -40,15 +40,15 @@ _LIMITS: Final = Limits(message_bytes=2**26, values=2**22)
 _EMBEDDED_AT_ONCE: Final = 256
 _LOOKED_UP_AT_ONCE: Final = 100
 _SUPPLIED: Final[dict[str, Any]] = {"confidence": 0.5, "created_at": "2000-01-01T00:00:00Z", "settings": Settings()}
-"""What is said of records that do not say it themselves; none of it is read."""
+"""Fills in fields that records lack; nothing reads these values."""
 _BYTES_PER_TOKEN: Final = 2
-"""Even of JSON with much punctuation a token has more bytes, by BERT's tokenizer; of prose it has twice as many."""
+"""BERT's tokens have more bytes than this even in JSON with much punctuation; in prose they have twice as many."""
 _LONGEST_MESSAGES: Final = (4_000, 1_000, 300, 100)
 _INTRODUCTION: Final = "Runs that succeeded at like tasks, nearest first: records of what was done, no instructions.\n"
 
 
 class SimilarRun(NamedTuple):
-    """A kept run, and how like its task is."""
+    """A kept run, and the similarity of its task."""
 
     similarity: float  # The cosine of the vectors; equal tasks have 1.
     trace_id: str

@@ -172,7 +172,7 @@ def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
 
 
 class Seldom:
-    """Says which lines are due that come once a minute at most, each by a key of its own."""
+    """Limits log lines to one a minute for each key."""
 
     _MOST: Final = 1_000
 

@@ -159,15 +159,15 @@ def _decide_alone(decider: Decider, trace: ReasoningTrace) -> Resolved:
     except ScorerError:
         raise
     except Exception as error:
-        # As a worker dead-letters it. The error's message may quote the trace.
+        # The same reason that a worker gives. The error's message is left out, because it may quote the trace.
         return TraceDead(trace.id, "scoring_failed", type(error).__name__)
     return resolved
 
 
 def offline_decider(settings: Settings) -> Decider:
-    """Make a decider that keeps its log and decisions in memory; pinned sets, if any, it reads in Redis.
+    """Make a decider that keeps its log and decisions in memory. If there are pinned sets, it reads them from Redis.
 
-    SettingsError if an embedder is required and cannot be loaded, a check cannot, or a pinned set does not exist;
+    Raises SettingsError if a required embedder or a check cannot be loaded, or a pinned set does not exist;
     ServiceUnavailable if pinned sets cannot be read.
     """
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)

@@ -228,7 +228,7 @@ class ReasoningTrace(_Part):
 
 
 class LateOutcome(_Part):
-    """What becomes known of a trace's outcome after its submission; the trace is decided again by it."""
+    """An outcome that becomes known after the submission of its trace, which is then decided again."""
 
     type: Annotated[Literal["LateOutcome"], Field(alias="@type")]
     id: Annotated[str, Field(pattern=_OUTCOME_ID)]

@@ -14,7 +14,7 @@ from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 
 SERVICE: Final = "service.name"  # The attribute of a resource that names the agent.
 _MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
-_MEANINGS: Final = {  # What attributes mean whose names end so. Of several, the first in this order counts.
+_MEANINGS: Final = {  # Attributes by meaning: patterns for the ends of their names, the preferred ones first.
     "kind": (r"row\.kind", r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type", r"subtype"),
     "tool": (r"gen_ai\.tool\.name", r"toolCall\.name", r"tool\.name", r"traceloop\.entity\.name"),
     "call id": (r"tool\.call\.id", r"toolCall\.id", r"tool\.(?:call_)?id"),

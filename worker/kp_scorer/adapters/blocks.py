@@ -48,7 +48,7 @@ def is_called(value: object) -> bool:
 
 
 def pieces_of_block(block: Node) -> Iterator[Piece]:
-    """Yield the pieces in a block that is no text: in a thought, a call or a result. Other blocks have none."""
+    """Yield the pieces of a block that is a thought, a call or a result; other blocks have none."""
     kind, sort = type_of(block.object()), sort_of(block.value)
     if sort == "call":
         thought = block.value.get("thought")

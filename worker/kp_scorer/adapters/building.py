@@ -34,7 +34,7 @@ _EXPECTED: Final = {
     "confidence": "a number from 0 to 1",
 }
 _LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
-"""Names, by their letters, of tools by which an agent ends its run, and gives its answer."""
+"""Names of tools by which an agent ends its run and gives its answer, reduced to their letters."""
 _ANSWERS: Final = "final_answer answer message result final_thought summary response text output arguments".split()  # noqa: SIM905
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _LEAST_CHARS: Final = 200  # Texts are not cut to fewer characters.
@@ -51,9 +51,9 @@ class SuppliedFields(NamedTuple):
     privacy_level: PrivacyLevel
     success: bool | None = None  # For runs whose source does not record it.
     created_at: IsoDatetime | None = None  # For runs whose source does not record it.
-    paths: Mapping[str, str] = MappingProxyType({})  # By one of these fields, or ``id``: its dotted path in a record.
+    paths: Mapping[str, str] = MappingProxyType({})  # Dotted paths in a record to these fields and ``id``.
     defaults: Mapping[str, Callable[[int], Any]] | None = None
-    """What to assume where neither the source nor the caller has one of these fields, by the line of a run."""
+    """For each field that is assumed if neither the source nor the caller has it: its value, from the line of the run."""
 
 
 class Run(NamedTuple):
@@ -67,8 +67,8 @@ class Run(NamedTuple):
     framework: str | None = None
     answer: Node | None = None  # The final result, where the format has a field for it.
     record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
-    records: Sequence[Node] = ()  # All that it was read from, which says more than what is scored.
-    is_part: bool = False  # Whether it may be a beginning that another run repeats and continues.
+    records: Sequence[Node] = ()  # All records that it was read from; they hold more than what is scored.
+    is_part: bool = False  # True if it may be a beginning that another run repeats and continues.
 
 
 def trace_id(kind: str, own_id: str, content: object) -> str:
@@ -260,13 +260,13 @@ def _mended(value: Any, most_chars: int) -> Any:
 
 
 def _cut(text: str, most_chars: int) -> str:
-    """Return a text of at most so many characters, which ends with how many it had."""
+    """Cut a text to ``most_chars`` characters; a cut text ends with a note of its original length."""
     note = f" [cut: {len(text)} characters]"
     return text if len(text) <= most_chars else text[: max(0, most_chars - len(note))] + note
 
 
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:
-    """Return an error by its place in the source, as the user does not see the trace."""
+    """Return an error with its places in the source, because the user does not see the trace."""
     refusals = []
     for field, expected in error.problems:
         parts = field.split(".")

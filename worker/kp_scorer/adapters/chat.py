@@ -31,7 +31,7 @@ _OF_REQUESTS: Final = frozenset(
 """An object with one of these fields may have system texts. In others a field ``system`` is none."""
 _TOOLS_KEYS: Final = frozenset("tools functions tool_definitions dynamic_tools gen_ai.tool.definitions ai.prompt.tools".split())  # noqa: SIM905
 _BESIDE_A_ROLE: Final = _TOOLS_KEYS | {"backstory"}
-"""An object with a role and one of these fields is no message."""
+"""An object with a role and one of these fields is not a message."""
 _TEXTS_OF_JSON: Final = frozenset(
     "input messages prompt request body metadata input.value gen_ai.input.messages ai.prompt.messages ai.prompt "  # noqa: SIM905
     "gen_ai.system_instructions gen_ai.tool.definitions traceloop.entity.input llm.invocation_parameters gen_ai.prompt events "
@@ -188,9 +188,9 @@ class _Context:
 
 
 def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Return attributes as an object, which OpenTelemetry's protocol has as pairs of a key and a value with its kind.
+    """Return attributes as an object; OpenTelemetry's protocol has them as pairs of a key and a typed value.
 
-    What are no such pairs is an empty object.
+    The object is empty if any item is not such a pair.
     """
     are_pairs = (
         isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs

@@ -91,7 +91,7 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
 
 
 def flat(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes by their paths, of which some stores make objects and lists."""
+    """Return attributes by their dotted paths, which some stores turn into objects and lists."""
     paths: dict[str, Any] = {}
     for key, value in attributes.items():
         is_path = isinstance(value, dict) and key in _PATHS

@@ -20,7 +20,7 @@ class Chats:
     """The chats that wait until it is clear that none continues them."""
 
     def __init__(self, counts: Counter[str]) -> None:
-        """Count in ``counts`` the chats that are no runs, because another ``continued`` them."""
+        """Count in ``counts`` the chats that are not runs of their own, because another ``continued`` them."""
         self._counts = counts
         self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
         self._waiting = 0
@@ -46,7 +46,7 @@ class Chats:
                 self._counts["continued"] += len(self._pop(digest))
 
     def beyond(self, most: int) -> Iterator[Run]:
-        """Remove and yield the oldest chats, until at most so many wait."""
+        """Remove and yield the oldest chats, until at most ``most`` wait."""
         while self._waiting > most:
             yield from self._pop(next(iter(self._by_digest)))
 

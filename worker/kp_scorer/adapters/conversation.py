@@ -43,9 +43,9 @@ class Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
-        # By place: what the agent said before a call, if known later.
+        # By the place of a call: what the agent said before it, if that became known later.
         self._before: defaultdict[int, list[Piece]] = defaultdict(list)
-        self._has_answer = False  # Whether a model has answered.
+        self._has_answer = False  # True once a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
         self._calls = Calls()
         self._of_span: dict[int, Call] = {}

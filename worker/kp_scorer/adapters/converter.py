@@ -50,8 +50,8 @@ class Converter:
         self.unread: Counter[str] = Counter()  # For each field that was not read, the number of converted runs that have it.
         self.counts: Counter[str] = Counter()
         """The number of converted ``traces``, of those without tools (``toolless``), of their ``steps``, ``calls`` of tools,
-        ``errors`` and ``recoveries``; of chats that are no runs, because another chat ``continued`` them; and
-        of runs of no agent, which are ``left_out``."""
+        ``errors`` and ``recoveries``; of chats that are not runs of their own, because another chat
+        ``continued`` them; and of runs without an agent, which are ``left_out``."""
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # The run with the newest record is last.
         self._open_records = 0
@@ -59,13 +59,13 @@ class Converter:
         self._file = 1  # The number of the current file.
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
         self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
-        self._repeating: dict[_Key, None] = {}  # The open runs of which some records were read before.
-        self._ids: dict[str, bytes] = {}  # By the ids that the caller's path leads to: a digest of the content of their trace.
-        self.in_session = False  # Whether the current file is a session, whose lines of no format are skipped.
+        self._repeating: dict[_Key, None] = {}  # The open runs that have records which were read before.
+        self._ids: dict[str, bytes] = {}  # Digests of traces' contents, by the ids that the caller's path leads to.
+        self.in_session = False  # True if the current file is a session: lines of unknown formats are skipped.
         self._unrecognized: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
-        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # By converted run: True once a late record was refused.
-        self._switches: set[str] = set()  # What is expected of instrumentations that record no messages.
+        self._ended: OrderedDict[_Key, bool] = OrderedDict()  # The converted runs; True once a late record was refused.
+        self._switches: set[str] = set()  # The remedies named so far for instrumentations that record no messages.
         self._chats = Chats(self.counts)
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:

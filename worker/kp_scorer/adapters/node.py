@@ -20,7 +20,7 @@ _NOT_SPELT: Final = re.compile(r"[\W_]+")
 _MOST_KEY: Final = 64  # Longer keys are data.
 _SKIPPED: Final = "\0"  # No path has this character in the place of its first key.
 
-_BESIDE_KWARGS: Final = frozenset({"kwargs", "input_str", "tags", "metadata"})  # What LangChain's callbacks get beside a value.
+_BESIDE_KWARGS: Final = frozenset({"kwargs", "input_str", "tags", "metadata"})  # Arguments of LangChain's callbacks.
 _ENVELOPES: Final = frozenset({"output", "outputs", "input", "inputs", "input_args", "result", "data"})
 
 

@@ -21,14 +21,14 @@ _ARGUMENTS: Final = re.compile(r"<command-args>([^<]++)</command-args>")
 _BARE_COMMAND: Final = re.compile(r"/[\w:-]{1,60}\s{0,9}")
 _NOTES: Final = ("[Request interrupted by user", "This is the Gemini CLI. We are setting up the context")
 """Beginnings of messages that programs write in the name of the user."""
-_ENDING: Final = "TERMINATE"  # By this an agent of AG2 ends its chat.
+_ENDING: Final = "TERMINATE"  # An agent of AG2 ends its chat with this.
 _INSTRUCTION: Final = "You are "
 _AGREEMENTS: Final = ("Ok.", "OK.", "OK", "Ok")
 _REPLIES: Final = ("Got it. Thanks for the context!",)
 
 
 def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces of a run, of which those of the user have what he wrote alone."""
+    """Return the pieces of a run; those of the user keep only what the user wrote."""
     pieces = list(pieces)
     begins = [piece.kind for piece in pieces[:3]] == ["user", "agent", "user"] and pieces[1].text.strip() in _AGREEMENTS
     if begins and pieces[0].text.startswith(_INSTRUCTION):

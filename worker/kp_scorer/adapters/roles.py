@@ -1,4 +1,4 @@
-"""Who speaks in a message: by its role, its type, its author or what it is in."""
+"""Determines the speaker of a message by its role, its type, its author or its envelope."""
 
 import re
 from collections.abc import Sequence
@@ -34,10 +34,10 @@ _ROLE_KEYS: Final = (
 
 
 def in_one_view(turns: Sequence[Any], *, is_of_asker: bool = False) -> Sequence[Any]:
-    """Return the messages of a chat between agents with the roles that they have for whoever is asked.
+    """Return the messages of a chat between agents with the roles that they have in the view of the agent that is asked.
 
-    In AG2 the role of a text depends on whose copy of the chat it is in: the asker's, or nobody's, if an agent that calls tools
-    speaks as the user, or if roles contradict names; ``is_of_asker`` says so, too.
+    In AG2 the role of a text depends on the agent whose copy of the chat it is. Roles are replaced if they show another view:
+    if an agent that calls tools speaks as the user, if roles contradict names, or if the caller says so by ``is_of_asker``.
     """
     named = [turn for turn in turns if isinstance(turn, dict) and isinstance(turn.get("name"), str)]
     callers = {turn["name"] for turn in named if turn.get("tool_calls")}
@@ -56,7 +56,7 @@ def is_message(value: object) -> bool:
 
 
 def with_role(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with its role. Many have a type or an author instead, are in an envelope, or are a constructor call."""
+    """Return a message with a ``role``, even if it has a type or an author instead, an envelope, or is a constructor call."""
     kind: object = named_type(value)
     fields: object = value
     if role_of(value.get("role_type")) in SPEAKERS:

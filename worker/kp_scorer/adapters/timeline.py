@@ -112,7 +112,7 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
         questions = (piece for span in around for piece in last_turn(_conversation(span)) if piece.kind == "user")
         pieces = [*[piece for piece in questions if not _is_json(piece)][:1], *pieces]
     if "agent" not in kinds:
-        # What ends within a run before its last call begins is no answer.
+        # An output that ends before the last call of the run begins is not the answer.
         last_ns = max((span.started_ns for span in calls), default=0)
         later = [span for span in reversed(around) if not span.parent_id or (span.ended_ns or last_ns) >= last_ns]
         answers = [piece for span in later for piece in span.outputs if piece.kind == "agent"]
@@ -216,7 +216,7 @@ def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
     repeated, failed = _beside(spans), set[int]()
     around: defaultdict[str, list[int]] = defaultdict(list)  # The tools around a span, by their names.
     models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls directly within each span.
-    # This is no recursion, as spans may be nested more deeply than the stack allows.
+    # This is not recursive, because spans may be nested more deeply than the stack allows.
     waiting = [(number, True) for number in within[None]]
     while waiting:
         number, is_entered = waiting.pop()
@@ -233,7 +233,7 @@ def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
             around[span.name].pop()
         inside = models.pop(number, [])
         if span.kind == "model" and (span.inputs or span.outputs):
-            # Of two nested calls the larger one counts. A span around several calls is no call itself.
+            # If one call is nested in another, the larger one counts. A span around several calls is not a call itself.
             sizes = [len(spans[each].inputs) + len(spans[each].outputs) for each in (number, *inside)]
             is_outer = len(inside) < 2 and sizes[0] >= max(sizes)
             repeated.update(inside if is_outer else [number])

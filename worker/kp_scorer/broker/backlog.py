@@ -58,7 +58,7 @@ class UnreadDecisions(NamedTuple):
 
 
 class Backlog(NamedTuple):
-    """What waits at one moment, and the condition of the servers that hold it."""
+    """Everything that waits at one moment, and the condition of the servers that hold it."""
 
     submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
     submissions_used: Mapping[str, float]  # By queue of traces that has a limit: the share of it that waits.

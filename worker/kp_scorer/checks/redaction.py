@@ -33,7 +33,7 @@ class Redactor:
     """Replaces what it finds by placeholders such as ``[EMAIL_2]``, the same text by the same one."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # How many texts of each kind were replaced, each time that they were.
+        self.counts: Counter[str] = Counter()  # The number of replacements by kind; a text counts each time.
         self._placeholders: dict[tuple[str, str], str] = {}
         self._numbers: Counter[str] = Counter()
 

@@ -38,7 +38,7 @@ class Secrets:
         """Search all texts of the trace, including those within free-form objects."""
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
-            # Of a secret that both find, both find the same kind.
+            # A secret that both searches find has the same kind in both, so the union counts it once.
             kinds += self._kinds(piece) | self._kinds(_unpunctuated(piece))
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
 

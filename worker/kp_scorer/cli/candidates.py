@@ -65,10 +65,10 @@ class Candidates:
             self._files = files.pop_all()
         self.runs: list[Run] = []
         self.repeated = 0  # The number of traces that have the id of an earlier one.
-        self._offsets = array("q", [0])  # Of their documents.
+        self._offsets = array("q", [0])  # Where each document begins, and the last one ends.
         self._all_ids: set[str] = set()
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
-        self.space = ""  # That of the vectors from a novelty log.
+        self.space = ""  # The space of the vectors from a novelty log.
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
 
     def __enter__(self) -> Self:
@@ -78,7 +78,7 @@ class Candidates:
         self._files.close()
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
-        """Add a run that was kept before. It stands for runs of its domain, and is no candidate any more."""
+        """Add a run that was kept before. It stands for runs of its domain, and is no longer a candidate."""
         if trace_id not in self._all_ids:
             self._all_ids.add(trace_id)
             self._earlier.setdefault(domain, []).append((trace_id, vector))

@@ -19,7 +19,7 @@ from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", "domain": "task_domain", "time": "created_at"}
 """The fields that records may have under other names, by the option that states the name."""
 _ASSUMED: Final = {"confidence": 0.5, "task_domain": "default"}
-"""What is assumed of runs, with a note, if neither their source nor an option says it."""
+"""The values that are assumed, with a note, if neither the source of a run nor an option states them."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
 _MOST_LINES: Final = 1 << 40  # More lines than a file has: lines are counted through all files.
 MOST_PLACES: Final = 3  # The lines that a report on a file names.
@@ -68,7 +68,7 @@ class Conversion:
         self._converter = Converter(supplied._replace(defaults=defaults), limits, name)
         self._limits, self._name = limits, name
         self._files = [""]
-        self._times: list[str | None] = [None]  # When each file was written.
+        self._times: list[str | None] = [None]  # The time when each file was written.
         self.runs = 0  # The number of runs that were converted or refused.
         self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
         self._unknown = 0  # The number of sources in the current file that have no known format.

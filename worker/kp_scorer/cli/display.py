@@ -22,7 +22,7 @@ from kp_scorer.settings import Settings
 _NOTE_EVERY_S: Final = 2.0
 _COLUMNS_WITHOUT_TERMINAL: Final = 160
 _LEAST_WHY: Final = 28
-_COLUMNS: Final = 80  # What the table needs. Of more, an objective and the reason get a half each.
+_COLUMNS: Final = 80  # The width that the table needs. The objective and the reason share the rest equally.
 _LEAST_TASK: Final = 20
 _LONGEST_BUILT_IN: Final = 16
 _COLOURS: Final[dict[Outcome, str]] = {"accepted": "green", "review": "yellow", "rejected": "red"}
@@ -85,7 +85,7 @@ class BehindFailures:
     """Counts the successes that are not accepted as they are like a failed run, which came first and so scored more."""
 
     def __init__(self, settings: Settings) -> None:
-        self._scores: dict[str, float] = {}  # Of the failed runs, by their ids.
+        self._scores: dict[str, float] = {}  # The scores of the failed runs, by trace id.
         self._count = 0
         self._is_possible = settings.novelty.against == "all" and settings.routing.gate == "score"
 

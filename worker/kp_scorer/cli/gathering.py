@@ -45,7 +45,7 @@ class GatheredTrace(NamedTuple):
     label: bool | None = None  # From --labels if that is given, otherwise from the ledger or from the output of `status`.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
     revision: Decision | None = None  # The newest decision, if late outcomes have led to another.
-    task: str = ""  # What :func:`task_of` says, if a file of traces was read.
+    task: str = ""  # The result of :func:`task_of`, if a file of traces was read.
 
 
 @dataclass(slots=True)

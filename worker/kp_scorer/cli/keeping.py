@@ -40,7 +40,7 @@ class Choice:
         self._coverage = Coverage(earlier)
         self._eligible = [place for place in places if self._runs[place].eligible]
         self.had_room = 0 < len(self._eligible) <= most  # True if there was room for every run that may be kept.
-        # By place, in the order of choice, what each kept run adds; None for one that is kept for its score.
+        # What each kept run adds, by its place, in the order of choice; None for one that is kept for its score.
         if rank == "score":
             self._adds: dict[int, float | None] = dict.fromkeys(islice(self._highest(most_by_task), most))
             self._coverage.keep(candidates.vectors(self.kept_places))

@@ -120,7 +120,7 @@ def run() -> None:
         sys.exit(_INTERRUPTED if is_interrupted else 1)
     except ScorerError as error:
         if isinstance(error, OutputFailed) and error.is_unread:
-            # As head and others do it, whose reader has enough.
+            # Exit as other commands do when the reader of their output has enough.
             sys.exit(_UNREAD)
         print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)

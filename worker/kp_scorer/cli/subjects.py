@@ -137,7 +137,7 @@ class Search:
                     yield name, content
 
     def note_unsearched(self) -> None:
-        """Print what may be the subject's and was not searched."""
+        """Print which places may hold data of the subject and were not searched."""
         if self.unread:
             print_note(f"{self.unread} dead letters do not say whose they are: look at them by `kp-scorer dead-letter show`")
         if not self._settings.broker.is_redis:
@@ -170,7 +170,7 @@ class Search:
         is_of_others = text and self._subject.agent not in text and "\\" not in text
         if not is_outcome and (self._subject.namespace or is_of_others):
             return Owner(record_id)
-        # Of a dead trace, only the dead letter says whose it is.
+        # Only the dead letter says whose a dead trace is.
         content = text.encode() or self._store.dead_letters.payload(fields.get("letter", ""))
         owner = self._owner(_parsed(content))
         return owner if is_outcome else Owner(record_id, owner.agent)

@@ -1,4 +1,4 @@
-"""What trainers read of the kept runs, for ``kp-scorer keep --as``: rows without secrets, a manifest and a card beside them."""
+"""Writes kept runs for trainers, as ``kp-scorer keep --as`` does: rows without secrets, with a manifest and a card."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
         return {"trace_id": trace.id, **place, "score": score, "decision": made, "source": source}
     chat = chat_of(line.run) if line.run else chat_of_trace(trace)
     about = {"task": task_of(trace, line.document), "domain": trace.metadata.task_domain, "success": trace.metadata.success}
-    # As texts, since to a table objects of all calls, or all tools, are one type: it would add their fields to each other.
+    # As texts, because a table has one type for the objects of all calls or tools, which would get the fields of all.
     tools = json.dumps(chat.tools, ensure_ascii=False) if chat.tools else None
     return {"messages": chat.messages, "tools": tools, "trace_id": trace.id, **about, "score": score, **place}
 

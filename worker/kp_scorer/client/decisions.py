@@ -165,7 +165,7 @@ def read_decisions(
 
 
 def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, follow: bool) -> Iterator[Decision]:
-    """Yield and acknowledge decisions; ``marks`` are the last ones by trace id, by which copies are recognised."""
+    """Yield and acknowledge decisions; ``marks`` are those of the last decisions, by trace id: they identify copies."""
     while not stopping.is_set():
         is_idle = True
         for decision, acknowledge in results.receive():

@@ -105,7 +105,7 @@ class Forwarder:
             status, pause_s, body = self._post(*request)
             if 200 <= status < 300:
                 rejected, message = self._rejected(body) if self._rejected else (0, "")
-                # By OTLP, nobody may send again what is rejected.
+                # OTLP forbids to send rejected items again.
                 if rejected:
                     return f"rejected {rejected} of it: {message[:_MESSAGE_CHARACTERS]}"
                 self.count += 1
@@ -198,7 +198,7 @@ class Forwarder:
         run_id = _own_id(decision)
         if not (decision.trace_id.startswith(RUN_PREFIX) and _OTEL_TRACE.fullmatch(run_id)):
             return 0
-        # As samplers of OpenTelemetry do it: those with the highest last 56 bits.
+        # As OpenTelemetry's samplers do, draw the ids whose last 56 bits are highest.
         is_drawn = self._one_in and int(run_id[-14:], 16) >= 2**56 - 2**56 // self._one_in
         return 1 if decision.outcome == "accepted" else self._one_in if is_drawn else 0
 

@@ -54,9 +54,9 @@ class OpenVinoEmbedder(TextEmbedder):
         self.dimensions = int(graph.output(0).get_partial_shape()[1].get_length())
         models = {False: graph, True: _for_one_full_text(graph, self._full_length)}
         for _ in range(_TRIES):
-            # By whether a pass is of one full text: a model that runs passes one after another on all threads, and one that
-            # runs them side by side on one thread each. Side by side is faster for several passes, because threads that share a
-            # pass wait for each other a hundred times in it; a single pass ends soonest on all threads.
+            # Both have a model for passes of one full text and one for others. ``_together`` runs passes one after another on
+            # all threads, ``_side_by_side`` each on a thread of its own. That is faster for several passes, because threads
+            # that share a pass wait for each other a hundred times in it; a single pass ends soonest on all threads.
             self._together = {is_full: _Streams(core, model, 1) for is_full, model in models.items()}
             self._side_by_side = self._together
             if threads > 1:

@@ -66,7 +66,7 @@ class TextEmbedder(Embedder):
         return self._sum(vectors.reshape(len(parts), len(texts), self.dimensions))
 
     def _sum(self, vectors: Vectors) -> Vectors:
-        """Return the vectors of texts by those of their parts, of shape (parts, texts, dimensions)."""
+        """Combine the parts' vectors, of shape (parts, texts, dimensions), into those of the texts."""
         if len(vectors) == 1:
             only: Vectors = vectors[0]
             return only
@@ -77,7 +77,7 @@ class TextEmbedder(Embedder):
 
 
 def group_by_tokens(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Group the indices of ``lengths`` in order, as many together as have at most ``max_tokens``."""
+    """Group the indices of ``lengths`` in order; a group has at most ``max_tokens``, unless it is one longer text."""
     group: list[int] = []
     for index, length in enumerate(lengths):
         if group and sum(lengths[group[0] : index]) + length > max_tokens:

@@ -18,9 +18,9 @@ Requirement = Literal["success"] | float
 
 
 class GatePolicy(NamedTuple):
-    """What the gate lets through."""
+    """Determines which traces the gate accepts."""
 
-    share: float  # Of a domain's traces, which its bar follows.
+    share: float  # The share of a domain's traces to accept, which its bar follows.
     bar: float | None = None  # A fixed bar, which follows nothing.
     requires: Requirement = "success"  # Or the least outcome dimension.
 
@@ -30,7 +30,7 @@ class GatePolicy(NamedTuple):
 
 
 class Weighed(NamedTuple):
-    """What a trace adds, and what that is held against."""
+    """The amount that a trace adds, and the bar that it is measured against."""
 
     adds: float
     bar: float
@@ -40,7 +40,7 @@ class Weighed(NamedTuple):
 
 
 class Batch:
-    """Traces that are weighed one after the other, each also against those before it; others know none before it is stored."""
+    """Traces that are weighed in order, each also against those before it. Other workers see a trace only once it is stored."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Batch:
         as_of: Place,
         policy: GatePolicy,
     ) -> None:
-        # As the vectors will be stored, so that others calculate with the same.
+        # Round the vectors as they will be stored, so that all workers calculate with the same ones.
         vectors = np.array([vector for _, _, vector in traces], VECTOR).astype(np.float32)
         by_domain = defaultdict[str, list[int]](list)
         for index, (_, domain, _) in enumerate(traces):
@@ -72,7 +72,7 @@ class Batch:
 
 
 class _Turns:
-    """The traces of a batch that are of one domain, each with its turn."""
+    """The traces of a batch that belong to one domain. A trace's turn is its index among them."""
 
     def __init__(
         self, name: str, domain: Domain, trace_ids: Sequence[str], vectors: Vectors, as_of: Place, policy: GatePolicy
@@ -80,7 +80,7 @@ class _Turns:
         self._domain, self._trace_ids, self._vectors, self._as_of, self._policy = name, trace_ids, vectors, as_of, policy
         at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
         self._kept_ttl_ms = domain.kept_ttl_ms
-        # Each of these is of the runs, and behind them of the traces here.
+        # The last axis of each of these has the runs first, then the traces here.
         self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
         self._adds = np.concatenate([domain.runs.adds, np.zeros(len(trace_ids))])
@@ -128,7 +128,7 @@ class _Turns:
 
 
 def bar_of(adds: NDArray[np.float64], share: float) -> float:
-    """Return what a trace must add to be among the ``share`` of a domain's last runs, itself among them, that add most."""
+    """Return what a trace must add to rank within the top ``share`` of itself and a domain's last runs, by what they add."""
     if not len(adds):
         return 1.0
     place = max(len(adds) - math.ceil(share * (len(adds) + 1)), 0)

@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from kp_scorer.gate.facts import Fact, Vectors
 from kp_scorer.novelty.log import Place
 
-HALF_LIVES: Final = 4  # In which a kept trace loses its standing, before it expires.
+HALF_LIVES: Final = 4  # The half-lives of a kept trace's standing until it expires.
 
 PlacedFact = tuple[Place, Fact]
-_TICKS: Final = 2**20  # Of a millisecond, where a place is a number.
+_TICKS: Final = 2**20  # The ticks in a millisecond of a place as a number.
 
 
 class GateBounds(NamedTuple):
-    """How many kept traces a space holds, and for how long; how many facts; and the runs of a domain whose covers count."""
+    """The bounds on the number and age of kept traces in a space, on its facts, and on the runs of a domain."""
 
     kept_elements: int
     kept_ttl_ms: int
@@ -99,7 +99,7 @@ class _Rows:
         return self._vectors[self._first : self._first + len(self)]
 
     def extend(self, added: Sequence[PlacedFact]) -> None:
-        """Add facts, of which the vectors are copied: each keeps all that was read together with it in memory."""
+        """Add facts with copies of their vectors: the original vectors would keep all that was read with them in memory."""
         if not added:
             return
         if self._first + len(self) + len(added) > len(self._vectors):
@@ -120,5 +120,8 @@ class _Rows:
 
 
 def number_of(place: Place) -> int:
-    """Return a place as a number, in the same order and in proportion to time: Redis gives a millisecond no million places."""
+    """Return a place as a number, in the same order and in proportion to time.
+
+    Redis never assigns a million places in one millisecond, so they do not overlap.
+    """
     return place.time_ms * _TICKS + place.number

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kp_scorer.novelty.log import Place
 
-DAMAGES: Final = (ValueError, TypeError, AttributeError)  # What parsing a damaged fact may raise.
+DAMAGES: Final = (ValueError, TypeError, AttributeError)  # The errors that parsing a damaged fact may raise.
 BEGINNING: Final = Place(0, 0)
 VECTOR: Final = np.dtype("<f2")
 """The type of a stored vector. Its rounding moves a similarity by some 1e-4."""
@@ -21,7 +21,7 @@ Vectors = NDArray[np.float32]
 
 
 class Fact(NamedTuple):
-    """What a decision leaves for later ones of its domain."""
+    """The record that a decision leaves for later decisions in its domain."""
 
     trace_id: str
     domain: str
@@ -30,7 +30,7 @@ class Fact(NamedTuple):
     cover: float  # 0..1, when it was decided.
     adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
     is_kept: bool
-    kept_ttl_ms: int  # By which the decision aged what it rests on; 0 if it was stored by an earlier version.
+    kept_ttl_ms: int  # The lifetime of kept traces when it was decided; 0 if an earlier version stored it.
     vector: Vectors  # Of shape (dimensions,)
 
     def packed(self) -> tuple[bytes, bytes]:
@@ -52,12 +52,12 @@ class Facts(NamedTuple):
 
     facts: Sequence[StoredFact]
     kept_facts: Sequence[StoredFact] = ()  # All of kept traces; only of a reading from the beginning.
-    restart: bool = False  # Whether the log no longer holds the place, so that all must be read anew.
-    more: bool = False  # Whether newer ones are left.
+    restart: bool = False  # True if the log no longer holds the place, so that all must be read anew.
+    more: bool = False  # True if newer ones are left.
 
 
 class FactLog(Protocol):
-    """Where facts are stored. Committing a decision appends its fact."""
+    """The log of facts. Committing a decision appends its fact."""
 
     def read(self, after: Place | None) -> Facts:
         """Read what is newer than a place; from the beginning without one."""

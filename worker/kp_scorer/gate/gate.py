@@ -21,7 +21,7 @@ from kp_scorer.novelty.log import Place
 
 
 class Gate:
-    """What this process knows of the facts: of each domain its runs, the kept traces and the bar. One thread owns it."""
+    """This process's view of the facts: the runs, the kept traces and the bar of each domain. One thread owns it."""
 
     def __init__(self, log: FactLog, dimensions: int, bounds: GateBounds, policy: GatePolicy) -> None:
         self._log = log
@@ -54,12 +54,13 @@ class Gate:
                 continue
             if is_anew or not erased or erased.isdisjoint(place for place, _ in (*self._facts, *self._kept_places)):
                 return len(self._kept_places)
-            # What the erased fact did to others cannot be undone one by one. Once is enough: a note may also lie.
+            # The effects of an erased fact on others cannot be undone one by one, so read all anew; but only once, as
+            # a note may be false, and this must end.
             self._begin()
             is_anew = True
 
     def weigh(self, traces: Sequence[tuple[str, str, Vectors]]) -> "Batch":
-        """Hold traces, each an id, a domain and a vector, against what is known; each also against those before it."""
+        """Return a batch that weighs traces, each an id, a domain and a vector, against what was read and those before it."""
         return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
 
     def _keep(self, earlier: Sequence[StoredFact]) -> None:

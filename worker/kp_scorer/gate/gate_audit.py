@@ -53,7 +53,7 @@ def audit_gate(
 
 
 class _Basis(NamedTuple):
-    """What a decision rests on, as far as it is stored."""
+    """The figures of a decision, recomputed from the facts that are still stored."""
 
     adds: float
     earlier_adds: NDArray[np.float64]
@@ -61,7 +61,7 @@ class _Basis(NamedTuple):
 
 
 class _Replay:
-    """All facts, and what each decision rests on."""
+    """Goes through the facts in order, and recomputes the basis of each decision."""
 
     def __init__(self, facts: Sequence[StoredFact], kept_facts: Sequence[StoredFact], bounds: GateBounds) -> None:
         self._bounds = bounds
@@ -82,7 +82,7 @@ class _Replay:
         rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
         runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
         before.append((place, fact))
-        # Whatever the setting is now; facts of earlier versions do not name it.
+        # The fact's own setting, whatever it is now; facts of earlier versions lack it.
         now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms or self._bounds.kept_ttl_ms
 
         def aged(since_ms: int) -> float:

@@ -16,7 +16,7 @@ class VectorCache:
     """
 
     def __init__(self, max_elements: int = 1_000, dimensions: int = 384, ttl_ms: float = 86_400_000) -> None:
-        """Raise ValueError if there is room for no vector."""
+        """Raise ValueError if a limit is not positive."""
         if min(max_elements, dimensions, ttl_ms) <= 0:
             raise ValueError("max_elements, dimensions, ttl_ms: expected more than 0")
         self.max_elements, self.dimensions, self.ttl_ms = max_elements, dimensions, ttl_ms
@@ -30,7 +30,7 @@ class VectorCache:
         return int(np.count_nonzero(self._are_young()))
 
     def add(self, vector: Vector) -> None:
-        """Add a vector, in place of the oldest one if there is no more room. Raise ValueError if it has not its dimensions."""
+        """Add a vector, in place of the oldest one if the cache is full. Raise ValueError if its dimensions are wrong."""
         self._vectors[self._next] = self._unit(vector)
         self._added_ms[self._next] = time.monotonic() * 1_000
         self._next = (self._next + 1) % self.max_elements

@@ -30,7 +30,7 @@ class DecidedTrace(NamedTuple):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the trace was good by its label, or else by its decision."""
+        """True if the trace was good by its label or, without one, by its decision."""
         return self.decision.succeeded if self.good is None else self.good
 
 

@@ -32,7 +32,7 @@ class _Text:
     tokenized: TokenizedText
     objective: TokenizedText | None
     longest: int  # The tokens of its longest part, or of the objective if that is longer.
-    rounded_lengths: Sequence[int]  # Of its parts and the objective; empty if any texts may share a pass.
+    rounded_lengths: Sequence[int]  # Those of its parts and the objective; empty if any texts may share a pass.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
 

@@ -56,7 +56,7 @@ class Chart(NamedTuple):
     detail: str
     kind: Literal["scores", "dimension", "acceptance", "novelty", "map"]  # ``page.js`` draws each kind in its own way.
     figures: Mapping[str, Any]
-    counts: Sequence[int] = ()  # Its histogram, if it is one.
+    counts: Sequence[int] = ()  # The counts of its bins, if it is a histogram.
 
 
 class Table(NamedTuple):
@@ -65,7 +65,7 @@ class Table(NamedTuple):
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    is_open: bool = False  # Whether the page shows it unfolded.
+    is_open: bool = False  # True if the page shows it unfolded.
     is_in_text: bool = True
 
 

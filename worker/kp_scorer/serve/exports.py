@@ -44,7 +44,7 @@ _MOST_SOURCE_BYTES: Final = 4_096  # The bytes of a resource and a scope that sp
 
 
 class Signal(NamedTuple):
-    """What OTLP exports: the keys of its lists in JSON, and the message of an item in Protobuf, with the numbers of its ids."""
+    """A kind of OTLP export: the keys of its lists in JSON, and the Protobuf message of an item with the numbers of its ids."""
 
     resources: str
     scopes: str
@@ -155,9 +155,9 @@ def _small(value: object, otherwise: dict[str, Any]) -> str:
 
 
 def _source(resource: str, scope: str, lasting: int) -> str:
-    """Return where a span came from, whose first ``lasting`` attributes are the resource's.
+    """Return the resource and scope of a span, whose first ``lasting`` attributes are the resource's.
 
-    As a text it counts as one of the values that a run may have.
+    They are one text, which counts as only one of the values that a run may have.
     """
     return f"[{resource}, {scope}, {lasting}]"
 

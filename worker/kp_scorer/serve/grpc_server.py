@@ -63,7 +63,7 @@ async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_request
     server = grpc.aio.server(options=list(_OPTIONS.items()), maximum_concurrent_rpcs=most_requests)
     exports = _Exports(app, BODIES // 2 if tokens > 1 else BODIES)
     for signal in ("trace", "logs", "metrics"):
-        # As a stream of requests, of which one comes: otherwise gRPC reads it before the handler can look at the token.
+        # Registered as a stream, although one request comes: otherwise gRPC reads it before the handler sees the token.
         method = grpc.stream_unary_rpc_method_handler(partial(exports.export, "traces" if signal == "trace" else signal))
         service = f"opentelemetry.proto.collector.{signal}.v1.{signal.title()}Service"
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": method})])

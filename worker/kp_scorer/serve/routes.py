@@ -166,10 +166,10 @@ class _Handlers:
         return rows
 
     async def submit_outcome(self, trace_id: str, request: Request) -> JSONResponse:
-        """Submit what has become known of a trace's outcome, by which it is decided again, once.
+        """Submit a late outcome of a trace, which is then decided again; the same outcome counts once.
 
-        The trace's key is needed where there are several tokens: whoever has one of them must not speak for the others. The
-        answer has the id of the outcome, under which its state can be read.
+        If there are several tokens, the request needs the trace's key, so that the holder of one token cannot speak for the
+        others. The answer has the id of the outcome, under which its state can be read.
         """
         _media_type(request, JSON)
         submit = partial(self._submit_outcome, trace_id, request.state.queue)

@@ -71,7 +71,7 @@ def serve(settings: Settings) -> None:
         if settings.serve.certificate:
             listener.before_accept = Renewal(settings.serve, partial(_load_certificate, config)).renew
         server = _Server(config, settings.serve, len(tokens))
-        # For a signal before uvicorn runs, and for the same signal once more, by which it ends.
+        # Handle a signal that comes before uvicorn runs, and the one that uvicorn raises again after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
         server.run(sockets=[listener])

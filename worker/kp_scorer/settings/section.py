@@ -1,4 +1,4 @@
-"""What all sections of the settings have."""
+"""The base of all sections of the settings."""
 
 from typing import Annotated
 

@@ -78,7 +78,7 @@ class PinSettings(Section):
 
 
 class RoutingSettings(Section):
-    """What decides whether a trace is accepted: its score, or what it adds to what is kept."""
+    """The gate that accepts traces: by their score, or by what they add to the kept traces."""
 
     gate: Literal["score", "coverage"] = "score"
     share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # A bar is the figure of one of the last 200 runs.
@@ -87,12 +87,12 @@ class RoutingSettings(Section):
 
     @property
     def policy(self) -> GatePolicy:
-        """What the gate of coverage lets through."""
+        """The policy of the gate of coverage."""
         return GatePolicy(self.share, self.bar, self.requires)
 
 
 class GateSettings(Section):
-    """How many kept traces the gate of coverage compares with, and for how long."""
+    """The number and lifetime of the kept traces that the gate of coverage compares with."""
 
     kept_elements: Annotated[int, Field(ge=1_000, le=MOST)] = 10_000  # Far more than are kept while a worker decides a batch.
     kept_ttl_s: Seconds = 4_838_400.0

@@ -82,7 +82,7 @@ class BrokerSettings(_ServerSection):
 
 
 class RedisSettings(_ServerSection):
-    """Where the novelty log and the ledger live."""
+    """The Redis that holds the novelty log and the ledger."""
 
     schemes = REDIS_SCHEMES
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,64}$")] = "kp"

@@ -58,7 +58,10 @@ def condition_of(client: redis.Redis) -> Condition:
 
 
 def _wrong_clock(info: Mapping[str, Any], asked_at_s: float) -> Iterator[str]:
-    """Yield by how much at least the clocks of Redis and of this machine differ, as the reply may have taken its time."""
+    """Yield a shortcoming if the clocks of Redis and of this machine differ too much.
+
+    The time of the reply is unknown, so this compares with the smallest difference that is possible.
+    """
     redis_s = info.get("server_time_usec", asked_at_s * 1e6) / 1e6
     ahead_s = max(redis_s - time.time(), 0.0) or min(redis_s - asked_at_s, 0.0)
     if abs(ahead_s) > _CLOCKS_MAY_DIFFER_S:

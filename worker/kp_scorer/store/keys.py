@@ -97,7 +97,7 @@ class LogKeys(Prefixed):
 
 
 class FactKeys(LogKeys):
-    """The keys of the facts of one space, of which the erased ones are noted among the others."""
+    """The keys of the facts of one space. A note that a fact was erased is stored among the facts."""
 
     erasures = Key("", "stream")
 

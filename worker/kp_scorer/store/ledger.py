@@ -120,12 +120,12 @@ class RedisLedger(LedgerReader):
         self._deciding: set[str] = set()
         # Commits carry traces to be copied. Before the first renewal they may do so in vain, so that no copy is left out.
         self.copies_traces = True
-        self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Where commits store facts; without a gate there are none.
+        self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Commits store facts here; without a gate there are none.
 
     def load_scripts(self) -> None:
-        """Load the script that clients call, as they may load none, unless Redis has it. A restarted Redis has no scripts.
+        """Load the script that clients call, because they may not load scripts, and a restarted Redis has none.
 
-        With it the secret of late outcomes is made, which an emptied Redis has not.
+        Also make the secret of late outcomes, unless Redis has one.
         """
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
@@ -164,11 +164,11 @@ class RedisLedger(LedgerReader):
         return records
 
     def renew(self, report: str) -> None:
-        """Note that this worker is alive, store its report, and renew its leases; look whether decided traces are to be copied.
+        """Note that this worker is alive, store its report, renew its leases, and check whether decided traces must be copied.
 
         Any thread may call this.
         """
-        # By a command that users of earlier versions of users.acl may call, as they may not EXISTS.
+        # MEMORY USAGE, because users of an earlier version of users.acl may not call EXISTS.
         self.copies_traces = self._client.memory_usage(self._keys.copies) is not None
         # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)

@@ -75,7 +75,7 @@ class LedgerReader:
         self._client = client
         self._keys = keys
         self.damaged: dict[str, str] = {}
-        """By trace id: the damage of each record that :meth:`decided` and :meth:`all_decided` left out."""
+        """The damage of each record that :meth:`decided` and :meth:`all_decided` left out, by trace id."""
 
     def outcome_secret(self) -> str:
         """Return the secret for :func:`~kp_scorer.trace.outcome_key`; ServiceUnavailable until a worker has made it."""

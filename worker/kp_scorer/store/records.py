@@ -38,7 +38,7 @@ class Record(NamedTuple):
     detail: str = ""
     attempts: int = 0  # The number of workers that ended while they decided it.
     is_held: bool = False  # True if another worker that is alive decides it; False from a look-up.
-    since_ms: int = 0  # By Redis' clock, when it became pending; only from a look-up, like the next two.
+    since_ms: int = 0  # The time when it became pending, by Redis' clock; only from a look-up, like the next two.
     resends: int = 0  # The number of times that it was lost and sent again since then.
     good: bool | None = None  # Its label, or else its late outcome; None if it has none.
     first: Decision | None = None  # The first decision; only from a look-up, and None unless it was revised.
@@ -49,7 +49,7 @@ class Tallies(NamedTuple):
 
     domains: dict[str, int]  # By domain. Beyond a number of domains, further ones share the empty name.
     guards: dict[str, int]  # By the guard that fired.
-    revised: dict[str, int]  # Of revisions, by their outcome.
+    revised: dict[str, int]  # By the outcome of the revision.
 
 
 class Verdict(NamedTuple):
@@ -72,8 +72,8 @@ Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
 """The result of a commit: ``stored``; the earlier decision that stands, or why there is none; or ``again`` if the trace has got
 another place in the novelty log, and with it another novelty, so that it must be decided again."""
 Revised = Committed | Literal["waits", "too_many"]
-"""The same of a revision, ``again`` if there is another decision to revise by now. Or the late outcome ``waits`` for its trace,
-or that has ``too_many``."""
+"""The result of storing a revision: as of a commit, with ``again`` if the trace has another newest decision by now. Or the late
+outcome ``waits`` for its trace, unless ``too_many`` do so already."""
 
 
 class Submission(NamedTuple):
@@ -91,7 +91,7 @@ class Revision(NamedTuple):
     digest: bytes
     trace_id: str
     submission: bytes  # The late outcome as UTF-8 JSON.
-    supersedes: str = ""  # When the decision was made that was judged again.
+    supersedes: str = ""  # The time of the decision that was judged again.
     decision: bytes = b""
     outcome: str = ""
 

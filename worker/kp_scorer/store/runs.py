@@ -17,14 +17,14 @@ from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
-_FULL_MS: Final = 2_000  # Due runs of a full queue wait so long before they are due again.
-_EMPTY: Final = 6  # Times ``quiet_s`` that a run without anything of an agent waits: health checks take room, too.
+_FULL_MS: Final = 2_000  # If their queue is full, due runs wait this long before they are due again.
+_EMPTY: Final = 6  # A run with nothing of an agent waits this many times ``quiet_s``: health checks take room, too.
 _REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
 NO_WAIT: Final = "1"  # The outcome of a run that states its success.
 MOST_VALUES: Final = 300_000  # The most values in a run; converted, each takes up to a kilobyte.
-RUN_PREFIX: Final = f"{TRACE_ID_PREFIX}otel:"  # Of the ids of traces that runs become.
+RUN_PREFIX: Final = f"{TRACE_ID_PREFIX}otel:"  # The prefix of the ids of traces that runs become.
 _INCOMPLETE: Final = b'"isIncomplete":true,'
 
 Outcome = Literal["stored", "closed", "dead", "too_large", "full"]
@@ -99,7 +99,7 @@ def _claimed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
 class Recording(NamedTuple):
     """A run as one instrumentation recorded it. Others may record it again, under a trace id of their own."""
 
-    digest: str  # Of its service, and of what was said and called.
+    digest: str  # The digest of its service, and of all that was said and called.
     scope: str  # The names of the instrumentations.
     began_ns: int
     ended_ns: int
@@ -200,7 +200,7 @@ class Runs:
         return text_in(span)
 
     def wait(self, run: ClaimedRun, *, is_empty: bool) -> None:
-        """Let a claimed run wait for spans that it lacks: for ``open_s``, or not so long if it has nothing of an agent yet."""
+        """Let a claimed run wait for spans that it lacks: for ``open_s``, or less if it has nothing of an agent yet."""
         self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
 
     def _settle(self, run: ClaimedRun, wait_ms: int, agent_span: str = "", outcome: str = NO_WAIT) -> bool:

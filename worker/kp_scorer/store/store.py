@@ -39,8 +39,8 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
     not_ready: tuple[str, ...] = ()  # The reasons why it takes no work; empty if it takes work.
     full: tuple[str, ...] = ()  # The queues and streams that have no room for its decisions.
     failing: dict[str, str] = {}  # The work that it does again and again and that failed last, with the error.
-    settings: str = ""  # A digest of those that all workers have alike.
-    space: str = ""  # Of its vectors; empty without an embedder.
+    settings: str = ""  # A digest of the settings in which workers must agree.
+    space: str = ""  # The space of its vectors; empty without an embedder.
     embedder: str = ""  # Name and engine; empty without an embedder.
     in_flight: int = 0
     window_entries: int = 0  # The entries of the novelty log in its mirror.

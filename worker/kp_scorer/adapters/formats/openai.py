@@ -161,7 +161,7 @@ def _pieces(node: Node, speaker: Speaker, levels: int = 3) -> list[Piece]:
     content = node.parsed()
     items = content.items() if node.path.endswith("messages") else []
     if any(not isinstance(item.value, str | list) and not is_turn(item.value) for item in items):
-        # What is no message is refused, and not skipped as among other turns.
+        # Anything that is not a message is refused here; among other turns it would be skipped.
         return [piece for message in items for piece in pieces_of_message(message)]
     pieces = pieces_in(content, speaker, Transcript(), is_model=True)
     if pieces is None and isinstance(content.value, list):

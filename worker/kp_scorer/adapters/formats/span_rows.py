@@ -17,7 +17,7 @@ from kp_scorer.adapters.timeline import run_of
 
 _HOLDERS: Final = ("spans", "runs", "data", "child_runs", "trace", "traces")
 _OWN_FIELDS: Final = frozenset({"contextspanid", "parentrunid", "parentspanid", "spanparents", "spandata", "runtype", "opname"})
-"""Of these fields a row has at least one, or an input and an output; other records may have a trace id too."""
+"""A row has one of these fields, or an input and an output. A trace id is not enough: other records may have one."""
 
 
 def fits(value: dict[str, Any]) -> bool:

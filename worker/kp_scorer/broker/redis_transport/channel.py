@@ -252,9 +252,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return self._message(queue, messages[0])
 
     def _message(self, queue: str, received: ReceivedMessage) -> dict[str, Any]:
-        """Make the message that kombu expects: of an item the body, its type and the headers; of one that is no message itself.
+        """Make the message that kombu expects from the body, type and headers in an item.
 
-        What else kombu reads, such as how a body is packed and where a message came from, is not its producer's to choose.
+        An item that is not a message becomes the body. Producers cannot set anything else that kombu reads, such as how a body
+        is packed or where a message came from.
         """
         try:
             content_type, headers, body, parsed = open_item(received.message)

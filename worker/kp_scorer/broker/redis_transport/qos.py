@@ -1,4 +1,4 @@
-"""What a channel has in flight, as kombu asks for it: acknowledged, requeued and reclaimed by scripts."""
+"""Tracks a channel's messages in flight, through kombu's interface; scripts acknowledge, requeue and reclaim them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -128,7 +128,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
     if all_exist and settings.broker.is_redis:
         own = settings.queues.traces
         for name in sorted({name for each in queues for name in lists_beside(app, each.traces)} - {*own}):
-            # What only ends so may be the queue of another fleet.
+            # A list whose name only ends like one of ours may be the queue of another fleet.
             state: Literal["wrong", "advice"] = "wrong" if name.startswith(tuple(own)) else "advice"
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
             yield state, f"{name!r} has messages that none of these workers receives: {remedy}"

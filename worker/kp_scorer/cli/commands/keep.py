@@ -129,7 +129,7 @@ class _Request(NamedTuple):
     """The options that say what to keep, and how to write it."""
 
     files: Sequence[str]
-    is_checked: bool  # Whether checks run, which see no field that is ignored.
+    is_checked: bool  # True if checks run; they do not see ignored fields.
     best: Best | None
     rank: Rank
     most_by_task: int | None
@@ -231,7 +231,7 @@ class _Input:
         self._batches, self.names = batches, names
 
     def batches(self) -> Iterator[list[Line]]:
-        """Yield the lines that hold a trace, once; name the others."""
+        """Yield batches of the lines that hold a trace, and refuse the others. The input can be read only once."""
         for batch in self._batches:
             named = [line if line.file else line._replace(file=self.names[0]) for line in batch]
             self.files |= dict.fromkeys(line.file for line in named)
