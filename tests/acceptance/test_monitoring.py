@@ -201,7 +201,7 @@ def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
     with at_work(measured, tmp_path, variables=LOOKS_OFTEN), Store.open(settings) as store:
         wait_until(lambda: store.dead_letters.count() == 3)
         counted = 'kp_scorer_dead_lettered{reason="invalid"}'
-        # What the first left unacknowledged comes back and occurs again.
+        # Messages that the first left unacknowledged come back and occur again.
         wait_until(lambda: scraped(measured).get(counted) == sum(each.occurrences for each in store.dead_letters.read()))
         (report,) = store.worker_reports()
         assert report.dead_letters < scraped(measured)[counted]
@@ -342,7 +342,7 @@ def test_doctor_shows_when_a_queue_of_decisions_will_be_full(settings: Settings,
         _, findings = diagnosed(limited)
     (advice,) = [row["detail"] for row in findings["queues"] if row["detail"].startswith("decisions.accepted")]
     assert re.search(r"unread decisions of 5000, full in \d+ (s|min): read them", advice)
-    # What does not grow is never full.
+    # A queue that does not grow never fills up.
     assert not any("full in" in row["detail"] for row in diagnosed(limited)[1]["queues"])
 
 
@@ -456,7 +456,7 @@ def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, limit_
         for number in range(99):
             namespace = ("team-a:", "", "team-b:")[min(number % 6, 2)]
             log.append([Candidate(f"kp:trace:{namespace}{number}", bytes(16), np.zeros(384, dtype=np.float32))], None)
-        # Of few entries any producer may have most.
+        # Any producer may have most of a few entries.
         assert {row["state"] for row in diagnosed(settings)[1]["window"]} == {"ok"}
         log.append([Candidate("kp:trace:team-b:99", bytes(16), np.zeros(384, dtype=np.float32))], None)
     code, findings = diagnosed(settings)
@@ -486,7 +486,7 @@ LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
 WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
-"""What the dashboard selects of every metric: the fleets that its variables name."""
+"""The selector of every metric in the dashboard: the fleets that its variables name."""
 
 
 @pytest.fixture(scope="module")
@@ -537,7 +537,7 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
     assert {name for name in recorded if ":drift:" in name} <= {query.partition("{")[0] for query in asked}
     named |= set(METRIC.findall(" ".join(recorded.values())))
-    # What nobody looks at need not be shown.
+    # A metric that nobody looks at need not be shown.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
 
 

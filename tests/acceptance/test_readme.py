@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 
 FIGURE: Final = re.compile(r"\d+(?:\.\d+)?")
 TRACES: Final = 200
-"""How many of the real traces README's figures are of; what a trace is compared with came before it."""
+"""README's figures are of this many real traces."""
 
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
-"""What a trace is compared with is then the same each time; README's figures are of this order."""
+"""One at a time, each trace is compared with the same ones in every run; README's figures are of this order."""
 
 
 def alike(expected: str, line: str) -> bool:

@@ -18,7 +18,7 @@ from tests.support.traces import fresh_samples, rows_in
 
 @contextmanager
 def up(folder: Path, *options: str) -> Iterator[Path]:
-    """Run `kp-scorer up` until `down` has ended it; the file with what it shows."""
+    """Run `kp-scorer up`, and yield the file with its output; at the end, stop it by `down`."""
     log = folder / "up.log"
     ports = f"metrics.port={free_port()}"
     command = [*COMMAND, "up", "--set", "embedding.embedder=none", "--set", ports, *options]
@@ -49,7 +49,7 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
         again = run("submit", str(file))
         assert "3 of them were decided before" in again.stderr
         assert [row["state"] for row in rows_in(again.stdout)] == ["decided"] * 3
-        # What the file does not name is as the other terminal's `up` has it.
+        # Settings that the file does not name are those of the other terminal's `up`.
         weights = tmp_path / "weights.toml"
         weights.write_text("[scoring]\ncap_step_term = true\n")
         flips = run("re-decide", "--stored", "--thresholds", str(weights))

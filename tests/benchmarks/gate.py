@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool]
 Places = NDArray[np.intp]
 Ranked = tuple[Floats, Floats]
-"""How new each trace of an order is, and the score that the gate goes by."""
+"""The novelty of each trace in an order, and the score that the gate uses."""
 Rank = Callable[[Places], Ranked]
 """Ranks the traces in an order, which is given as their places in the file."""
 

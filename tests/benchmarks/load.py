@@ -27,7 +27,7 @@ _READ_AT_ONCE: Final = 100
 
 
 class RedisUse(NamedTuple):
-    """What some traces took of Redis, for each of them."""
+    """The mean use of Redis for one trace."""
 
     cpu_ms: float
     commands: dict[str, float]
@@ -35,7 +35,7 @@ class RedisUse(NamedTuple):
 
 
 class Speed(NamedTuple):
-    """How fast traces were decided: processor time of all workers for each, and what submitting and deciding took of Redis."""
+    """The speed of deciding, the workers' processor time for a trace, and the use of Redis for submitting and for deciding."""
 
     per_s: float
     cpu_ms: float
@@ -61,7 +61,7 @@ class Published:
         self._queues = [settings.queues.accepted, settings.queues.rejected]
         self._arrived = threading.Condition()
         self.at: dict[str, float] = {}
-        """When each decision was read from its queue, by trace id; seconds of ``time.time``."""
+        """The time when each decision was read from its queue, by trace id, in seconds of ``time.time``."""
         threading.Thread(target=self._consume, daemon=True).start()
 
     def wait_for(self, count: int, timeout_s: float = 300.0) -> None:
@@ -160,5 +160,5 @@ def open_bench(changed: Mapping[str, object] = MappingProxyType({}), workers: in
 
 
 def traces(count: int) -> list[ReasoningTrace]:
-    """So many new traces with the texts of the real ones, or of the samples where there are no real ones."""
+    """Return ``count`` new traces with the texts of the real ones or, where there are none, of the samples."""
     return as_new(list(islice(cycle(typical()), count)))

@@ -126,7 +126,7 @@ def _sentences(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
 
 
 def _set_of(kind: str, sentences: Vectors, entries: int) -> PinnedSet:
-    """So many entries: the sentences, over and over, each time a little changed; or noise, which no texts are."""
+    """Make a set of ``entries``: the sentences, repeated with small changes; or noise, which is like no text."""
     chance = np.random.default_rng(0)
     vectors = chance.standard_normal((entries, 384), np.float32)
     if kind == "texts":
@@ -156,7 +156,7 @@ def _way_to_redis(sentences: Vectors, entries: int) -> Row:
 
 
 def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:
-    """By what is compared, and by rewording, the similarities of all runs (rows) to the objectives as they are (columns)."""
+    """Yield what is compared, and by rewording the similarities of all runs (rows) to the original objectives (columns)."""
     texts = _of_plain(embedder, traces)
     runs = {name: [asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
     yield "trace", {name: _of_traces(embedder, some) @ texts.T for name, some in runs.items()}

@@ -1,7 +1,7 @@
 """How far scores are from the reference's, by the precision in which OpenVINO computes.
 
 - ``reference``: the largest difference of a score of the first N real traces and the reference's.
-- ``of_float32``: the largest difference of a score of unseen real traces, so many of each set, and that in float32.
+- ``of_float32``: the largest difference of a score from that in float32, of as many unseen real traces from each set.
 
 A processor that lacks a precision computes in another: without bfloat16 the two rows are alike.
 """
@@ -52,7 +52,7 @@ def _scores(traces: list[ReasoningTrace], precision: str) -> list[float]:
 
 
 def _unseen(of_each: int) -> list[ReasoningTrace]:
-    """So many runs of each set beside the real traces, mixed."""
+    """Return ``of_each`` runs of each set beside the real traces, shuffled."""
     shuffle, rows = random.Random(1), list[str]()
     for file in sorted((REFERENCE_TRACES / "sets").glob("*.jsonl.gz")):
         rows += shuffle.sample(gzip.decompress(file.read_bytes()).decode().splitlines(), of_each)

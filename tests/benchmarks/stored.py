@@ -49,7 +49,7 @@ _KEYS: Final = Keys("kp")
 _AT_ONCE: Final = 2_000
 _TTL_MS: Final = 86_400_000
 _SCORES: Final = 5_000
-"""So many different decisions there are, but for their ids."""
+"""The number of decisions that differ in more than their ids."""
 _FORGOTTEN: Final = 1_000
 
 

@@ -120,7 +120,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
 
 
 def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
-    # What clients with other limits let through is dead-lettered anew by the next worker.
+    # A submission that clients with other limits let through is dead-lettered anew by the next worker.
     *some, allowed = traces(6)
     refused = [trace | {"steps": trace["steps"] * 20} for trace in some]
     strict = arena.settings(queues__message_bytes=len(json.dumps(allowed)))

@@ -78,7 +78,7 @@ def test_a_message_that_kills_whoever_reads_it_becomes_a_dead_letter(arena: Aren
     with supervised(settings, arena.directory, 1) as fleet:
         wait_until(lambda: dead_of(settings))
         assert set(fleet.ends) == {-signal.SIGKILL}
-        # Two died before it was suspected.
+        # Two workers die before the message is suspected.
         assert len(fleet.ends) == LIMIT + 2
         with Client(settings) as client:
             wait_until_ended(settings, submit(client, traces(FEW)))

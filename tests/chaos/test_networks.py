@@ -23,7 +23,7 @@ def test_silent_connections(arena: Arena) -> None:
             proxy.hold()
         submitted += submit(client, load[THIRD : 2 * THIRD])
         endure(SILENCE_S)
-        # What was held arrives after all, as packets do that are sent again.
+        # The held data arrives after all, as resent packets do.
         for proxy in proxies:
             proxy.deliver()
         decided = fleet.logged("trace_decided")
@@ -52,7 +52,7 @@ def test_broker_gone_for_a_while(arena: Arena) -> None:
         arena.broker_proxy.refuse()
         with pytest.raises(ServiceUnavailable):
             client.submit(load[2 * THIRD])
-        # Of what has been submitted all may be decided by now, so perhaps nothing waits.
+        # All submissions may be decided by now, so perhaps nothing waits.
         wait_until(lambda: fleet.logged("trace_waits") or fleet.logged("consumer: Cannot connect to"))
         arena.broker_proxy.accept()
         submitted += submit(client, load[2 * THIRD :])

@@ -39,7 +39,7 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
         # The workers see it only after the test has.
         arena.store_proxy.refuse()
         arena.redis.start()
-        # What was acknowledged in the lost second is unknown now, which a submitter who looks can see.
+        # Submissions that were acknowledged in the lost second are unknown now, as a look-up shows.
         is_recorded = [status is not None for status in client.look_up(submitted)]
         assert not all(is_recorded), "the cut has cost nothing, so it tests nothing"
         undecided = set(submitted) - decided_of(client, submitted)

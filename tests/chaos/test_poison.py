@@ -27,11 +27,11 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=2)
     breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
-    # Of a message too large to be read the beginning becomes the dead letter; on Redis the whole is put aside.
+    # The dead letter of a message that is too large to be read has its beginning; on Redis the whole is put aside.
     huge = b"\0" * (20_000_000 if arena.broker == "redis" else LARGEST_BYTES)
     unreadable = [*UNREADABLE.values(), huge]
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
-        # On RabbitMQ they make the queue: what came before would be lost.
+        # On RabbitMQ the workers declare the queue: messages that are published before are lost.
         fleet.wait_until_ready()
         put(settings, UNREADABLE["not JSON"])
         submitted = submit(client, load)

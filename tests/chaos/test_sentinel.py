@@ -20,10 +20,10 @@ from tests.support.servers import RedisServer, default_server
 
 TRACES: Final = 400
 REPLICATED: Final = 250
-"""How many are on the replica, and known to be there, before the primary is killed."""
+"""The number of traces that have certainly reached the replica before the primary is killed."""
 
 AT_RISK: Final = 50
-"""How many are acknowledged by the primary in its last moments."""
+"""The number of traces that the primary acknowledges in its last moments."""
 
 PRIMARY: Final = "scorer"
 """The sentinels' name of the primary."""

@@ -50,7 +50,7 @@ def encoded(body: Any) -> str:
 
 
 def items(count: int, seed: int) -> Iterator[tuple[bytes, str]]:
-    """Good messages, odd ones, broken ones, and items that are no messages at all, in turns.
+    """Good messages, odd ones, broken ones, and items that are not messages at all, in turns.
 
     Each is an item of the list, with the trace id that a decision on it would have.
     """

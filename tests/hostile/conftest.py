@@ -20,7 +20,7 @@ from tests.support.shipped import Shipped
 
 REDIS_PATHS: Final = [parameter.values[0] for parameter in redis_servers()]
 MEMORY: Final = "maxmemory 1gb\n"
-"""As deploy/compose.yaml has it."""
+"""The limit that deploy/compose.yaml sets."""
 
 
 class ShippedRedis(RedisServer):
@@ -32,7 +32,7 @@ class ShippedRedis(RedisServer):
         self.url = self.shipped.url("administrator")
 
     def start(self, *more: str) -> None:
-        """It has started."""
+        """Do nothing: the shipped Redis has started already."""
         assert not more, "it has the configuration that is shipped"
 
     def kill(self) -> None:
@@ -47,7 +47,7 @@ class ShippedArena(Arena):
         self._of_store, self._of_broker = store.shipped, users or store.shipped
         self.producer_url = self._of_broker.url("producer")
         self.share = slice(None)
-        """Which of the attacks that every broker can carry are made here."""
+        """The slice of the attacks on any broker that is made here."""
 
     def settings_of(self, user: str, **changed: object) -> Settings:
         urls = {"broker.url": self._of_broker.url(user), "redis.url": self._of_store.url(user)}
@@ -65,19 +65,19 @@ def shipped_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def redis_url(shipped_redis: Shipped) -> str:
-    """By which the tests look into that Redis, and change it."""
+    """The administrator's URL, with which the tests inspect and change that Redis."""
     return shipped_redis.url("administrator")
 
 
 @pytest.fixture
 def settings(shipped_redis: Shipped, redis_client: redis.Redis) -> Settings:
-    """A worker's, on that Redis, emptied."""
+    """The settings of a worker on that Redis, which is emptied before."""
     return shipped_redis.settings("worker")
 
 
 @pytest.fixture
 def client(shipped_redis: Shipped, store: Store) -> Iterator[Client]:
-    """A client's, on that Redis, to which a worker has brought the scripts."""
+    """A client of that Redis, into which a worker has loaded the scripts."""
     store.ledger.load_scripts()
     with Client(shipped_redis.settings("client")) as opened:
         yield opened

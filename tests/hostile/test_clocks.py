@@ -20,7 +20,7 @@ from tests.support.servers import redis_servers
 AN_HOUR_MS = 3_600_000
 A_DAY_MS = 24 * AN_HOUR_MS
 
-# What our scripts make of a time does not depend on the server.
+# The result of our scripts for a time does not depend on the server.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 

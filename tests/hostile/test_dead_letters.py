@@ -25,7 +25,7 @@ DIGEST: Final = bytes(16)
 MOST: Final = 120
 FAILED: Final[tuple[Reason, ...]] = ("poison", "scoring_failed", "lost", "damaged")
 
-# What our scripts make of bytes and counts does not depend on the server.
+# The results of our scripts for bytes and counts do not depend on the server.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 

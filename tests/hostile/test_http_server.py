@@ -29,7 +29,7 @@ TOKEN: Final = "a-token-of-this-test"
 ANOTHER: Final = "a-token-of-somebody-else"
 PROTOBUF: Final = "application/x-protobuf"
 BODY_S, HEADERS_S = 12.0, 10.0
-"""How long the server waits for either here; it waits for 20 s and for 15 s elsewhere."""
+"""The server waits this long for each in these tests; elsewhere it waits for 20 s and 15 s."""
 LIMITS: Final = (
     "ServeSettings.run_spans=20 ServeSettings.runs=10 "
     f"serve.bodies._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"

@@ -90,7 +90,7 @@ def test_a_worker_decides_what_comes_with_damaged_records(
         wait_until(lambda: redis_client.llen(settings.queues.first) == 0)
     assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
     assert "patient" not in worker.text()
-    # What is dead-lettered is dead like any other, so that it can be replayed.
+    # Dead-lettered submissions can be replayed like any other dead one.
     ids = {letter.trace_id for letter in store.dead_letters.read()} - {foreign["id"]}
     assert len(ids) == len(damaged) - MENDED
     assert {record.state for record in store.ledger.look_up(list(ids)) if record} == {"dead"}
@@ -260,7 +260,7 @@ def test_commands_name_damaged_records_and_go_on(store: Store, keys: Keys, redis
         for trace_id in mended:
             names(f"{asked} {trace_id}")
     names("audit", *damaged)
-    # What is no hash is nobody's record for who reads all.
+    # Commands that read all records skip keys that are not hashes.
     names("report --stored --text", *damaged[1:])
     names("calibrate --stored --accept 20% --output -", *damaged[1:])
     for asked in ("cache info", "stats", *(f"forget {trace_id}" for trace_id in damages)):

@@ -20,7 +20,7 @@ MEMORY_BYTES: Final = CONTAINER_BYTES * 3 // 5
 """Less than is needed where whole texts are tokenised."""
 
 AT_ONCE: Final = 32
-"""As many as a worker embeds together."""
+"""The number of texts that a worker embeds together."""
 
 FIELD_CHARS: Final = Limits().field_chars
 

@@ -134,7 +134,7 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
 
 def test_a_new_decision_begins_without_the_label_of_the_old_one(store: Store, redis_client: redis.Redis, keys: Keys) -> None:
     store.ledger.label({DECIDED[0]: True})
-    # As by somebody who writes to Redis.
+    # Simulate somebody who writes to Redis.
     redis_client.hdel(keys.record(DECIDED[0]), "state")
     store_decisions(store, {DECIDED[0]: STORED[DECIDED[0]]}, DIGEST)
     (record,) = store.ledger.look_up([DECIDED[0]])

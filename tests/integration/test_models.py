@@ -96,7 +96,7 @@ def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: 
     assert (vectors * expected).sum(axis=1).min() > 1 - 2e-3
 
 
-# Of fewer tokens than the recipe takes, and of more.
+# Models of fewer tokens than the recipe takes, and of more.
 @pytest.mark.parametrize("tiny", ["mpnet", "gpt2"], indirect=True)
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
@@ -170,7 +170,7 @@ def test_a_model_that_embeds_fewer_tokens_than_its_files_say_is_refused_at_start
 
 @pytest.fixture
 def partly_broken(tiny: Tiny, tmp_path: Path) -> Path:
-    """The same model with a row of its embeddings that is no number, that of one word."""
+    """The same model with a row of its embeddings that is not a number, that of one word."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -273,7 +273,7 @@ def test_the_graph_gives_the_vectors_of_sentence_transformers() -> None:
     model = load_model(default.path, default.tokenizer, default.max_tokens, "cpu")
     with torch.no_grad():
         for weights in model.parameters():
-            # As the graph's are.
+            # The weights of the graph have half precision, too.
             weights.copy_(weights.half())
     built = openvino.compile_model(build(default), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     for texts, length in ((1, 1), (1, 512), (2, 200), (4, 96)):

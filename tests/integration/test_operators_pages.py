@@ -23,7 +23,7 @@ from tests.support.traces import fresh_samples
 
 PAGES: Final = ("deploy/OPERATIONS.md", "deploy/INCIDENTS.md", "deploy/SECURITY.md")
 COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|quality|cache (warm|unpin))|redis-cli (?!-))")
-"""What is run here. The rest is run where users, copies, virtual hosts, samples and sets are made, or a model is loaded."""
+"""The commands that run here. Others run in tests that make users, copies, virtual hosts, samples or sets, or load a model."""
 AS_ADMINISTRATOR: Final = "# as an administrator"
 REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 

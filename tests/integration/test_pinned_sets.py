@@ -204,7 +204,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     audited = command(settings, "audit")
     assert audited.exit_code == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
-    # As if a redelivery after the slack had appended the first trace again.
+    # Simulate that a redelivery after the slack had appended the first trace again.
     (novelty_log,) = store.novelty_logs()
     entry = next(novelty_log.entries())
     redis_client.xadd(keys.of_log(novelty_log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})

@@ -88,7 +88,7 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbi
 
 
 def _send_beyond(url: str) -> None:
-    """Send a message that is no submission to the queue of traces, and name other queues in its headers."""
+    """Send a message that is not a submission to the queue of traces, and name other queues in its headers."""
     headers = {name: list(QUEUES) for name in ("CC", "BCC")}
     with confirming(url) as connection:
         connection.Producer().publish([], exchange="traces", routing_key="traces", headers=headers, mandatory=True)

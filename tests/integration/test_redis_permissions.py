@@ -209,7 +209,7 @@ VERBS: Final[dict[str, Sequence[str]]] = {
         *("CLIENT KILL 127.0.0.1:1", "SCRIPT FLUSH", "SHUTDOWN NOSAVE"),
     ],
 }
-"""What each verb of the page stands for: commands, and scripts in braces, to be loaded and run."""
+"""The commands that each verb of the page stands for; scripts in braces are loaded and run."""
 
 
 @pytest.mark.parametrize("user", documented("Redis"))
@@ -246,7 +246,7 @@ def test_no_script_of_ours_runs_for_long_whatever_a_client_calls_it_with(server:
 
 
 def _load_scripts(server: Shipped) -> None:
-    """As a worker does before it takes work."""
+    """Load the scripts as a worker does before it takes work."""
     with Store.open(server.settings("worker")) as store:
         store.ledger.load_scripts()
 

@@ -58,7 +58,7 @@ def send(settings: Settings, trace: Any, headers: dict[str, Any]) -> None:
 
 
 def read(settings: Settings, count: int) -> dict[str, dict[str, Any]]:
-    """So many messages off the queue of what was rejected: their headers by trace id."""
+    """Consume ``count`` messages from the queue of rejected decisions; return their headers by trace id."""
     headers: dict[str, dict[str, Any]] = {}
     with Connection(settings.broker.url) as connection, connection.channel() as channel:
 

@@ -56,7 +56,7 @@ def calls(redis_client: redis.Redis) -> int:
 
 
 def large(count: int) -> list[dict[str, Any]]:
-    """So many traces of 900 kB each."""
+    """Return ``count`` traces of 900 kB each."""
     steps = [{"step_id": number, "type": "thought", "content": "x" * 90_000} for number in range(10)]
     return [minimal_payload(trace_id=new_id(), steps=steps) for _ in range(count)]
 

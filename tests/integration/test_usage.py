@@ -1,4 +1,4 @@
-"""What fills Redis: `stats` splits its memory into what each part takes."""
+"""`stats` shows how much of the memory of Redis each part takes."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def _used_bytes(client: redis.Redis) -> int:
 
 
 def fill(settings: Settings, client: redis.Redis, count: int) -> None:
-    """Store ``count`` of everything, of logs and runs a third."""
+    """Store ``count`` items of each kind, and a third as many log entries and runs."""
     sizes = random.Random(7)
 
     def text() -> str:

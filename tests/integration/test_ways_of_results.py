@@ -38,7 +38,7 @@ TRACES: Final = 20
 LIMIT: Final = 10
 ROOM: Final = Room(LIMIT)
 THRESHOLD: Final = 0.4
-"""Of these short traces some are accepted and some are not."""
+"""At this threshold, some of the short traces are accepted and some are not."""
 
 
 class Received(NamedTuple):

@@ -22,7 +22,7 @@ IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", 
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today", "pay the  invoice")
 
 DOMAINS: Final = ("cod1", "code", "cod2", "cod3", "cod1")
-"""Of each text: the first and the last look alike. Settings name one of them."""
+"""The domain of each text: the first and the last look alike. Settings name one of them."""
 
 KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless", "solved later", "failed later", "forged")
 """The second says the very same as the first in other bytes; the nameless has no id of its own, only its message has one.
@@ -39,9 +39,9 @@ class Payload:
 
     raw: bytes
     header_id: str
-    """What the header of its message calls it."""
+    """The id in the header of its message."""
     named_id: str
-    """What it calls itself, if it does."""
+    """The id in its content; empty if it has none."""
     trace: ReasoningTrace | None
     """None if it cannot be decoded."""
     digest: bytes

@@ -13,7 +13,7 @@ from tests.model.reference_log import LOG
 from tests.model.server import Dump
 
 HasMessage = Callable[[str, bytes], bool]
-"""Whether a message with the content of this digest is on its way, or in flight, under an id."""
+"""Returns whether a message with this id, and content of this digest, is on its way or in flight."""
 
 _PENDING_ONLY: Final = ("since_ms", "submission", "resends", "owner", "lease_ms", "attempts")
 

@@ -11,14 +11,14 @@ NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
 
 MOST_NAMES: Final = 2
-"""How many domains that no settings name are told apart, so few that some are not."""
+"""The number of domains unknown to the settings that get a tally of their own: so few that some do not."""
 
 LETTER_BYTES: Final = 1
-"""What a dead letter takes beside its payload, so little that there may be too many of them before they are too large."""
+"""The bytes of a dead letter beside its payload: so few that letters can be too many before they are too large."""
 
 _OWN: Final = {"MOST_NAMES": MOST_NAMES, "LETTER_BYTES": LETTER_BYTES}
 _COUNTS: Final = {"commit": 1, "ledger": 1}
-"""How many of these bounds each script has."""
+"""The number of these bounds in each script."""
 
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
 _BOUND: Final = re.compile(r"local (MOST_NAMES|LETTER_BYTES) = \d+")
@@ -52,7 +52,7 @@ class Mutant(NamedTuple):
     text: str
     """The whole of it, with one thing wrong."""
     meaning: str
-    """What is wrong; no two mutants of a script have the same."""
+    """The fault, which no other mutant of the script has."""
 
 
 text_of: Final = scripts._text

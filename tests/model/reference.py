@@ -30,7 +30,7 @@ from tests.model.reference_log import LogModel
 
 
 class Reference:
-    """The books as they should be."""
+    """A model of the ledger: the state that the scripts must lead to."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000
@@ -41,7 +41,7 @@ class Reference:
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
         self.letter_sizes: dict[str, tuple[int, str]] = {}
-        """What each letter takes, and its kind."""
+        """The size and the kind of each letter."""
         self.kinds: dict[str, dict[str, int]] = {"junk": {}, "rest": {}}
         """The letters of each kind by their time."""
         self.dropped = Counter[str]()

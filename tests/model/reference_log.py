@@ -132,7 +132,7 @@ class LogModel:
         return not any(entry.is_trimmed and not entry.is_erased for entry in self.window(place))
 
     def similarity(self, place: str) -> float | None:
-        """The largest similarity to what counts for a place in its window, by definition; None if nothing does."""
+        """Return the largest similarity to the comparable entries in the window of a place; None if there are none."""
         own = self.at(place)
         assert own, place
         counting = [entry for entry in self.window(place) if (entry.counts or not own.counts) and not entry.is_erased]

@@ -6,7 +6,7 @@ from tests.model.actions import Step
 
 
 def _steps(text: str) -> tuple[Step, ...]:
-    """Steps from ``name first second``, one after the other, separated by commas; numbers that are left out are 0."""
+    """Parse steps, each ``name first second``, separated by commas; numbers that are left out are 0."""
     parts = [part.split() for part in text.split(",")]
     return tuple(Step(name, int(first), int(second)) for name, first, second, *_ in ([*part, "0", "0"] for part in parts))
 

@@ -263,7 +263,7 @@ class WatchedLog:
         self._places: list[str] = []
         self._is_reading_on = False
         self.expected: dict[str, float | None] = {}
-        """What the log gives, as of the last reading, for the places of the batch that is being decided."""
+        """The similarities by the log, as of the last reading, for the places of the batch that is being decided."""
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         places, tail = _call("append", lambda: self.real.append(candidates, cursor))

@@ -276,7 +276,7 @@ class World:
         self._server.delete(keys)
 
     def ended_ids(self) -> list[str]:
-        """Whose records may expire."""
+        """Return the ids of the traces whose records may expire."""
         return [trace_id for trace_id, record in self.model.records.items() if record.state in ("decided", "dead")]
 
     def has_noted(self) -> bool:

@@ -62,7 +62,7 @@ ROUTES: Final = {
     "/responses": (response, '"function_call_output"'),
     ":generateContent": (content, '"functionResponse"'),
 }
-"""By the end of a path, what is answered there, and by what a request shows that the tool has been called."""
+"""By the end of a path: the answer there, and the text in a request that shows that the tool was called."""
 
 
 class Handler(BaseHTTPRequestHandler):

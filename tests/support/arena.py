@@ -28,7 +28,7 @@ BrokerName = Literal["redis", "rabbitmq"]
 
 SEED: Final = int(os.environ.get("CHAOS_SEED", "20261121"))
 TRACES: Final = int(os.environ.get("CHAOS_TRACES", "300"))
-"""How many traces a case has; a longer form of all cases takes as many more."""
+"""The number of traces in a case; set it higher for a longer run of all cases."""
 
 _LOOKED_UP_AT_ONCE: Final = 1_000
 ENDED_WITHIN_S: Final = PATIENCE_S + TRACES / 20

@@ -35,7 +35,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 MARKER: Final = "Xylophonia"
 GZIP: Final = "application/x-gzip"
-"""What Celery calls the compression of zlib."""
+"""Celery's name for the compression of zlib."""
 
 MEGABYTE: Final = 1_000_000
 ELSEWHERE: Final = "payments"
@@ -87,14 +87,14 @@ _BOMB_PIECES: Final = 64
 
 class Attack(NamedTuple):
     trace_id: str
-    """Of the trace that is decided nevertheless; empty if the message must become a dead letter."""
+    """The trace that is decided nevertheless; empty if the message must become a dead letter."""
     body: bytes
     headers: dict[str, Any]
     properties: Mapping[str, Any] = MappingProxyType({})
     content_type: Any = "application/json"
     content_encoding: Any = "utf-8"
     dead_id: str = ""
-    """Of the trace that is dead by it: what is too costly to be parsed goes by the id in its headers, if it has any."""
+    """The trace that dies by the message. A body too costly to parse counts for the id in its headers, if any."""
 
 
 def attacks() -> Iterator[Attack]:

@@ -18,7 +18,7 @@ PLACES: Final = (
     "unknown",
     "@type",
 )
-"""Where a submission has a list or an object, may have one, or is given one against the rules."""
+"""The places where a submission has a list or an object, may have one, or gets one against the rules."""
 
 ITEMS: Final = {
     "empty objects": "{}",
@@ -52,7 +52,7 @@ ITEMS: Final = {
     "entities": '{"name":"","type":""}',
     "entities with all wrong": '{"name":0,"type":0}',
 }
-"""What the lists are filled with."""
+"""The items that fill the lists."""
 
 
 FILLERS: Final = {
@@ -66,7 +66,7 @@ FILLERS: Final = {
     "emoji": "\U0001f600",
     "texts": '","',
 }
-"""What makes a text much larger than it seems, or smaller."""
+"""Characters that make a text much larger than it seems, or smaller."""
 
 COSTLY_TEXTS: Final = {
     "spaces": " " * 1_000_000,

@@ -54,7 +54,7 @@ KILLS = "kills-the-worker"
 
 PANICS = "panics-in-the-task"
 """The first time that a process receives a text with this word, the consumer runs out of memory; the second time, decoding it
-raises what is no Exception."""
+raises what is not an Exception."""
 
 KILLS_READERS = "kills-whoever-reads-it"
 """A message with this word kills the worker that decodes it, before the ledger can note it."""

@@ -35,9 +35,9 @@ class Line(NamedTuple):
     """Document and number of the line."""
     text: str
     is_code: bool
-    """Whether it is in a block of code, fenced or indented."""
+    """True if it is in a block of code, fenced or indented."""
     fences: int = 0
-    """How many fenced blocks of the document begin before it."""
+    """The number of fenced blocks of the document that begin before it."""
 
     @property
     def spans(self) -> list[str]:

@@ -4,7 +4,7 @@ Words are hashed into a vector, so equal texts are equal and similar texts simil
 how long a batch takes to embed, ``PASS_TEXTS`` how many texts fill a pass. ``FAILURE`` makes the embedder unhealthy, from its
 call number ``FAILS_FROM`` on:
 
-    panics      an error that is no Exception, as of a native library
+    panics      an error that is not an Exception, as of a native library
     fails       an error for whatever it gets
     no numbers  vectors without a finite number
     picky       an error for every text that is no longer than a short trace's

@@ -15,7 +15,7 @@ Variables = Callable[[int, int], Mapping[str, str]]
 
 
 class Fleet:
-    """So many workers. A supervised fleet replaces each that ends, until it is stopped."""
+    """A number of workers. A supervised fleet replaces each that ends, until it is stopped."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What gates know, for tests that hold one against another."""
+"""Compares the state of gates."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from kp_scorer.gate import Gate
 
 
 def same_is_known(first: Gate, second: Gate) -> bool:
-    """Whether two gates know the same runs and kept traces of each domain, and the same covers but for their last digits."""
+    """Return whether two gates have the same runs and kept traces of each domain, and the same covers up to rounding."""
     domains, also = map(_used_domains, (first, second))
     return domains.keys() == also.keys() and all(
         np.array_equal(domain.runs.at, also[name].runs.at)

@@ -102,7 +102,7 @@ def export_of(*spans: Mapping[str, Any], **resource: object) -> dict[str, Any]:
 
 
 def in_protobuf(export: dict[str, Any]) -> bytes:
-    """As an exporter sends it, with ids as bytes."""
+    """Return an export as an exporter sends it, with ids as bytes."""
     spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
     message = ParseDict(export, ExportTraceServiceRequest(), ignore_unknown_fields=True)
     for span, fields in zip(message.resource_spans[0].scope_spans[0].spans, spans, strict=True):

@@ -97,7 +97,7 @@ PLACES: Final = (
     *("steps.0.input.limits.0", "steps.1.content", "metadata.agent_id", "metadata.framework", "metadata.validated_by.0"),
     *("knowledge_graph_delta.entities.0.name", "knowledge_graph_delta.relationships.0.fact"),
 )
-"""Where any text may be, as paths into ``maximal_payload``."""
+"""The fields that may hold any text, as paths into ``maximal_payload``."""
 
 HOSTILE: Final = (
     *("a", "=", "AKIA", "ghp_" + "a" * 30 + " ", 'password = "' + "x" * 7, "secret" * 3 + ":", "eyJ", "https://a:", "a://b:c@"),
@@ -111,4 +111,4 @@ HOSTILE: Final = (
         "1234567890:AA",
     ),
 )
-"""What nearly is a secret, to be repeated."""
+"""Texts that are nearly a secret, to be repeated."""

@@ -34,13 +34,13 @@ PATIENT: Final = {"broker.timeout_s": 20.0}
 """Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
 
 LARGEST_BYTES: Final = 2**24
-"""What RabbitMQ 4 takes as a message, by default."""
+"""The largest message that RabbitMQ 4 accepts by default."""
 
 _ACTOR: Final = "kp-scorer-tests"
-"""Who RabbitMQ's log says has changed something."""
+"""The user that RabbitMQ's log names for changes."""
 
 _RABBITMQ: Final = "/usr/lib/rabbitmq/bin"
-"""Where its programs are; those on the PATH act as another user, on the RabbitMQ of the machine."""
+"""The folder of its programs. Those on the PATH act as another user, on the machine's own RabbitMQ."""
 _MISSING: Final = "install Debian's package rabbitmq-server"
 
 _LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"

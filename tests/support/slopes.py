@@ -9,7 +9,7 @@ from typing import Any, Final
 from tests.support.json_values import Place, places_in, value_at
 
 QUICK_S: Final = 0.1
-"""What takes less for the larger input is not steep: work in quadratic time takes seconds."""
+"""Work that takes less than this for the larger input is not steep: in quadratic time it would take seconds."""
 _STEEP: Final = 11.0  # Linear work takes four times as long, quadratic work sixteen times.
 _MAJORITY: Final = 4
 
@@ -46,10 +46,10 @@ UNITS: Final = (
     *("[", "]", "{", "}", "(", "<", "<a: '", "<a.b>", "{}", "[],", "{},", "'',", '"",', ',"', ",'", "a,", "a.", "a="),
     *("a(b=1),", "{'a':", '{"a":', '{"a":{},', "role='", "content=", "user: ", "\nuser: a", "Error", "Error: ", "/", "%", ".0"),
 )
-"""What texts are repeated of."""
+"""The units that are repeated to make texts."""
 
 BEFORE: Final = ("", "[", "['", '["a\\', "{'a': '", 'role="""', "Message(content=")
-"""What a text may begin with so that more of it is read."""
+"""Beginnings that make a parser read more of a text."""
 
 
 def leaves_in(value: object, kind: type) -> Iterator[Place]:

@@ -21,7 +21,7 @@ def rows_in(text: str) -> list[dict[str, Any]]:
 
 
 def fresh_samples(count: int) -> list[dict[str, Any]]:
-    """So many of the samples under new ids."""
+    """Return the first ``count`` samples under new ids."""
     return [trace | {"id": new_id()} for trace in sample_traces()[:count]]
 
 

@@ -797,7 +797,7 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
 @pytest.mark.parametrize("resumed", ["null", '{"graph": null, "resume": "yes"}'], ids=["before a tool", "within a tool"])
 def test_run_that_waits_for_a_person_is_one_with_what_goes_on_after_him(resumed: str) -> None:
     def invoked(number: int, put: str, *spans: Json) -> Json:
-        """What LangGraph does until it waits, or since it goes on: a trace by itself."""
+        """Return the trace that LangGraph records until it waits, or after it goes on: each is a trace of its own."""
         attributes = {"span.kind": "AGENT", "input.value": put, "metadata": '{"thread_id": "t-7"}'}
         own = [each | {"parentSpanId": "LangGraph@0"} for each in spans]
         return export(*(each | {"traceId": f"{number}" * 32} for each in (span("LangGraph", 0, 90, attributes), *own)))

@@ -96,7 +96,7 @@ def simulate(scaling: Scaling, arrivals: Loads) -> Outcome:
 
 
 def bursts(peak: float) -> Loads:
-    """So many traces a second for five minutes of each hour, which the autoscaler notices as late as may be, after 15 s."""
+    """Return ``peak`` traces a second for five minutes of each hour, which the autoscaler notices late, after 15 s."""
     rates = np.full(4 * HOUR, 77.0)
     for start in range(HOUR // 2, len(rates), HOUR):
         rates[start : start + 300] = peak
@@ -111,7 +111,7 @@ LOADS: Final = {
     "a peak of 300": np.repeat([77.0, 300.0, 77.0], HOUR),
 }
 MOST_WORKERS: Final = {"bursts of four times as much": 1.5}
-"""Of those needed; 1.3 with other loads. While the queue grows, more are started than are needed once it is empty."""
+"""As a multiple of those needed; 1.3 for other loads. A growing queue starts more workers than are needed once it is empty."""
 
 
 def needed(rates: Loads) -> float:

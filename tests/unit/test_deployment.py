@@ -24,7 +24,7 @@ TARGETS: Final = ("cpu", "gpu")
 
 class Stage(NamedTuple):
     base: str
-    """What it begins with: another stage, or an image."""
+    """The stage or image that it begins with."""
     instructions: list[tuple[str, str]]
     """The name and the arguments of each."""
 

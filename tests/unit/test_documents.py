@@ -26,7 +26,7 @@ FIELDS: Final = {
     for section, field in model.model_fields.items()
     for name in getattr(field.annotation, "model_fields", ())
 }
-"""Of settings, and of parts of a decision that are called like a section of them."""
+"""The fields of settings, and of the parts of a decision that share the name of a section."""
 SUFFIXES: Final = ("conf", "json", "jsonl", "log", "lua", "md", "py", "toml")
 
 COMMAND: Final = re.compile(r"(?<![\w./-])kp-scorer((?: +[a-z][a-z|-]*)+)")

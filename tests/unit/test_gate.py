@@ -209,7 +209,7 @@ def test_damaged_facts_are_as_if_they_were_not_there() -> None:
 
 
 class Step(NamedTuple):
-    """What one worker does: it may start anew, read the facts, or not, then decides some traces; or a fact is erased."""
+    """An action of one worker, which may start anew or read facts, and then decides some traces; or the erasure of a fact."""
 
     worker: int
     starts: bool

@@ -91,7 +91,7 @@ class Scene:
         return delivery
 
     def receive_invalid(self, dead_letter: Callable[[], Decision | None]) -> Delivery:
-        """Put a message that is no submission into the pipeline."""
+        """Put a message that is not a submission into the pipeline."""
         delivery = Delivery(message(str(len(self._dead_lettered_by))), 0)
         delivery.dead_lettering = DeadLettering("malformed", "it is none", deliveries=1)
         self._dead_lettered_by.append(dead_letter)
@@ -169,7 +169,7 @@ def test_an_outage_of_the_store_is_met_by_one_message_per_retry(scene: Scene) ->
     wait_until(lambda: set(scene.acknowledger.requeued) == set(invalid))
 
 
-# What a native library raises when it panics is no Exception, either.
+# What a native library raises when it panics is not an Exception, either.
 @pytest.mark.parametrize("error", [ValueError("our fault"), SystemExit()])
 @pytest.mark.parametrize("step", ["dead-lettering", "publishing"])
 def test_an_unexpected_error_requeues_after_a_backoff_and_the_pipeline_goes_on(

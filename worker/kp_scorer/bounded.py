@@ -131,7 +131,7 @@ def _frame(number: int, content: bytes) -> bytes:
 
 
 def _received(stream: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
-    """Read a frame; ValueError if there is none, or a longer one."""
+    """Read a frame; raises ValueError if there is none, or a longer one."""
     number, length = map(int, stream.readline(_HEADER_BYTES).split())
     content = stream.read(length) if length <= most_bytes else b""
     if len(content) != length:

@@ -29,7 +29,7 @@ Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: anothe
 
 
 def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder | None) -> Pins | None:
-    """Open the pinned sets that the settings name, without loading them; SettingsError if they need an embedder."""
+    """Open the pinned sets that the settings name, without loading them; raises SettingsError if they need an embedder."""
     if not settings.pinned or not store:
         return None
     if embedder is None:
@@ -38,7 +38,7 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 
 
 def open_gate(routing: RoutingSettings, gate: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
-    """Make the gate that the settings ask for, without reading its facts; SettingsError if it needs an embedder."""
+    """Make the gate that the settings ask for, without reading its facts; raises SettingsError if it needs an embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:

@@ -129,7 +129,7 @@ def http_server(
 ) -> Iterator[None]:
     """Serve probes and metrics until the context ends, unless the port is 0 or in use, which is logged.
 
-    SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
+    Raises SettingsError if it cannot listen there for another reason, such as a host that is not this machine's.
     """
     with ExitStack() as serving:
         if settings.port:

@@ -37,7 +37,7 @@ class Reviser:
     ) -> list[Revised | None]:
         """Return for each late outcome its revision, or what else became of it; None if it is to be tried again, alone.
 
-        Repeating this is safe. ServiceUnavailable if Redis cannot be reached.
+        Repeating this is safe. Raises ServiceUnavailable if Redis cannot be reached.
         """
         identities = [Identity(each.id, each.digest()) for each in outcomes]
         records = self.ledger.acquire(identities, alone=alone)

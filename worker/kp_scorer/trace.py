@@ -51,7 +51,7 @@ def is_submission_id(value: object) -> TypeGuard[str]:
 
 
 def namespaced(trace_id: str, namespace: str) -> str:
-    """Return an id with the namespace of its producer after the prefix; unchanged if it has the namespace, or is no id."""
+    """Return an id with the namespace of its producer after the prefix; unchanged if it has the namespace, or is not an id."""
     start = f"{TRACE_ID_PREFIX}{namespace}:"
     if trace_id.startswith(start) or not trace_id.startswith(TRACE_ID_PREFIX):
         return trace_id

@@ -39,7 +39,7 @@ _CALL_KEYS: Final = ("functioncall", "tooluse", "toolcall", "toolinvocation")
 _RESULT_KEYS: Final = ("functionresponse", "toolresult", "toolcallresult", "tooloutput")
 _TEXTS: Final = ("text", "refusal", "value", "Text")
 _THOUGHTS: Final = ("reasoning", "thinking", "think")
-_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are no arguments.
+_BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", "namespace"})  # These fields are not arguments.
 
 
 def is_called(value: object) -> bool:
@@ -236,7 +236,7 @@ def _own_fields(item: Node, kind: str) -> dict[str, Any]:
 
 
 def text_of_block(block: object) -> str | None:
-    """Return the text of a block; None if the block is no text, or a thought."""
+    """Return the text of a block; None if the block is not a text, or a thought."""
     if isinstance(block, str):
         return block
     if not isinstance(block, dict) or type_of(block) in _THOUGHTS or block.get("thought") is True:

@@ -1,6 +1,6 @@
 """A run as a chat that trainers read: what was said and called, the system's texts, and the definitions of the tools.
 
-Turns come from the pieces of the run. System texts and definitions are no part of what is scored, so they are found by their
+Turns come from the pieces of the run. System texts and definitions are not part of what is scored, so they are found by their
 shapes in the records of the run: requests to models, attributes of spans, and the beginnings of sessions.
 """
 

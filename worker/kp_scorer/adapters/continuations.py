@@ -24,7 +24,7 @@ class Chats:
         self._counts = counts
         self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
         self._waiting = 0
-        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are no runs of their own.
+        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are not runs of their own.
 
     def hold(self, run: Run) -> None:
         """Have a chat wait, in place of those that it continues."""

@@ -14,7 +14,7 @@ class Format(NamedTuple):
     """Returns whether an object looks like a source of this format, or like an item of one. A general format is asked about a
     source as it is, which may be a list."""
     run: Callable[[str, Sequence[Node]], Run | list[Run]]
-    """Makes a run, or several, from its id and its records; none if they are no agent's. Raises NotConverted."""
+    """Makes a run, or several, from its id and its records; none if no agent made them. Raises NotConverted."""
     records: Callable[[Node], Iterable[Node]] = Node.each
     """Returns the records in a source."""
     run_id: Callable[[Node], str | None] = lambda _: None

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 Speaker = Literal["user", "agent", "result"]
 SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
-    # Instructions are no part of a run.
+    # Instructions are not part of a run.
     **dict.fromkeys(("system", "developer", "systemprompt"), None),
     **dict.fromkeys(("user", "human", "userprompt", "userproxy"), "user"),
     **dict.fromkeys("assistant ai model agent bot chatbot gpt gemini llm toolcall functioncall".split(), "agent"),  # noqa: SIM905

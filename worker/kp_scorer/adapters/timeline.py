@@ -1,7 +1,7 @@
 """Joins the spans of a run: the inputs and outputs of each call of a model and of each tool, in one order.
 
 A call that several spans record is one call. A run is what happened since the user spoke last: what the first input holds of
-earlier turns is no part of it.
+earlier turns is not part of it.
 """
 
 import re

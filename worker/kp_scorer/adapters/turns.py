@@ -188,7 +188,7 @@ def _are_exchanges(value: object, path: tuple[str | int, ...]) -> bool:
 
 
 def _within(value: object) -> Iterable[tuple[str | int, Any]]:
-    """Yield the values of an object, and the lists in a list: an object in a list is no part of what is around it."""
+    """Yield the values of an object, and the lists in a list: an object in a list is not part of what is around it."""
     if isinstance(value, dict):
         return value.items()
     return ((place, each) for place, each in enumerate(value) if isinstance(each, list)) if isinstance(value, list) else ()

@@ -3,7 +3,7 @@
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, to the end
 - ``Action: NAME`` with ``Action Input: …`` of ReAct, and ``Function Name: NAME`` of BeeAI, which writes the result behind it
-- ``[[ ## next_tool_name ## ]]`` among the other sections of DSPy, whose names are no part of what is said
+- ``[[ ## next_tool_name ## ]]`` among the other sections of DSPy, whose names are not part of what is said
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - ``[NAME(KEY="…"), …]`` of ToolACE
 - one fenced command, of an agent that acts by it: its next message of the user says what the command returned

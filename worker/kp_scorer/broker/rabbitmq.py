@@ -26,7 +26,7 @@ _HEADERS: Final = ("task", "id", "ignore_result", "compression")
 
 RabbitMQ would act on others, for example on one that requests copies.
 """
-_NO_TEXT: Final = "?"  # Replaces a header that is no text: py-amqp reads some values that it cannot write.
+_NO_TEXT: Final = "?"  # Replaces a header that is not a text: py-amqp reads some values that it cannot write.
 
 _NO_QUEUE: Final = "kp-scorer.no-queue"  # No queue has this name, and none is bound by it.
 
@@ -110,7 +110,7 @@ class ConfirmingChannel:
     def publish_all(self, messages: Sequence[amqp.Message], exchange: str, routing_key: str) -> list[bool]:
         """Publish messages, in order; return for each whether RabbitMQ accepted it.
 
-        ChannelError if the exchange does not exist or leads to no queue; BrokerBlocked if RabbitMQ has an alarm;
+        Raises ChannelError if the exchange does not exist or leads to no queue; BrokerBlocked if RabbitMQ has an alarm;
         RecoverableConnectionError if a confirm takes longer than ``broker.timeout_s`` after the one before. Then the connection
         cannot be used: a late confirm would count for another message.
         """

@@ -22,7 +22,7 @@ def search_queue(
 ) -> Iterator[object]:
     """Yield the wanted submissions or decisions on a queue in Redis, one perhaps twice; remove each if ``remove`` is set.
 
-    What is no JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
+    What is not JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
     Raises ServiceUnavailable.
     """
     # The queue's own list comes last, as workers move messages of other priorities there.

@@ -60,7 +60,7 @@ class ListItem(NamedTuple):
 
 
 def open_item(item: bytes) -> ListItem:
-    """Open the envelope of a message; a JSON object that is no envelope is the body of a plain message.
+    """Open the envelope of a message; a JSON object that is not an envelope is the body of a plain message.
 
     Raises errors of many types if an item is neither.
     """
@@ -99,7 +99,7 @@ def raw_body(message: Any) -> bytes:
 def argument_in(body: bytes) -> bytes:
     """Return the argument in a body of :func:`task_body` without parsing it; a body of another form unchanged.
 
-    If the body has several arguments, they are returned together, which is no JSON.
+    If the body has several arguments, they are returned together, which is not JSON.
     """
     is_ours = body.startswith(_BEFORE_ARGUMENT + b"{") and body.endswith(b"}" + _BEHIND_ARGUMENT)
     return body[len(_BEFORE_ARGUMENT) : -len(_BEHIND_ARGUMENT)] if is_ours else body
@@ -139,7 +139,7 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
 
     Raises:
         InvalidTrace: the message is too large to hold a valid trace, or has too many values, so it was not parsed.
-        ValueError: the message is no submission; the error names the wrong part, without its content.
+        ValueError: the message is not a submission; the error names the wrong part, without its content.
     """
     headers = message.headers
     try:
@@ -218,7 +218,7 @@ def _arguments_of_call(payload: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
 def parse_submission(submission: bytes, limits: Limits) -> object:
     """Parse a submission from :func:`submission_in`, which white space and escapes may make larger than a trace.
 
-    InvalidTrace if it is no JSON, is still too large, or has too many values.
+    Raises InvalidTrace if it is not JSON, is still too large, or has too many values.
     """
     return parse_json(submission, limits.model_copy(update={"message_bytes": largest_body_bytes(limits)}))
 

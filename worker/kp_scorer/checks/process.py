@@ -16,7 +16,7 @@ from kp_scorer.trace import ReasoningTrace
 def load(names: Sequence[str]) -> tuple[dict[str, str], Answers]:
     """Load checks; return their versions, and the function that runs one by its name on a trace.
 
-    SettingsError if loading fails.
+    Raises SettingsError if loading fails.
     """
     checks, versions = {}, {}
     for name in names:

@@ -144,7 +144,7 @@ class Candidates:
 
 
 def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits) -> None:
-    """Add the traces in the files of earlier kept runs; raise BadParameter for a line that is no trace."""
+    """Add the traces in the files of earlier kept runs; raise BadParameter for a line that is not a trace."""
     embedder = WordsEmbedder()
     for file in files:
         for line in read_files([str(file)], limits):

@@ -14,7 +14,7 @@ from kp_scorer.decoding import check_values
 from kp_scorer.errors import InvalidTrace
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
-"""A first line that is no JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
+"""A first line that is not JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
 _AROUND_BYTES: Final = 4_096  # The white space around a trace on its line, its end included.
 _SPREAD: Final = 8  # A trace in an indented document may be this many times as long as on one line.
 MOST_BYTES: Final = 2**28

@@ -217,7 +217,7 @@ def _to_parquet(path: Path) -> None:
 
 
 def _digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None for what is no file, such as standard input."""
+    """Return the SHA-256 of a file; None for what is not a file, such as standard input."""
     if not path.is_file():
         return None
     with path.open("rb") as file:

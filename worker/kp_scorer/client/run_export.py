@@ -16,13 +16,13 @@ _IDS: Final = ("traceId", "spanId", "parentSpanId")
 def export_of(spans: Sequence[bytes], weight: int) -> bytes:
     """Return spans that ``serve`` stored as an export in Protobuf, each under the resource and the scope that it came with.
 
-    If the run stands for more than one, all spans have its ``weight``. Raises ValueError if they are no spans of OTLP.
+    If the run stands for more than one, all spans have its ``weight``. Raises ValueError if they are not spans of OTLP.
     """
     by_source: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     weights = [{"key": "SampleRate", "value": {"intValue": weight}}] if weight > 1 else []
     try:
         for span in map(json.loads, spans):
-            # An event from logs is no span.
+            # An event from logs is not a span.
             if "body" not in span:
                 source = span.pop("source", "[{}, {}, 0]")
                 own = [*span["attributes"][json.loads(source)[2] :], *weights]

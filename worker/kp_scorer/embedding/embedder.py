@@ -115,7 +115,7 @@ class Embedder:
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
         """Prepare a text for a pass.
 
-        A ``plain`` one is no trace's, and is tokenized as one part; it shares no pass with traces.
+        A ``plain`` one is not a trace's, and is tokenized as one part; it shares no pass with traces.
         """
         return self.tokenize_all([text], plain=plain)[0]
 

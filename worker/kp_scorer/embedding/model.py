@@ -44,8 +44,8 @@ class ModelFiles(NamedTuple):
 def find_model(setting: str) -> ModelFiles | None:
     """Find the model that ``embedding.model`` names, by default the installed one; None if that is not installed.
 
-    SettingsError if the directory is not that of a sentence-transformers model, or the installed model's files are not the
-    pinned ones, which would give other scores.
+    Raises SettingsError if the directory is not that of a sentence-transformers model, or the installed model's files are not
+    the pinned ones, which would give other scores.
     """
     if setting:
         return _read_model(Path(setting).expanduser())
@@ -103,7 +103,7 @@ def _max_tokens(folder: Path) -> int:
 
 
 def read_json(file: Path, missing: Any = None) -> Any:
-    """Read a file of a model, or return ``missing`` if there is none; SettingsError if it cannot be read."""
+    """Read a file of a model, or return ``missing`` if there is none; raises SettingsError if it cannot be read."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -25,7 +25,7 @@ log = library_logger(__name__)
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -> Embedder | None:
     """Load the embedder; None if the settings ask for none, or if none can run and none is named.
 
-    SettingsError if the embedder is named and not installed, or the model cannot be loaded.
+    Raises SettingsError if the embedder is named and not installed, or the model cannot be loaded.
     """
     if settings.embedder == "none":
         return None

@@ -15,7 +15,7 @@ class TextEmbedder(Embedder):
     has_threads = True
 
     def __init__(self, model: ModelFiles, recipe: Recipe) -> None:
-        """Embed traces by ``model`` and ``recipe``; SettingsError if the model's tokenizer cannot be read."""
+        """Embed traces by ``model`` and ``recipe``; raises SettingsError if the model's tokenizer cannot be read."""
         self.name = model.name
         self.space = model.space + recipe.mark
         self.recipe = recipe

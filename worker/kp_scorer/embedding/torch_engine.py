@@ -101,8 +101,8 @@ def unit_vectors(model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tens
 def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> SentenceTransformer:
     """Load a model from a local directory, in single precision.
 
-    SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers computes other
-    vectors with it, or if it cannot embed a text of ``max_tokens`` tokens.
+    Raises SettingsError if that fails, if its tokens are not those of the tokenizer's file, if sentence-transformers computes
+    other vectors with it, or if it cannot embed a text of ``max_tokens`` tokens.
     """
     transformers.utils.logging.disable_progress_bar()
     length = 0

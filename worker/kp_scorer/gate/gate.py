@@ -39,7 +39,10 @@ class Gate:
         self._cursor: Place | None = None
 
     def catch_up(self) -> int:
-        """Read the facts to their end, and return the number of kept traces; ServiceUnavailable if they cannot be read."""
+        """Read the facts to their end, and return the number of kept traces.
+
+        Raises ServiceUnavailable if they cannot be read.
+        """
         erased, is_anew = set[int](), False
         while True:
             tail = self._log.read(self._cursor)

@@ -48,7 +48,7 @@ class Admission:
     """Admits deliveries to the stages that decide. These return each resolved, or to be decided again.
 
     Isolation: deliveries that fail together are decided again, each with nothing else in flight, so that a trace that causes a
-    failure fails alone. An outage is no trace's fault and resolves all of them.
+    failure fails alone. An outage is not a trace's fault and resolves all of them.
 
     At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces is charged an attempt and
     is decided alone from then on.

@@ -67,7 +67,7 @@ def wait_for_services(
 ) -> None:
     """Load the scripts, declare all queues and read the streams: a worker that cannot publish must not decide.
 
-    SettingsError if a setting cannot be used; ServiceUnavailable if a service cannot be reached for ``patience_s``.
+    Raises SettingsError if a setting cannot be used; ServiceUnavailable if a service cannot be reached for ``patience_s``.
     """
     startup.wait_for("redis", store.ping)
     startup.wait_for("redis", store.ledger.load_scripts)

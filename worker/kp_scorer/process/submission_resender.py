@@ -31,8 +31,8 @@ def resend_lost(
     They go to the first queue, as the ledger does not know theirs. ``empty_at`` remembers from call to call when each queue was
     last empty, by the monotonic clock.
 
-    Deciding is idempotent, so resending a trace that was only late does no harm. ServiceUnavailable if Redis or the broker
-    cannot be reached; a later call claims the traces again.
+    Deciding is idempotent, so resending a trace that was only late does no harm. Raises ServiceUnavailable if Redis or the
+    broker cannot be reached; a later call claims the traces again.
     """
     now = time.monotonic()
     empty_at |= {each.traces.name: now for each in queues if waiting(app, each.traces) == 0}

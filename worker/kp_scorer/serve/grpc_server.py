@@ -99,7 +99,7 @@ class _Exports:
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
             if message.startswith(_GZIP):
-                # The application answers what is larger as it answers a large request, and what is no gzip, too.
+                # The application answers what is larger as it answers a large request, and what is not gzip, too.
                 message = zlib.decompressobj(wbits=31).decompress(message, ServeSettings.body_bytes + 1)
             return {"type": "http.request", "body": message}
 

@@ -18,7 +18,7 @@ def read_tokens(file: str) -> dict[str, str]:
 
     Return the queue of each token, empty for the first queue. Without a file there are no tokens.
 
-    Raises SettingsError if it cannot be read, others may write to it, it has no token, or a line is no token.
+    Raises SettingsError if it cannot be read, others may write to it, it has no token, or a line is not a token.
     """
     try:
         if file:

@@ -138,7 +138,7 @@ def _read_variables() -> tuple[Sections, dict[str, str]]:
             # A misspelt variable would silently have no effect.
             raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
         text, default = variables[variable], getattr(getattr(defaults, section), name, None)
-        # A single queue of traces is no table.
+        # A single queue of traces is not a table.
         is_json = isinstance(default, tuple) or (isinstance(default, dict) and text.lstrip().startswith("{"))
         sections.setdefault(section, {})[name] = _parsed(variable, text) if is_json else text
     return sections, files

@@ -19,7 +19,10 @@ def is_export_configured() -> bool:
 
 
 def open_recorder(system: str, node: str) -> "Recorder":
-    """Export spans of what ``node`` consumes, by ``OTEL_…``; SettingsError if OpenTelemetry is missing or refuses a value."""
+    """Export spans of what ``node`` consumes, as the variables ``OTEL_…`` say.
+
+    Raises SettingsError if OpenTelemetry is missing or refuses a value.
+    """
     try:
         from kp_scorer.spans.recording import Recorder
 

@@ -30,7 +30,10 @@ class Recorder:
     """Records spans of messages whose producer's span is sampled; with a slow collector more than 2,048 are dropped."""
 
     def __init__(self, system: str, node: str) -> None:
-        """Export as worker ``node``, which consumes from ``system``; ValueError if OpenTelemetry refuses a variable's value."""
+        """Export as worker ``node``, which consumes from ``system``.
+
+        Raises ValueError if OpenTelemetry refuses a variable's value.
+        """
         # This logger quotes headers that it cannot parse, and with them passwords (opentelemetry-api 1.45.2).
         logging.getLogger("opentelemetry.util.re").setLevel(logging.CRITICAL)
         own = Resource({"service.name": "kp-scorer", "service.version": version("kp-scorer"), "service.instance.id": node})

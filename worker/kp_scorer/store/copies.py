@@ -27,7 +27,7 @@ class Copy(NamedTuple):
 
 @reports_outages("copies of traces")
 class Copies:
-    """The stream of copies, to which workers add as long as it exists; ServiceUnavailable if Redis cannot be reached."""
+    """The stream of copies, to which workers add as long as it exists; raises ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
@@ -54,7 +54,10 @@ class Copies:
         self._client.xtrim(self._key, maxlen=0, approximate=False)
 
     def read(self, most: int) -> list[Copy]:
-        """Return the oldest copies, in the order in which their traces were decided; ServiceUnavailable if some are lost."""
+        """Return the oldest copies, in the order in which their traces were decided.
+
+        Raises ServiceUnavailable if some are lost.
+        """
         pipeline = self._client.pipeline()
         pipeline.pexpire(self._key, _TTL_MS)
         pipeline.xrange(self._key, count=most)

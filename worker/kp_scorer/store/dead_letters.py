@@ -99,7 +99,7 @@ class DeadLetters:
     There are two kinds, each within the same bounds: junk, which is malformed, invalid or in conflict with another submission,
     and the rest. Over its bounds the oldest of a kind make room, so that no junk pushes out a trace that failed.
 
-    ServiceUnavailable if Redis cannot be reached.
+    Raises ServiceUnavailable if Redis cannot be reached.
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:

@@ -73,7 +73,8 @@ class DecisionStream:
     """A stream of decisions, which need not exist yet.
 
     An entry is unread until every consumer group of the stream has acknowledged it, and always if there is no group. Entries
-    that were read make room for new ones. ServiceUnavailable if Redis cannot be reached, or has something else by this name.
+    that were read make room for new ones. Raises ServiceUnavailable if Redis cannot be reached, or holds something else by
+    this name.
     """
 
     def __init__(self, client: redis.Redis, name: str) -> None:

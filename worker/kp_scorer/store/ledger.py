@@ -135,7 +135,7 @@ class RedisLedger(LedgerReader):
         """Note submissions as pending before they are sent. Idempotent.
 
         Return for each the state that it has now (an earlier decision stands), or the conflict if its id belongs to another
-        digest. QueueFull if Redis is nearly full.
+        digest. Raises QueueFull if Redis is nearly full.
         """
         noted = [_SubmissionRow(each, dead_letter_id_of(each.payload)) for each in submissions]
         has_room, states = _submit(self._client, keys=self._keys, submissions=noted)

@@ -69,7 +69,7 @@ def _counts(*, keys: Keys) -> None: ...
 
 @reports_outages("ledger")
 class LedgerReader:
-    """The records of traces as anyone may read them; ServiceUnavailable if Redis cannot be reached."""
+    """The records of traces as anyone may read them; raises ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
@@ -78,7 +78,7 @@ class LedgerReader:
         """The damage of each record that :meth:`decided` and :meth:`all_decided` left out, by trace id."""
 
     def outcome_secret(self) -> str:
-        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; ServiceUnavailable until a worker has made it."""
+        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; raises ServiceUnavailable until a worker has made it."""
         secret: Any = self._client.get(self._keys.outcome_secret)
         if not secret:
             raise ServiceUnavailable("ledger: it has no secret of late outcomes yet: start a worker")

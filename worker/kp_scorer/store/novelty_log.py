@@ -55,7 +55,7 @@ def _erase_entries(
 
 @reports_outages("novelty log")
 class RedisLog:
-    """The log of one space, which its first entry creates. ServiceUnavailable if Redis cannot be reached."""
+    """The log of one space, which its first entry creates. Raises ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys, space: str, window: Window, record_ttl_ms: int) -> None:
         self._client = client

@@ -23,7 +23,10 @@ _DESCRIBED: Final = ("space", "name", "kind", "version", "entries")
 
 @reports_outages("pinned sets")
 class RedisPinnedSets:
-    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`. ServiceUnavailable if Redis cannot be reached."""
+    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`.
+
+    Raises ServiceUnavailable if Redis cannot be reached.
+    """
 
     def __init__(self, client: redis.Redis, keys: Keys, space: str) -> None:
         self._client = client

@@ -64,7 +64,10 @@ class ClaimedRun(NamedTuple):
 
 
 def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | None:
-    """Return the run in a dead letter and its spans; None if it holds no run. InvalidTrace if the run is not complete."""
+    """Return the run in a dead letter and its spans; None if it holds no run.
+
+    Raises InvalidTrace if the run is not complete.
+    """
     if not (trace_id.startswith(RUN_PREFIX) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):
@@ -127,7 +130,7 @@ def _finish_run(*, keys: Keys, run_id: str, ended: Ended, kept_ms: int) -> None:
 
 @reports_outages("runs")
 class Runs:
-    """The runs under one prefix, by the ids of OpenTelemetry's traces; ServiceUnavailable if Redis cannot be reached."""
+    """The runs under one prefix, by the ids of OpenTelemetry's traces; raises ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: ServeSettings) -> None:
         self._client = client
@@ -236,7 +239,7 @@ class Runs:
         return trace_id.startswith(RUN_PREFIX) and self.finish(trace_id.removeprefix(RUN_PREFIX), ended)
 
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
-        """Store the spans of a dead run, so that it is submitted again; QueueFull if there is no room for them."""
+        """Store the spans of a dead run, so that it is submitted again; raises QueueFull if there is no room for them."""
         if self._client.zscore(self._keys.runs, run_id) is None:
             # Redis remembers the span ids of a finished run and would refuse them.
             self._client.delete(self._keys.run(run_id))

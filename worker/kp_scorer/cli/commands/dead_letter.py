@@ -94,7 +94,7 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
         try:
             payload: object = parse_strict_json(content, settings.limits)
         except InvalidTrace:
-            # The content is no JSON within the limits of a trace, so print a text that shows every byte.
+            # The content is not JSON within the limits of a trace, so print a text that shows every byte.
             payload = content.decode("utf-8", "backslashreplace")
         print_json({**_described(each), "payload": payload})
 

@@ -208,7 +208,10 @@ def _number_in(file: Path) -> int:
 
 @contextmanager
 def _locked(folder: Path | None) -> Iterator[None]:
-    """Make the folder of ``--into`` if it is missing, and keep other commands from adding to it; BadParameter if one does."""
+    """Make the folder of ``--into`` if it is missing, and keep other commands from adding to it.
+
+    Raises BadParameter if another command adds to it already.
+    """
     with ExitStack() as stack:
         try:
             if folder:

@@ -174,7 +174,7 @@ def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, gro
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
 
     A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are empty, unless
-    --follow is given. A message that is no decision becomes a dead letter with the reason malformed. Streams need --group.
+    --follow is given. A message that is not a decision becomes a dead letter with the reason malformed. Streams need --group.
     Decisions that call a task are left to the workers of that task's app.
     """
     # Ctrl-C ends the command between two decisions: one that is printed but not acknowledged would be printed again next time.
