@@ -22,7 +22,7 @@ from tests.support.commands import command, run
 from tests.support.processes import KP_SCORER_WORKER, PATIENCE_S, at_work, slowness
 from tests.support.traces import fresh_samples, jsonl, new_id, rows_in
 
-SPACE: Final = "words-2.asked_and_did.1"
+SPACE: Final = "words-3.asked_and_did.1"
 _HEAP_BYTES: Final = 64 * 1024 * 1024
 MODELS: Final = ("openvino", "sentence_transformers", "tokenizers", "torch")
 

@@ -78,6 +78,7 @@ def digests_of(content: str) -> Digests:
         unicodedata.normalize("NFD", 'Zoë paid "5 €"\n\\nowhere'),
         'Zo\u00eb\u200b paid "5\u00a0€"\n\\nowhere',
         ' Zoë  paid "5 €"\r\n\t\\nowhere \n',
+        'Zo\ufff9ë\ufffa\ufffb\u2800paid "5 €"\n\\nowhere\u2800',
         'Z\u00adoë\0 paid\b "5 €\ufe0f"\x7f \x9b\\now\U000e0041here',
     ],
 )

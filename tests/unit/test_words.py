@@ -60,7 +60,7 @@ def test_a_word_has_the_same_place_and_sign_for_ever(word: str) -> None:
     expected = np.zeros(384, np.float32)
     expected[place] = sign
     np.testing.assert_array_equal(vector_of(word), expected)
-    assert WORDS.space == "words-2.asked_and_did.1"
+    assert WORDS.space == "words-3.asked_and_did.1"
 
 
 def test_asked_counts_six_tenths_and_did_four_and_a_word_that_repeats_its_logarithm() -> None:
@@ -114,8 +114,10 @@ def test_a_text_has_the_same_vector_in_every_normal_form(text: str, form: Litera
     ("written", "otherwise"),
     [
         ("book a flight", "bo\u200bok\u2060 a fli\u00adght\ufe0f"),
+        ("book a flight", "bo\ufff9ok\u2800a fli\ufffbght"),
         ("book a flight", "\uff42\uff4f\uff4f\uff4b \uff41 \uff46\uff4c\uff49\uff47\uff48\uff54"),
         ("كتاب الرجل", "كِتَابُ الرَّجُلِ"),
+        ("كتاب الرجل", "كتــاب الرجـــل"),
         ("שלום עולם", "שָׁלוֹם עוֹלָם"),
         ("résumé", "resume"),
         ("カタカナガ", "ｶﾀｶﾅｶﾞ"),

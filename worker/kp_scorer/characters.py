@@ -10,13 +10,14 @@ _ACTING: Final = (
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they reorder the text around them
     "\ud800-\udfff"  # lone surrogates, which no output can encode
 )
-_FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+_ANNOTATION: Final = "\ufff9-\ufffb"  # These mark notes between lines; plain text shows the notes, but not the marks.
+_FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f"
 _IGNORED: Final = (
     "\u061c\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
     "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point
 )
-_IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_FORMAT}{_IGNORED}]")
-_UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_IGNORED}]")
+_IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
+_UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
 _VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The ASCII characters that are kept.
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # The pattern covers every combining mark.
 _JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.

@@ -291,5 +291,6 @@ def _as_visible(text: str) -> str:
     if "\\u00" in text or "\\b" in text:
         text = _CONTROLS.sub("", text)
     if not text.isascii() or "\x7f" in text:
-        text = normalized("NFC", without_unseen(text))
+        # The cell of Braille without dots looks like a space, but Python does not count it as one.
+        text = normalized("NFC", without_unseen(text)).replace("\u2800", " ")
     return " ".join(text.split()).replace(' "', '"').replace('" ', '"')

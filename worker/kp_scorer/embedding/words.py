@@ -28,6 +28,7 @@ _MARKS: Final = (  # Marks within words, such as vowels, and letters among them.
 _OPTIONAL_MARKS: Final = re.compile(  # Marks that people leave out; words are equal without them.
     "[\u0300-\u034e\u0350-\u036f\u0483-\u0487\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20f0\ufe20-\ufe2f"  # accents
     "\u0591-\u05bd\u05bf-\u05c7\ufb1e"  # Hebrew
+    "\u0640"  # the line that stretches Arabic words
     "\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0711\u0730-\u074a\u08d3-\u08ff]"  # Arabic, Syriac
 )
 _UNSPACED: Final = (  # Letters and marks of scripts that write no spaces between words.
@@ -56,7 +57,7 @@ class WordsEmbedder(Embedder):
 
     name = "words"
     engine = "a hash on 1 thread"
-    space = f"words-2{ASKED_AND_DID.mark}"
+    space = f"words-3{ASKED_AND_DID.mark}"
     dimensions = _DIMENSIONS
     recipe = ASKED_AND_DID
 
