@@ -141,7 +141,7 @@ def test_what_the_model_cannot_read_may_have_unknown_novelty_unless_it_is_a_copy
     assert (english.novelty.source, english.novelty.unknown_tokens) == ("embedding", 0)
 
 
-@pytest.mark.parametrize("text", [" ", "\u200b", "🙂 👍", "[REDACTED]", "<redacted> ({NAME_1}) ***"])
+@pytest.mark.parametrize("text", [" ", "\u200b", "🙂 👍", "[REDACTED]", "[Redacted]", "<redacted> ({NAME_1}) ***"])
 def test_a_text_without_words_repeats_no_other_but_its_copy(openvino: Embedder, text: str) -> None:
     for embedder in (openvino, load_embedder(embedder="words")):
         *_, wordless, copy = decided_by(embedder, "score", "book a flight", "…", text, text)

@@ -24,7 +24,7 @@ _SEPARATOR: Final = "\x1e"  # Separates the passages of a text: ASCII's record s
 _PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
 """A text longer than most models read, so that it takes as much memory and time as the longest trace."""
 
-_WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|redacted)[\]>})]{1,2}|([^\W_])")
+_WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|(?i:redacted))[\]>})]{1,2}|([^\W_])")
 """A stand-in for a text, such as ``[REDACTED]``; or the first character of a word."""
 
 _LENGTH_TOLERANCE: Final = 0.01
