@@ -10,7 +10,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.keys import Keys
-from kp_scorer.store.records import Submission
+from kp_scorer.store.records import Identity, Submission
 from kp_scorer.store.runs import ReceivedSpan
 
 from tests.support.changed_settings import with_changed
@@ -48,6 +48,44 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
         return [claim.trace_id for claim in store.ledger.claim_lost(1, empty_ms_ago=0)]
 
     assert wait_until(claimed) == ["kp:trace:lost"]
+
+
+def test_what_was_lost_with_a_worker_that_leased_it_while_the_clock_was_ahead_is_sent_again(
+    store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    store.ledger.submit([Submission("kp:trace:lost", bytes(16), b"{}")])
+    store.ledger.acquire([Identity("kp:trace:lost", bytes(16))], alone=False)
+    redis_client.hincrby(keys.record("kp:trace:lost"), "lease_ms", A_DAY_MS)
+    assert wait_until(lambda: store.ledger.claim_lost(1, empty_ms_ago=0))
+
+
+def test_what_waits_is_not_sent_again_though_its_queue_was_empty_by_a_clock_that_was_ahead(
+    store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    store.ledger.claim_lost(1, empty_ms_ago=0)
+    redis_client.incrby(keys.drained, A_DAY_MS)
+    store.ledger.submit([Submission("kp:trace:waiting", bytes(16), b"{}")])
+    redis_client.zincrby(keys.pending, -AN_HOUR_MS, "kp:trace:waiting")
+    assert store.ledger.claim_lost(1, empty_ms_ago=-1) == []
+
+
+def test_a_run_that_began_to_wait_for_its_outcome_while_the_clock_was_ahead_is_closed_in_time(
+    settings: Settings, keys: Keys, redis_client: redis.Redis
+) -> None:
+    waiting = with_changed(settings, serve__quiet_s=0.05, serve__outcome_wait_s=0.2)
+    with Store.open(waiting) as collecting:
+        collecting.runs.store("r", [ReceivedSpan("f" * 16, b"{}")])
+        claimed = wait_until(collecting.runs.claim)
+        assert claimed
+        assert not collecting.runs.close(claimed, "", "")
+        redis_client.hincrby(keys.run("r"), ":until_ms", A_DAY_MS)
+        redis_client.zincrby(keys.runs, A_DAY_MS, "r")
+
+        def is_closed() -> bool:
+            run = collecting.runs.claim()
+            return bool(run and collecting.runs.close(run, "", ""))
+
+        wait_until(is_closed)
 
 
 def test_runs_that_came_while_the_clock_was_ahead_are_claimed(

@@ -91,7 +91,7 @@ def _revise(*, keys: Keys, record_ttl_ms: int, revisions: Sequence[Revision]) ->
 
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
 def _claim_lost(
-    *, keys: Keys, resend_after_ms: int, empty_ms_ago: int, most: int, forget_after_ms: int, wait_ms: int
+    *, keys: Keys, resend_after_ms: int, lease_ms: int, empty_ms_ago: int, most: int, forget_after_ms: int, wait_ms: int
 ) -> None: ...
 
 
@@ -212,6 +212,7 @@ class RedisLedger(LedgerReader):
             self._client,
             keys=self._keys,
             resend_after_ms=resend_after_ms,
+            lease_ms=self._lease.lease_ms,
             empty_ms_ago=empty_ms_ago,
             most=_CLAIMED_AT_ONCE,
             forget_after_ms=KEPT_S * 1_000,

@@ -1,7 +1,7 @@
 -- Claim pending traces whose messages must be lost: each was last sent or held long ago, and every queue has been empty since.
 --
 -- KEYS   pending, counts, drained, record_prefix
--- ARGV   resend_after_ms, empty_ms_ago, most, forget_after_ms, wait_ms
+-- ARGV   resend_after_ms, lease_ms, empty_ms_ago, most, forget_after_ms, wait_ms
 -- Reply  (trace_id, payload, resends, digest) for each claimed trace; the payload is empty if the record or the index is damaged and
 --        the trace leaves the index
 --
@@ -15,7 +15,9 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '(' .. string.for
     redis.call('ZADD', pending, now, trace_id)
 end
 -- A trace that waits in a long queue is not lost, and sending it again would make the queue longer.
-local before = math.max(1, math.min(number(redis.call('GET', drained)), now - resend_after_ms))
+local drained_ms = number(redis.call('GET', drained))
+if drained_ms > now then drained_ms = 0 end
+local before = math.max(1, math.min(drained_ms, now - resend_after_ms))
 
 local reply = {}
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, most)) do
@@ -23,6 +25,8 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
     local state, submission, resends, digest, since_ms, held_until_ms, revises =
         read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'lease_ms', 'revises')
     held_until_ms = number(held_until_ms)
+    -- A later time is from before the clock went back: no lease is longer than lease_ms.
+    if held_until_ms > now + lease_ms then held_until_ms = 0 end
     if state ~= 'pending' then
         -- The record or the index is damaged. A submission that the client stored is to be dead-lettered, which ends the trace.
         local has_ended = state == 'decided' or state == 'dead'

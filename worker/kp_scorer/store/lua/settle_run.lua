@@ -16,8 +16,9 @@ if number(redis.call('HGET', run, ':spans')) ~= count then
 end
 local until_ms = now + wait_ms
 if wait_ms == 0 and outcome == '' and outcome_wait_ms > 0 then
-    redis.call('HSETNX', run, ':until_ms', string.format('%.0f', now + outcome_wait_ms))
-    until_ms = number(redis.call('HGET', run, ':until_ms'))
+    -- Redis' clock may have gone back since the wait began: by the present time, it ends no later than this.
+    until_ms = math.min(number(redis.call('HGET', run, ':until_ms') or now + outcome_wait_ms), now + outcome_wait_ms)
+    redis.call('HSET', run, ':until_ms', string.format('%.0f', until_ms))
     -- An outcome that has come since the run was claimed is looked for at once.
     if redis.call('HDEL', run, ':outcome') == 1 then until_ms = now + 1 end
 end
