@@ -160,7 +160,7 @@ def embed_seconds(embedder: Embedder, texts: Sequence[str]) -> float:
 
 
 def seconds_in_turns(ways: Mapping[str, Callable[[Sequence[Item]], float]], items: Sequence[Item]) -> dict[str, float]:
-    """Do something with all items in several ways, which take turns batch by batch and say what each took; the sums."""
+    """Process all items in several ways, which take turns batch by batch and return their seconds; return the sum of each."""
     seconds = dict.fromkeys(ways, 0.0)
     for batch in batches(items, BATCH):
         for name, way in ways.items():
@@ -169,7 +169,7 @@ def seconds_in_turns(ways: Mapping[str, Callable[[Sequence[Item]], float]], item
 
 
 def cpu_seconds(process: psutil.Process | None = None) -> float:
-    """Seconds of the processor that a process has had, or this one."""
+    """Return the processor time that a process has used, by default this one."""
     times: Any = (process or psutil.Process()).cpu_times()
     return float(times.user + times.system)
 

@@ -9,7 +9,7 @@ that Python takes to start; standard output goes nowhere.
 In the end Redis starts again from a copy of its data, and a worker that counts words starts at the same moment: ``Redis loads``
 and ``worker`` are the seconds from there until each is ready.
 
-With ``--waiting N`` there is one more row: what the client notes in Redis of so many samples that wait in RabbitMQ.
+With ``--waiting N`` there is one more row: what the client notes in Redis of N samples that wait in RabbitMQ.
 
 - ``redis_mb``: what that takes there.
 - ``trace_bytes``: the mean size of the traces, which is a part of it.

@@ -69,7 +69,7 @@ def _some_passes(embedder: Embedder, text: TokenizedText) -> list[Pass]:
     def timed(together: bool) -> float:
         return seconds_of(lambda: embedder.run([text], together=together))
 
-    # The first of a shape take longer.
+    # The first passes of a shape take longer.
     timed(True)
     with ThreadPoolExecutor(embedder.streams) as streams:
         list(streams.map(timed, [False] * embedder.streams))
@@ -78,7 +78,7 @@ def _some_passes(embedder: Embedder, text: TokenizedText) -> list[Pass]:
 
 
 def simulate(streams: int, texts: Sequence[Pass], arrivals: Sequence[float]) -> list[float]:
-    """Seconds from arrival to vector of texts that arrive at these seconds, in the order in which their passes end."""
+    """Return the seconds from the arrival of each text to its vector, in the order in which the passes end."""
     waiting: deque[int] = deque()
     ends: list[tuple[float, int]] = []
     has_all = False

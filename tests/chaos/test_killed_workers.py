@@ -107,7 +107,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
     with supervised(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
 
         def all_died() -> bool:
-            # Always some work, until the last has died at it: workers that are let live may have decided all that there was.
+            # Submit more until the last has died of it: workers that live on may have decided everything so far.
             chunk = [waiting.pop() for _ in range(min(20, len(waiting)))] or short_traces(5, seed=next(rounds))
             submitted.extend(submit(client, chunk))
             list(client.as_completed(submitted[-20:], timeout_s=0.3))

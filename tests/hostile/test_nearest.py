@@ -1,4 +1,4 @@
-"""If producers do not trust each other, a probe learns no other's id by any way that a decision goes."""
+"""If producers do not trust each other, no path of a decision shows a probing producer another's trace id."""
 
 import base64
 import json

@@ -93,7 +93,7 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
         with Client(settings) as client:
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice, unknown])]
             assert states == ["decided", "decided", "pending", "pending", None]
-            # Not in the copy, and the beginning of another's id; the second is another's too for who unquotes it.
+            # An id that is not in the copy, the beginning of another id, and texts that are other ids once they are unquoted.
             noted = [erased, decided[:-1], f"{decided[:-1]}\\{decided[-1]}", f"'{twice}'", erased]
             assert erased_again(settings, noted, tmp_path) == 1
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice])]

@@ -140,7 +140,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
             assert done.exit_code == 0, done.output
         assert list(store.dead_letters.read()) == []
         assert [each["trace_id"] for each in published(endpoints)] == [decision.trace_id]
-        # What was no decision.
+        # The item that was not a decision.
         assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
 
 

@@ -367,7 +367,7 @@ def test_run_that_two_instrumentations_record_under_ids_of_their_own_is_one(sett
             export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "other" if span is second else "some"}
             server.ask("POST", "/v1/traces", export)
             if number != 1:
-                # A run of another time, or of the same instrumentation, is another one though it says the same.
+                # A run at another time, or by the same instrumentation, is a run of its own although its content is the same.
                 assert server.status(span["traceId"])["state"] == "decided"
         (event,) = wait_until(lambda: server.process.events("run_left_out"))
         assert (event["otel_trace_id"], event["reason"]) == (second["traceId"], "repeated")

@@ -38,7 +38,7 @@ def trace_of(agent: str, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def fill(settings: Settings, store: Store, client: redis.Redis, directory: Path, agents: tuple[str, ...]) -> None:
-    """Have decisions, a dead letter and an open run of each agent, and a trace that waits, in Redis alone."""
+    """Store decisions, a dead letter and an open run of each agent, and a trace that waits, all in Redis."""
     with at_work(settings, directory) as (worker, scorer):
         for agent in agents:
             for number in range(3):

@@ -112,7 +112,7 @@ class FailingEmbedder(WordEmbedder):
     fails = False
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        # It fails with what it is given, and is in order itself.
+        # It fails on these texts only, so that the embedder itself is healthy.
         if self.fails and any(text.startswith(_TEXTS) for text in texts):
             raise EmbeddingFailed
         return super().embed(texts)

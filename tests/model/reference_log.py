@@ -30,7 +30,7 @@ class LogEntry:
     trace_id: str
     digest: bytes
     counts: bool
-    visible: bytes = b""  # As the entry has it: empty where it is the digest.
+    visible: bytes = b""  # The second digest of the entry; empty if it equals the first.
     is_erased: bool = False
     is_trimmed: bool = False
 

@@ -155,7 +155,7 @@ class Worker:
         return bool(self.late or self.late_alone) or self.revising is not None
 
     def revise(self, count: int, *, fails: bool) -> str:
-        """Run one more script of revising by the late outcomes that came first; or let it fail, as in an outage."""
+        """Run one more script of revising by the oldest late outcomes; or let it fail, as in an outage."""
         if self.revising is None:
             source = self.late_alone or self.late
             group, alone = source[: 1 if self.late_alone else count], bool(self.late_alone)

@@ -98,14 +98,14 @@ class Attack(NamedTuple):
 
 
 def attacks() -> Iterator[Attack]:
-    """All of them, that both brokers can carry."""
+    """All attacks that both brokers can carry."""
     traces = marked(5_000, seed=11)
     for make in (_odd_values, _odd_contents, _packed, _calls, bare):
         yield from make(traces)
 
 
 def plain() -> Iterator[Attack]:
-    """Messages as they should be, to be made attacks of."""
+    """Well-formed messages, to be turned into attacks."""
     return (_attack(trace, {}) for trace in marked(1_000, seed=12))
 
 

@@ -121,7 +121,7 @@ def _before(point: CrashPoint) -> Function:
 
 
 def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Function:
-    """Pass a point after each call, as often as ``times`` makes of its result and its arguments."""
+    """Pass a point after each call, as often as ``times`` returns for its result and its arguments."""
 
     def call_or_die(function: Function, *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Checks of an operator, as an installed package: what other processes find where ``PYTHONPATH`` names its folder."""
+"""Checks of an operator, as an installed package, which processes find if ``PYTHONPATH`` names its folder."""
 
 from pathlib import Path
 from textwrap import dedent

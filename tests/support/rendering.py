@@ -32,7 +32,7 @@ def compose_secrets(folder: Path) -> Path:
     """The folder of secrets that the script makes in ``folder``, from the users of Redis beside it."""
     for name in ("secrets.sh", "users.acl"):
         shutil.copy(DEPLOY / name, folder)
-    # The second time it keeps the files there are.
+    # The second run keeps the files of the first.
     for _ in range(2):
         output_of("sh", folder / "secrets.sh")
     return folder / "secrets"

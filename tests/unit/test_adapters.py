@@ -340,7 +340,7 @@ def test_more_values_shown_by_python_than_any_trace_has_are_not_read() -> None:
         with pytest.raises(ValueError, match=r"^$"):
             shown_by_python("[" + "a," * 497_000 + "1]='", MOST_DEPTH)
 
-    # To its end, these would be twenty times as many.
+    # Reading to the end would take twenty times as many calls.
     assert calls_during(read_a_megabyte) < 1_000_000
 
 

@@ -102,7 +102,7 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
-    """Check that unparsed JSON has at most ``most`` values, each of which takes memory and time, and no endless number.
+    """Check that unparsed JSON has at most ``most`` values, each of which takes memory and time, and no overlong number.
 
     Nesting that some versions of Python cannot parse is refused too. The message names the limit ``depth``.
     """

@@ -1,4 +1,4 @@
-"""A span in the row of any store, as OpenTelemetry's protocol has it: by what the fields of rows are called.
+"""Converts the row of any store to a span of OpenTelemetry's protocol, by the names of its fields.
 
 Rows have the ids of a trace, of a span and of the one around it, a kind, times, and an input and an output, or attributes.
 """

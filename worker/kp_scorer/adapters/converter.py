@@ -263,7 +263,7 @@ class Converter:
         return ConvertedRun(trace, run)
 
     def _unique(self, trace: dict[str, Any]) -> str:
-        """Return the id of a trace, with a number if another trace of other content has it."""
+        """Return the id of a trace, with a number if a trace of other content has the same id."""
         own, number = trace["id"], 1
         digest = hashlib.blake2b(as_json([trace["task"], trace["steps"], trace["outcome"]]).encode(), digest_size=8).digest()
         while self._ids.setdefault(trace["id"], digest) != digest:

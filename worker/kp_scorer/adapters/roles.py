@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal
 
 Speaker = Literal["user", "agent", "result"]
-SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role, or by its type, without signs.
+SPEAKERS: Final[dict[str, Speaker | None]] = {  # The speaker of a message by its role or type, without punctuation.
     # Instructions are not part of a run.
     **dict.fromkeys(("system", "developer", "systemprompt"), None),
     **dict.fromkeys(("user", "human", "userprompt", "userproxy"), "user"),

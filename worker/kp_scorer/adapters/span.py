@@ -143,7 +143,7 @@ class Spans:
     def _pieces_of_value(self, value: Node, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
         content = value._replace(value=opened(value.value))
         if content.value == "null" or (kind == "model" and content.value == "None"):
-            # Exporters that record messages as texts write the latter for an answer of calls alone.
+            # Exporters that record messages as texts write None for an answer that has only calls.
             return []
         try:
             in_value = pieces_in(content, speaker, transcript, is_model=kind == "model")

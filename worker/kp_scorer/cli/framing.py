@@ -28,10 +28,10 @@ _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A st
 
 
 def framed(stream: io.BufferedReader, message_bytes: int) -> tuple[int, int, Iterator[tuple[int, bytes, int]]]:
-    """Return the number of the first line, the most bytes of a line or document, and what there is.
+    """Return the number of the first line, the most bytes of a line or document, and the lines or documents.
 
-    Of each line, or each document if the first one ends on a later line than it begins, that is its number, its bytes and their
-    size; of one that is too large, fewer bytes than that.
+    They are documents if the first one ends on a later line than it begins. Each is a line number, bytes, and their size; one
+    that is too large is cut, so that its bytes are fewer than the size.
     """
     number, line = _first_line(stream, message_bytes)
     if line.startswith(b"[") or _may_be_large(line):

@@ -67,7 +67,7 @@ class Search:
     def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
         """Show by ``advance`` how much was searched."""
         self.unread = 0
-        """The number of dead letters so far of which nothing says whose they are."""
+        """The number of dead letters so far that do not say whose they are."""
         self._store = store
         self._app = app
         self._settings = settings

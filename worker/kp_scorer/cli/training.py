@@ -53,7 +53,7 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
 
 
 def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], stands_for: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield what is written of the runs at these places, which stand for so many others, by id."""
+    """Yield the rows of the runs at these places; each says how many others the run stands for, by id."""
     failures = _failures(candidates, places) if shape == "pairs" else {}
     for place in places:
         run = candidates.runs[place]
@@ -92,7 +92,7 @@ class Against:
         self.left_out: list[Row] = []
 
     def filtered(self, batches: Iterable[Sequence[Line]]) -> Iterator[list[Line]]:
-        """Yield an input without the runs whose task is in the file; note those at the end."""
+        """Yield the input without the runs whose task is in the file, and in the end print which were left out."""
         for batch in batches:
             yield [line for line in batch if isinstance(line.trace, InvalidTrace) or not self._has(line.trace)]
         note_ids([row["trace_id"] for row in self.left_out], "left out, as their tasks are in the file of --against")

@@ -43,7 +43,7 @@ _MESSAGE_CHARACTERS: Final = 200
 _LONGEST_PAUSE_S: Final = 60.0
 _ATTEMPTS: Final = 8
 _LATER: Final = (0, 408, 425, 429, 502, 503, 504)
-"""Answers of a receiver that is away or busy, 0 for none: it is asked until it is back, as decisions wait in their queue."""
+"""Answers of a receiver that is away or busy, 0 for no answer. It is asked until it is back; decisions wait in their queue."""
 _OF_SETTINGS: Final = (*range(300, 400), 401, 403, 404, 405)
 
 _Request = tuple[str, bytes, dict[str, str]]

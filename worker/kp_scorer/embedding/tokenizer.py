@@ -172,9 +172,9 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``, or raise SettingsError.
+        """Read a ``tokenizer.json``; raises SettingsError if that fails.
 
-        Unless it is BERT's, 16 characters for each token are tokenized.
+        With a tokenizer other than BERT's, a text is cut to 16 characters for each token before it is tokenized.
         """
         try:
             text = path.read_text("utf-8")

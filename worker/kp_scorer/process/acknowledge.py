@@ -84,8 +84,8 @@ class AcknowledgeStage:
     def put(self, incoming: Sequence[_Incoming]) -> None:
         """Complete deliveries. Any thread may do so.
 
-        Each comes with the decision or error that resolves its trace, with the error that prevented its reading, or with None
-        if it is to be dead-lettered or to be read here.
+        Each comes with the decision or error that resolves its trace, with the error that prevented reading it, or with None
+        if it is still to be dead-lettered, or to be read by this stage.
         """
         self._incoming.put(incoming)
 

@@ -9,7 +9,7 @@ from kp_scorer.report.intervals import Floats, Share, Z, counted_share
 
 Integers = np.ndarray[Any, np.dtype[np.integer]]
 
-# Labels of traces.
+# Labels of traces, which are also the columns of tallies.
 BAD: Final = 0
 GOOD: Final = 1
 UNLABELLED: Final = 2
@@ -42,7 +42,7 @@ class Target(NamedTuple):
         return f"{100 * self.share:.6g}%"
 
     def traces_for(self, either_way: float) -> int:
-        """Return the number of traces of which 19 of 20 samples come within ``either_way`` of the share."""
+        """Return the sample size at which 19 of 20 samples come within ``either_way`` of the share."""
         return math.ceil(self.share * (1 - self.share) * (Z / either_way) ** 2)
 
     @property

@@ -30,7 +30,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store import Store
 
-_REQUEST_WITHIN_S: Final = 15.0  # A connection is closed if no request, with all its headers, has begun on it by then.
+_REQUEST_WITHIN_S: Final = 15.0  # A connection that does not send all headers of a request within this time is closed.
 _HEADER_BYTES: Final = 16_384
 _MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on average than this:
 _LEAST_CHUNK_BYTES: Final = 64

@@ -69,7 +69,7 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
     """Parse the URL of a server.
 
     Raises:
-        ValueError: the scheme is another, the URL is ambiguous, or a parameter or a file that it names cannot be used.
+        ValueError: it has none of the schemes, is ambiguous, or names a parameter or a file that cannot be used.
     """
     scheme, _, after_scheme = url.partition("://")
     if scheme not in schemes:

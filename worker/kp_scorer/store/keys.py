@@ -35,7 +35,7 @@
                                          the last dead letter
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
     {prefix}:reading:{id}       hash     how many workers began to read a message that has come back for the second time, and
-                                         did not read to its end; the id is a dead letter's; expires after 30 days
+                                         did not finish; the id is a dead letter's; expires after 30 days
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
                                          most 10,000
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
