@@ -412,6 +412,8 @@ def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matt
         ({"priority_steps": list(range(10)), "sep": ":"}, 4, "traces:4", "wrong"),
         ({"priority_steps": list(range(10))}, 4, "traces\x06\x164", "wrong"),
         ({"global_keyprefix": "app:"}, 0, "app:traces", "advice"),
+        ({"global_keyprefix": "my_prefix_"}, 0, "my_prefix_traces", "advice"),
+        ({"global_keyprefix": "app/"}, 9, "app/traces\x06\x169", "advice"),
     ],
 )
 def test_lists_where_celery_puts_calls_beside_the_queue_are_named(
@@ -420,6 +422,8 @@ def test_lists_where_celery_puts_calls_beside_the_queue_are_named(
     with Celery("producer", broker=settings.broker.url) as producer:
         producer.conf.broker_transport_options = options
         producer.send_task("score_trace", args=[{}], queue="traces", priority=priority, ignore_result=True)
+    with redis.Redis.from_url(settings.broker.url) as client:
+        client.lpush("archived_traces", "a list of another program")
     finding = diagnosed(with_changed(settings, queues__traces="traces"))[1]["queues"][0]
     assert finding["state"] == state
     assert finding["detail"].startswith(f"{name!r} has messages that none of these workers receives")

@@ -6,7 +6,7 @@ The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUna
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -87,14 +87,23 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 
     def find(producer: Producer) -> list[str]:
         channel = producer.channel
-        joined = {*channel.lists(queue.name)}
-        is_beside = re.compile(rf"(.*:)?{re.escape(queue.name)}(\W+\d{{1,3}})?").fullmatch
         # A pattern spares Redis the types of all other keys, which took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])
-        names: set[str] = set()
-        with suppress(NoPermissionError):
-            names.update(name.decode(errors="replace") for name in channel.client.scan_iter(pattern, _SCANNED_AT_ONCE, "list"))
-        return sorted(filter(is_beside, names - joined))
+
+        def names_of(kind: str) -> Iterator[str]:
+            with suppress(NoPermissionError):
+                for name in channel.client.scan_iter(pattern, _SCANNED_AT_ONCE, kind):
+                    yield name.decode(errors="replace")
+
+        similar = {*names_of("list")} - {*channel.lists(queue.name)}
+        parts = re.compile(rf"(.*){re.escape(queue.name)}(?:\W+\d{{1,3}})?").fullmatch
+        prefixes = {name: found[1] for name in similar if (found := parts(name))}
+        beside = {name for name, prefix in prefixes.items() if not prefix or prefix.endswith(":")}
+        if prefixes.keys() - beside:
+            # The list may be another program's. With a prefix of its own, kombu has also written a binding.
+            bound = {name.removesuffix(f"_kombu.binding.{queue.name}") for name in names_of("set")}
+            beside |= {name for name, prefix in prefixes.items() if prefix in bound}
+        return sorted(beside)
 
     return with_producer(app, queue.name, find)
 
