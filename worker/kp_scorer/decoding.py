@@ -155,7 +155,7 @@ def _has_too_many_digits(json_bytes: bytes) -> bool:
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the fields, of a list only the first item."""
+    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the fields, but only one item of a list."""
     return decode_for_sending(payload, limits)[0]
 
 

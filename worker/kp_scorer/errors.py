@@ -100,7 +100,7 @@ class NotRecorded(NotConverted):
 
 
 class Unfinished(NotConverted):
-    """An agent has called tools, and neither an answer nor a result is recorded."""
+    """An agent has called tools, but neither an answer nor a result is recorded."""
 
     is_part = False  # True if it may be a beginning that another run repeats and continues.
 

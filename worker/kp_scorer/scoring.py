@@ -179,7 +179,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
 
 
 def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float], bool]) -> Decision:
-    """Decide a trace again by a late outcome: a pure function of both, as all else stays, also weights and bounds.
+    """Decide a trace again by a late outcome: a pure function of both. Everything else stays, including weights and bounds.
 
     ``admits`` tells whether the requirement of the gate is met by a success and an outcome dimension. The decision must have
     ``stated``.

@@ -243,7 +243,7 @@ def text_of_block(block: object) -> str | None:
         return None
     kind = type_of(block)
     if kind == "document" and isinstance(block.get("document"), dict):
-        # Cohere has the results of tools so.
+        # Cohere's results of tools have this form.
         return text_in(block["document"].get("data"))
     keys = (
         ("text", "refusal", "content", "Text") if kind == "text" else ("text", "refusal") if kind or _name_of(block) else _TEXTS

@@ -27,7 +27,7 @@ class Chats:
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are not runs of their own.
 
     def hold(self, run: Run) -> None:
-        """Have a chat wait, in place of those that it continues."""
+        """Hold a chat back, in place of those that it continues."""
         *earlier, own = digests_of(run.pieces)
         if own in self._beginnings:
             # The newest record may be first.

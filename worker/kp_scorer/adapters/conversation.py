@@ -154,7 +154,7 @@ class Conversation:
     def _add_answer(self, span: Span) -> None:
         """Add an answer of a model. All of it is new, except a call whose tool has begun, and a call that is still open."""
         if any(piece.kind == "user" for piece in span.outputs):
-            # It is the conversation with the answer, or what prepares a call.
+            # The output is the conversation up to the answer, or the input of a call.
             self._add_history(span.outputs)
             return
         for piece in span.outputs:

@@ -13,9 +13,9 @@ _EXIT: Final = re.compile(
     r"^[\[(<]?[\w' ]{0,40}\b(?:exit(?:ed)?(?: with)?(?: code| status)|returncode|return code|exit_code)\W{1,3}[1-9]",
     re.MULTILINE | re.I,
 )
-"""A line of a result that says with which code a command ended, if it is not 0."""
+"""A line of a result with the exit code of a command, other than 0."""
 _EXIT_CODES: Final = ("exitcode", "returncode", "exitstatus")
-_EXIT_CHARS: Final = 300  # Programs say so in the first or in the last lines of a result.
+_EXIT_CHARS: Final = 300  # An exit code is searched in the first and the last of these characters.
 ERROR_KEYS: Final = ("error", "isError", "is_error")
 _FAILURES: Final = ("error", "failed", "failure", "output-error")
 

@@ -12,7 +12,7 @@ _TAG: Final = re.compile(
     r"\s*+<((?:system|local|command|environment|ide|hook|bash|task|qwen|permissions|user)[-_:][\w:-]{1,60}"
     r"|task|[\w:-]{1,60}[-_](?:reminder|context|caveat|stdout|stderr|instructions|notification|details))(?:\s[^<>]{0,200})?>"
 )
-"""The beginning of what a program adds to a text of the user, who types no such names."""
+"""The beginning of what a program adds to a text of the user. Users do not type such names."""
 _CLOSING: Final = re.compile(r"</([\w:-]{1,80})>\s{0,9}\Z")
 _MOST_CLOSING: Final = 100  # Characters that a closing tag may have, with the white space behind it.
 _OF_USERS: Final = ("task", "user_query", "user-query", "user_message", "user_request", "user_input", "user_prompt")
@@ -44,7 +44,7 @@ def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
             if text.startswith(_NOTES) or not text.strip():
                 continue
             if own and own[-1].kind == "user" and _BARE_COMMAND.fullmatch(own[-1].text):
-                # The program has carried out the command, and no agent.
+                # The program itself has carried out the command, not an agent.
                 own.pop()
             own.append(piece if text == piece.text else piece._replace(text=text))
         elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not own)):

@@ -211,7 +211,7 @@ def _message_of(event: Node, role: str) -> Node:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return pieces, as one if each is a token of an answer."""
+    """Return pieces, joined into one if each is a token of an answer."""
     are_tokens = all(piece.kind == "agent" for piece in pieces) and any(piece.text[:1] == " " for piece in pieces[1:])
     return [pieces[0]._replace(text="".join(piece.text for piece in pieces))] if are_tokens else pieces
 

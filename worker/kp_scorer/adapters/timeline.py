@@ -62,7 +62,7 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
 
 
 def _is_interrupted(spans: Sequence[Span], pieces: Sequence[Piece]) -> bool:
-    """Return whether a graph of LangGraph waits for a person: a node raises so, or a thread ends with a call of a tool."""
+    """Return whether a graph of LangGraph waits for a person: a node raises an interrupt, or a thread ends with a call."""
     if any(_INTERRUPT in as_json([span.node.value.get(key) for key in _STATES]) for span in spans):
         return True
     waits = bool(pieces) and pieces[-1].kind == "call" and not ends_run(pieces[-1])
@@ -136,7 +136,7 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
         if span.kind in ("agent", "other") or number in repeated:
             continue
         start_ns, end_ns = span.started_ns, max(span.started_ns, span.ended_ns or 0)
-        # An output with results is the conversation so far, and no answer.
+        # An output with results is the conversation so far, not an answer.
         is_answer = span.kind == "model" and not any(piece.kind in ("user", "result") for piece in span.outputs)
         for piece in span.outputs if is_answer else ():
             # Frameworks may give the calls that they carry out ids of their own.

@@ -38,7 +38,7 @@ def time_in(record: Node) -> str | None:
 
 
 def time_of(place: Node) -> str | None:
-    """Return a time as ISO 8601: of a text of one, or of a number since 1970 in any unit; None for anything else."""
+    """Return a time as ISO 8601, from a text or from a number since 1970 in any unit; None for anything else."""
     value = place.value
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
         value = int(value)

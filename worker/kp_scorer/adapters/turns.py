@@ -138,7 +138,7 @@ def are_turns(value: object) -> bool:
 
 
 def _step_in(item: object) -> object:
-    """Return an item of a list; as a step if it is a pair of an action and what was observed, as LangChain has them."""
+    """Return an item of a list. A pair of an action and an observation, as LangChain has them, becomes a step."""
     is_pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], dict) and "tool" in item[0]
     return {"action": item[0], "observation": item[1]} if is_pair else item  # type: ignore[index]  # a pair
 
@@ -154,7 +154,7 @@ def list_of_turns(holder: Node) -> Node | None:
     """Return the list of turns in an object: the outermost, and of several on one level the longest; None if there is none."""
     fields = holder.value if isinstance(holder.value, dict) else {}
     if isinstance(tree := fields.get("mapping"), dict):
-        # The messages of a chat that branches are by their ids.
+        # A chat with branches has its messages in an object, by their ids.
         return holder.at("mapping")._replace(value=list(tree.values()))
     if len(keys := [key for key in fields if _NUMBERED.fullmatch(key) and is_message(fields[key])]) > 1:
         task = holder.first("specified_task", "original_task").value

@@ -1,4 +1,4 @@
-"""The headers of messages: what they say of a delivery, of the body, and of when the message was sent."""
+"""Reads the headers of messages: the deliveries so far, the form of the body, and the time of sending."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from kp_scorer.store.keys import KEPT_S
 
 DELIVERY_COUNT: Final = "x-delivery-count"  # The deliveries before this one, as RabbitMQ and our Redis transport count them.
 SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock. No score depends on it.
-_STAMPED_MS: Final = "timestamp_in_ms"  # The same by RabbitMQ, with ``message_interceptors.incoming.set_header_timestamp``.
+_STAMPED_MS: Final = "timestamp_in_ms"  # When RabbitMQ received it, by ``message_interceptors.incoming.set_header_timestamp``.
 PACKED_BY: Final = "x-packed-by"  # The compression of a body, once a message is received.
 _PACKED_BY_PRODUCER: Final = "compression"
 _LATEST_MS: Final = 2**53

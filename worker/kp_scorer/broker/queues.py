@@ -31,7 +31,7 @@ class SubmissionQueues(NamedTuple):
 
     @property
     def counted(self) -> Queue:
-        """The queue of traces for those who may not declare it, as clients on RabbitMQ."""
+        """The queue of traces for users who may not declare it, such as clients on RabbitMQ."""
         return _queue(self.traces.name, declare=self.dead is None)
 
 

@@ -20,7 +20,7 @@ _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its
 def search_queue(
     app: Celery, name: str, limits: Limits, is_wanted: Callable[[object], bool], *, remove: bool = False
 ) -> Iterator[object]:
-    """Yield the wanted submissions or decisions on a queue in Redis, one perhaps twice; remove each if ``remove`` is set.
+    """Yield the wanted submissions or decisions on a queue in Redis; with ``remove``, remove them. An item may come twice.
 
     What is not JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
     Raises ServiceUnavailable.

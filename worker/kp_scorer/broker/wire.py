@@ -17,7 +17,7 @@ from kp_scorer.trace import is_submission_id
 
 TASK_NAME: Final = "score_trace"
 
-BEGINNING_BYTES: Final = 65_536  # The size of the beginning that is delivered of a message too large to be parsed.
+BEGINNING_BYTES: Final = 65_536  # Of a message too large to be parsed, only this beginning is delivered.
 CUT_MARK: Final = b"\xffcut\n"  # Precedes such a beginning on Redis. No JSON begins like this, so it is never parsed.
 
 _PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.

@@ -168,8 +168,8 @@ def gather(
 ) -> None:
     """Add the traces of an input.
 
-    Candidates are the successes that no check keeps back, or with ``scores`` all traces that no guard or check does. What is
-    written of ``failures`` is stored too, if they are wanted.
+    Candidates are the successes that no check keeps back, or with ``scores`` all traces that no guard or check keeps back. With
+    ``failures``, the documents of failed runs are stored, too.
     """
     embedder = WordsEmbedder()
     checks = Checks(settings.checks) if settings.checks.names and not scores else None

@@ -59,7 +59,7 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
 
 
 def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield lines; of those that follow each other and are nothing that is read here, only the first, to report them all."""
+    """Yield lines; of consecutive lines in unknown formats, yield only the first, which then reports all of them."""
     for is_unknown, group in groupby(lines, key=lambda line: isinstance(line.trace, UnknownFormat)):
         if not is_unknown:
             yield from group
@@ -196,7 +196,7 @@ class ReadAhead:
     def _run(self, names: Sequence[str], limits: Limits, conversion: Conversion | None) -> None:
         try:
             if all(name != "-" and (Path(name).is_file() or Path(name).is_dir()) for name in names):
-                # A file never blocks. Full batches are scored faster, and every time alike.
+                # A file never blocks. Full batches are scored faster, and give the same figures in every run.
                 self._wanted = self._most
             for line in read_files(names, limits, conversion):
                 with self._changed:

@@ -65,7 +65,7 @@ class Search:
     """Searches every place in Redis for what is a subject's, in chunks; each thing may come twice if it changes meanwhile."""
 
     def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
-        """Show by ``advance`` how much was searched."""
+        """Call ``advance`` to show how much was searched."""
         self.unread = 0
         """The number of dead letters so far that do not say whose they are."""
         self._store = store

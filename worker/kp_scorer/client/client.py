@@ -89,7 +89,7 @@ class Client(BaseClient, AbstractContextManager["Client"]):
         outcome_id: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Submit what has become known of a trace's outcome, by which it is decided again, once. Return the outcome's id.
+        """Submit a late outcome of a trace, which is then decided again, once for each outcome; return the outcome's id.
 
         The outcome waits for a trace that is not decided yet. ``look_up`` and ``wait`` take its id, too.
 

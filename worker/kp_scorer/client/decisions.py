@@ -95,11 +95,11 @@ def _next(queue: Any) -> Any:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to the queues of decisions with one outcome, of all or of revisions; or, as a ``group``, to their streams.
+    """Connect to the queues of decisions: those with one outcome, revisions, or all. With a ``group``, read their streams.
 
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """
-    # Whoever does not ask for revisions reads what there is without them.
+    # Revisions are read only on request.
     kinds = [outcome] if outcome else [each for each in settings.kinds if each != "revised"]
     _check_readable(settings.queues, settings.results, kinds, group)
     queues = list(results_queues(settings, kinds).values())

@@ -47,7 +47,7 @@ class Units:
     """
 
     def __init__(self, tokenizer: Tokenizer, description: Mapping[str, Any]) -> None:
-        """Split as ``tokenizer`` does, for whose ``description`` :func:`is_splittable` is true."""
+        """Split as ``tokenizer`` does. Its ``description`` must pass :func:`is_splittable`."""
         added = sorted(_added_tokens(description), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._added_backwards = re.compile("|".join(re.escape(each[::-1]) for each in added) or r"(?!)")

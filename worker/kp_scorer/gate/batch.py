@@ -85,7 +85,7 @@ class _Turns:
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
         self._adds = np.concatenate([domain.runs.adds, np.zeros(len(trace_ids))])
         own, column = self._runs + np.arange(len(trace_ids))[:, None], np.arange(len(self._adds))
-        # A trace counts itself, those before it here, and as many runs as are left of the most.
+        # A trace counts itself, the traces before it in the batch, and the newest runs, up to the limit on runs.
         self._weights = np.where((column <= own) & (column >= own - self._most_runs), 1.0, 0.0)
         self._weights[:, : self._runs] *= domain.demand(at)
         self._nearest: list[tuple[str, float] | None] = [None] * len(trace_ids)

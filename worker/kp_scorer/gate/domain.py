@@ -52,7 +52,7 @@ class Domain:
         self._covers_at = now
         self.drop_runs(len(self.runs) - self.most_runs)
         self.kept_rows.extend([each for each in added if each[1].is_kept])
-        # A run is covered by what was kept since the facts that its decision rests on, too.
+        # Traces that were kept since the facts that the decision rests on cover the run, too.
         first = int(np.searchsorted(self.kept_rows.at, since.min(), "right"))
         if first < len(self.kept_rows):
             at = self.kept_rows.at[first:]
@@ -60,7 +60,7 @@ class Domain:
             self._covers = np.maximum(self._covers, np.where(at > self.runs.as_of[:, None], raised, 0.0).max(axis=1))
 
     def drop_runs(self, count: int) -> None:
-        """Drop the oldest runs with their covers; what others are covered by stays."""
+        """Drop the oldest runs with their covers; the covers of other runs stay the same."""
         if count > 0:
             self.runs.drop(count)
             self._covers = self._covers[count:]

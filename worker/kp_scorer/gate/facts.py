@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     """Facts newer than a place, oldest first."""
 
     facts: Sequence[StoredFact]
-    kept_facts: Sequence[StoredFact] = ()  # All of kept traces; only of a reading from the beginning.
+    kept_facts: Sequence[StoredFact] = ()  # The facts of all kept traces; only for a reading from the beginning.
     restart: bool = False  # True if the log no longer holds the place, so that all must be read anew.
     more: bool = False  # True if newer ones are left.
 
@@ -85,7 +85,7 @@ class MemoryFacts:
 
 
 def _place(text: str) -> Place:
-    """Parse a place in this century: a later one would be no number of 64 bits to those who calculate with it."""
+    """Parse a place in this century: as a number, a later one would not fit into 64 bits."""
     place = Place.parse(text)
     if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
         raise ValueError("expected a place in this century")

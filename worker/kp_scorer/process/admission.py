@@ -45,7 +45,7 @@ class FairQueue:
 
 
 class Admission:
-    """Admits deliveries to the stages that decide. These return each resolved, or to be decided again.
+    """Admits deliveries to the stages that decide. They return each one, either resolved or to be decided again.
 
     Isolation: deliveries that fail together are decided again, each with nothing else in flight, so that a trace that causes a
     failure fails alone. An outage is not a trace's fault and resolves all of them.

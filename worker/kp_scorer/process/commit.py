@@ -33,7 +33,7 @@ class CommitStage:
         self.thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Decide the traces of these. Any thread may do so."""
+        """Decide the traces of these deliveries. Any thread may do so."""
         self._ready.put(deliveries)
 
     def stop(self) -> None:

@@ -172,7 +172,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         return queue if queue in self._queues else self._queues[0]
 
     def read(self, delivery: Delivery) -> None:
-        """Set a delivery's trace, or why its message gets no decision. Any thread may do so."""
+        """Set a delivery's trace, or the reason why its message gets no decision. Any thread may do so."""
         message, limits, deliveries = delivery.message, self._limits, deliveries_by(delivery.message)
         try:
             args, kwargs = arguments_in(message, limits)

@@ -1,1 +1,1 @@
-"""The figures of decisions, of one or of many, and how they look on a page, in a terminal and in words."""
+"""The figures of one or many decisions, shown on a page, in a terminal and in words."""

@@ -15,7 +15,7 @@ log = structlog.get_logger("kp_scorer.serve.certificates")
 
 
 class Renewal:
-    """Puts a certificate that was replaced in use for new connections."""
+    """Loads a certificate that was replaced, for new connections."""
 
     def __init__(self, settings: ServeSettings, load: Callable[[], None]) -> None:
         self._settings, self._load = settings, load

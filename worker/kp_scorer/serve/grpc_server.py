@@ -43,7 +43,7 @@ _OPTIONS: Final[Mapping[str, int]] = {
     # Otherwise what a peer may send before anything of it is read grows from 64 KiB to mebibytes.
     "grpc.http2.bdp_probe": 0,
 }
-_GZIP: Final = b"\x1f\x8b"  # No message of Protobuf begins so: 7 is no type of a field.
+_GZIP: Final = b"\x1f\x8b"  # No message of Protobuf begins like this: 7 is not a type of field.
 _CODES: Final = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,

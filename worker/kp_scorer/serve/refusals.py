@@ -23,7 +23,7 @@ log = structlog.get_logger("kp_scorer.serve.refusals")
 
 
 def refuse_in(app: FastAPI) -> None:
-    """Have an application answer all errors of its handlers, and requests whose length is ambiguous."""
+    """Make an application answer all errors of its handlers, and refuse requests whose length is ambiguous."""
     app.add_middleware(_OneLength)
     for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, TraceConflict, ServiceUnavailable):
         app.add_exception_handler(kind, _refused)

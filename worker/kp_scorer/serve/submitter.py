@@ -131,7 +131,7 @@ class Submitter:
         """Return as JSON the late outcome of a run that does not state its success; empty if it is to wait for one."""
         assumed = answer["trace"]["metadata"].get("assumed", []) if "trace" in answer else []
         if run.closed or not self._settings.serve.outcome_wait_s or "success" not in assumed:
-            # Whoever claims a closed run submits the same trace as who closed it.
+            # Every process that claims a closed run must submit the same trace as the one that closed it.
             return run.closed or NO_WAIT
         late = self._store.ledger.waiting_outcome(run.trace_id)
         return late.model_dump_json(include={"success", "confidence"}, exclude_none=True) if late else ""
@@ -188,7 +188,7 @@ class Submitter:
 
 
 def _state(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """Have a trace state the success and the confidence of an outcome in place of what was assumed."""
+    """Replace the assumed success and confidence of a trace by those of an outcome."""
     assumed = [name for name in trace["metadata"].pop("assumed", []) if name not in outcome]
     trace["metadata"] |= {"success": outcome["success"]} | ({"assumed": assumed} if assumed else {})
     trace["outcome"]["confidence"] = outcome.get("confidence", trace["outcome"]["confidence"])

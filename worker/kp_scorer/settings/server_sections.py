@@ -145,7 +145,7 @@ class QueueSettings(Section):
 
     @property
     def first(self) -> str:
-        """The queue of traces for those who name none."""
+        """The queue of traces that is used where none is named."""
         return next(iter(self.traces))
 
     def name(self, kind: DecisionKind) -> str:

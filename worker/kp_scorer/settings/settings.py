@@ -55,7 +55,7 @@ class Settings(Section):
     log: LogSettings = LogSettings()
 
     def alike(self) -> str:
-        """Return a digest of the settings that all workers of a fleet have alike, by those that are not the default."""
+        """Return a digest of the settings in which all workers must agree, computed from those that are not the default."""
         own = {"embedding", "worker", "metrics", "serve", "log"}
         sections = self.model_dump(mode="json", exclude=own, exclude_defaults=True)
         # URLs hold passwords, and may name one server in several ways.

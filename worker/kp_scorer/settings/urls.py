@@ -56,7 +56,7 @@ class ServerUrl(NamedTuple):
         return self.scheme in TLS_SCHEMES
 
     def without_parameters(self) -> str:
-        """Return the URL in the form that all libraries read alike: escaped, with one address and without parameters."""
+        """Return the URL in a form that all libraries read in the same way: escaped, with one address and no parameters."""
         return f"{self.scheme.removesuffix('+sentinel')}://{self.authority()}/{quote(self.path, safe='')}"
 
     def authority(self) -> str:

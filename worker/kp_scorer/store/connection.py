@@ -193,7 +193,7 @@ def refusal(error: redis.exceptions.RedisError) -> str:
 
 
 def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:
-    """Yield the keys of one type whose names match a pattern, in no order, some perhaps twice.
+    """Yield the keys of one type whose names match a pattern, in no order; a key may come twice.
 
     Redis looks through the names of all keys, for which it does nothing else for a millisecond or two at a time.
     """

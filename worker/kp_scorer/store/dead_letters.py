@@ -192,7 +192,7 @@ class DeadLetters:
         return int(self._client.zcard(self._keys.dead_letters))
 
     def read(self, *beginnings: str) -> Iterator[DeadLetter]:
-        """Yield all dead letters, or those whose ids begin so, in the order in which they were last dead-lettered."""
+        """Yield all dead letters, or those whose ids begin like this, in the order in which they were last dead-lettered."""
         ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
         wanted = (letter_id for letter_id in map(text_in, ids) if letter_id.startswith(beginnings or ""))
         while chunk := list(islice(wanted, _READ_AT_ONCE)):

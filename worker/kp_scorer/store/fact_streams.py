@@ -68,7 +68,7 @@ class RedisFacts:
         return erased[0] | erased[1]
 
     def clear(self) -> None:
-        """Keep nothing any more; workers notice at their next read."""
+        """Remove all facts; workers notice at their next read."""
         self._client.delete(self.keys.log, self.kept_keys.log)
 
     def info(self) -> dict[str, Any]:

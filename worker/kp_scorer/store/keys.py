@@ -62,7 +62,7 @@ KEPT_S: Final = 30 * 86_400  # Seconds for which dead letters are kept, and pend
 
 @dataclass(frozen=True)
 class Prefixed:
-    """Keys whose names begin alike."""
+    """Keys whose names share a prefix."""
 
     prefix: str
 

@@ -47,7 +47,7 @@ class ClaimedRun(NamedTuple):
     attempts: int  # The number of claims that may have ended a process, this one included.
     has_waited: bool = False  # True if it has waited for spans that it lacks.
     closed: str = ""  # What was known of its outcome when it was closed, as for :meth:`Runs.close`; empty if it is not closed.
-    queue: str = ""  # The queue of whoever sent its first spans; empty for the first queue.
+    queue: str = ""  # The queue of the sender of its first spans; empty for the first queue.
 
     @property
     def trace_id(self) -> str:

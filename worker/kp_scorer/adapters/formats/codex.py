@@ -28,13 +28,13 @@ def run_id(line: Node) -> str:
 
 
 def continues(lines: Sequence[Node], line: Node) -> bool:
-    """Return whether the beginning of a session is that of the one which the session before was forked from, and repeats."""
+    """Return whether a line begins the session from which the one before was forked, and whose lines that one repeats."""
     parents = {each.at("payload", key).text() for each in lines[:_MOST_FORKS] for key in _PARENTS}
     return line.at("payload", "id").text() in parents - {""}
 
 
 def identities(line: Node) -> list[str]:
-    """Return the line itself: a session that goes on, or was forked, repeats the lines of the one before."""
+    """Return the line itself: a session that was resumed or forked repeats the lines of the one before."""
     return [as_json(line.value)] if line.at("type").value in ("response_item", "event_msg") else []
 
 

@@ -46,7 +46,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
     largest_bytes = 2**26  # A larger message stays in Redis; only its beginning is delivered.
     in_flight_bytes = 2**28  # With this many bytes in flight, no more messages are received.
 
-    #: Who says where the primary is, if any does, and its name there. Kombu 5.7.0 takes sentinels from the URL, as alternatives
+    #: The sentinels, if any, and their name of the primary. Kombu 5.7.0 takes sentinels from the URL, as alternatives
     #: of each other: a connection that tries the second of them forgets its transport, and takes kombu's instead of ours.
     sentinels: Sequence[tuple[str, int]] = ()
     master_name = ""
@@ -127,7 +127,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return channel.basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
 
     def basic_cancel(self, consumer_tag: str) -> Any:
-        """Stop consuming a queue; what is in flight stays so."""
+        """Stop consuming a queue; its messages in flight stay in flight."""
         channel = self._channels.pop(consumer_tag, None)
         return channel.basic_cancel(consumer_tag) if channel else super().basic_cancel(consumer_tag)
 

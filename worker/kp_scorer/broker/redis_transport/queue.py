@@ -44,7 +44,7 @@ class QueueKeys(Prefixed):
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The names of all of them."""
+        """The names of all these keys."""
         return self.queue, self.moving, self.unacknowledged, self.renewed, self.deliveries, self.oversized
 
 
