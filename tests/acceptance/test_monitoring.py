@@ -237,7 +237,7 @@ def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(setti
         shortcomings = 'kp_scorer_redis_shortcomings{server="redis"}'
         with at_work(apart, tmp_path, variables=LOOKS_OFTEN) as (worker, _):
             wait_until(lambda: scraped(apart).get(shortcomings) == 0)
-            # As on a full disk, no file can be made; the open one is written.
+            # Simulate a full disk: no file can be made, but the open one is written.
             shutil.rmtree(directory)
             with suppress(redis.exceptions.ResponseError):
                 client.bgrewriteaof()
@@ -265,7 +265,7 @@ def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Se
         admin.acl_setuser("administrator", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
         age = 'kp_scorer_work_age_seconds{{work="{}"}}'.format
         with at_work(apart, tmp_path) as (worker, client):
-            # As by a users.acl of an earlier version.
+            # Simulate a users.acl of an earlier version.
             admin.auth("any", "administrator")
             admin.execute_command("ACL", "SETUSER", "default", "-zrangebyscore")
             wait_until(lambda: scraped(apart)[age("submission_resender")] > 4)
@@ -684,7 +684,7 @@ def decisions_of_two_weeks() -> list[Decision]:
         dimensions = Dimensions(complexity=values[0], novelty=values[1], tool_diversity=0.5, outcome_confidence=0.3 * is_last)
         at = LAST - WEEK * random.uniform(0.1, 0.9) - WEEK * (not is_last)
         made = decision(str(number), score=values[2], dimensions=dimensions, domain="code", decided_at=at.isoformat())
-        # Of others a report has the names, and a worker counts them together.
+        # A report names the others; a worker counts them together.
         decided += [made, made.model_copy(update={"domain": f"{number % 9}"})]
     return decided
 

@@ -57,7 +57,7 @@ class Watched:
         )
 
     def foreign(self) -> list[str]:
-        """Return what went elsewhere than to this machine, asked for a name, or wrote beside our directories."""
+        """Return the calls that connected to another machine, looked up a name, or wrote outside our directories."""
         lines = self._record.read_text("utf-8", "replace").splitlines()
         assert any("kp_scorer" in line for line in lines), "nothing was seen"
         return [line for line in lines if self._is_foreign(line)] + [str(path) for path in self._home.rglob("*")]

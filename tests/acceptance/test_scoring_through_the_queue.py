@@ -58,7 +58,7 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
 
 @pytest.mark.usefixtures("client")
 def test_any_celery_app_can_call_the_task_by_name_and_ask_for_the_result(foreign: Celery) -> None:
-    # What looks like a type of kombu's is the content of a trace all the same.
+    # Content that looks like a type of kombu's is still content of the trace.
     kinds = [{"input_schema": {"__type__": kind, "__value__": "one"}} for kind in ("uuid", "unheard of")]
     first, second = (trace | {"task": trace["task"] | kind} for trace, kind in zip(fresh_samples(2), kinds, strict=True))
     call = partial(foreign.send_task, "score_trace", queue="traces", ignore_result=False)

@@ -130,7 +130,7 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_pa
 
 
 def test_a_demo_without_an_embedder_notes_that_once(tmp_path: Path) -> None:
-    # Of a configured queue neither the demo nor its worker may know.
+    # Neither the demo nor its worker may know of a configured queue.
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     demo = run("demo", KP_EMBEDDING_EMBEDDER="none", KP_BROKER_URL_FILE=str(tmp_path / "url"))
     assert demo.returncode == 0, demo.stderr

@@ -66,7 +66,7 @@ class Gate:
         """Rank by what knows nothing of other traces' contents."""
 
         def by_source(order: Places) -> Ranked:
-            # As if it were known beforehand: no rule by source alone does better.
+            # With knowledge of the tasks in advance: no rule by source alone does better.
             firsts = np.concatenate([[True], ~is_repeat(self._tasks[order].tolist())])
             return _shares(self._sources[order], firsts), _shares(self._sources[order], self._is_success[order])
 

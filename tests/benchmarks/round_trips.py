@@ -51,7 +51,7 @@ class CountingConnection(redis.Connection):
         self._unanswered = True
 
     def read_response(self, *args: Any, **options: Any) -> Any:
-        # Of all connections: the worker has one.
+        # Count for all connections: the worker has one.
         CountingConnection.round_trips += self._unanswered
         self._unanswered = False
         return super().read_response(*args, **options)

@@ -40,7 +40,7 @@ def rows_of(count: int) -> Iterator[Row]:
     embedder = real_embedder()
     passes = measured_passes(embedder)
     one_s, cores = mean(each.one_s for each in passes), embedder.streams
-    # Of a pass on one core, what more cores do not shorten.
+    # The part of a pass on one core that more cores do not shorten.
     all_s = mean(each.all_s for each in passes)
     serial = max(0.0, (all_s / one_s - 1 / cores) / (1 - 1 / cores)) if cores > 1 else 0.0
     chance = random.Random(1)

@@ -23,7 +23,7 @@ _IN_QUEUE = 200
 """Few enough to last until the end of the run, so that every kill meets a worker with messages in flight."""
 _GATED = {
     "novelty.against": "succeeded",
-    # Of a set of texts an audit checks nothing: no log has the vectors that were compared.
+    # An audit cannot check a set of texts: no log has the vectors that were compared.
     "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
     "checks.secrets": "note",
     "routing.gate": "coverage",

@@ -56,7 +56,7 @@ def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliver
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         bodies, submitted = send_good_and_malformed(arena)
-        # Of a caller who waits for the result, and gets one in the end, not in between.
+        # The message of a caller who waits for the result, and gets one only in the end.
         (asked,) = short_traces(1, seed=9)
         with make_celery(arena.settings()) as caller:
             result = caller.send_task(

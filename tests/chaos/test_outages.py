@@ -57,7 +57,7 @@ def test_redis_full_in_mid_load(arena: Arena) -> None:
         with pytest.raises(ServiceUnavailable):
             client.submit(load[HALF])
         assert len(decided_of(client, submitted)) < HALF, "full too late to test anything"
-        # What frees memory goes on: by those who were there, and by those who start only now.
+        # Work that frees memory goes on, in workers that were running and in those that start now.
         fleet.kill(0)
         wait_until_ended(arena.settings(), submitted)
         wait_until(arena.is_idle)

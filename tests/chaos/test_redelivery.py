@@ -51,7 +51,7 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
         submitted = submit(client, load[:half])
         fleet.wait_until_ready()
         wait_until(lambda: fleet[0].events("trace_decided") and fleet[1].events("trace_decided"))
-        # What they have in flight must be redelivered as soon as from others, not in an hour.
+        # Their messages in flight must be redelivered as soon as those of others, not in an hour.
         fleet.kill(0)
         fleet.kill(1)
         submitted += submit(client, load[half:])

@@ -66,7 +66,7 @@ def start_sentinel(directory: Path, port: int, primary: RedisServer) -> "subproc
         *(f"port {port}", "bind 127.0.0.1", f'dir "{directory}"'),
         *(f"requirepass {PASSWORD}", f"sentinel sentinel-pass {PASSWORD}"),
         f"sentinel monitor {PRIMARY} 127.0.0.1 {primary.port} {QUORUM}",
-        # So that a failover begins soon.
+        # These settings make a failover begin soon.
         *(f"sentinel down-after-milliseconds {PRIMARY} 500", f"sentinel failover-timeout {PRIMARY} 3000"),
     ]
     file.write_text("\n".join(lines), "utf-8")

@@ -113,6 +113,6 @@ def fleet(shipped_arena: ShippedArena, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     settings = shipped_arena.settings_of("worker", **{"embedding.embedder": "words"})
     with start_fleet(settings, shipped_arena.directory / "logs", 1, CONTAINER_WORKER) as started:
-        # By these the tests look at what it has left.
+        # With these settings, the tests look at what the worker has left.
         started.settings = shipped_arena.settings()
         yield started

@@ -40,7 +40,7 @@ PROBE_S: Final = 3.0
 ROOT: Final = "00000000000000aa"
 CUT_OFF: Final = json.dumps({"rows": [{"name": "a", "note": json.dumps({"x": [1, "two"]})}] * 900})[:50_000]
 
-# What a tool got and returned; each of the first took a gigabyte, or minutes.
+# Arguments and results of a tool. Each of the first once took a gigabyte, or minutes.
 TEXTS: Final[dict[str, tuple[str, str]]] = {
     "an unfinished list and a sign of Python": ("{}", "[" + "a," * 497_000 + "1]='"),
     "arguments of a megabyte": (json.dumps({"a": ["b c"] * 100_000})[:-2], "done"),

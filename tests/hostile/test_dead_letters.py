@@ -91,7 +91,7 @@ def test_junk_pushes_out_junk(
 
 
 def test_one_producer_can_push_out_the_junk_of_another_and_what_failed_of_another(of_worker: redis.Redis, keys: Keys) -> None:
-    """Given up: no producer has room of its own, as it could invent any number of names."""
+    """A bound for each producer was rejected, because a producer could invent any number of names."""
     letters = DeadLetters(of_worker, keys, limited(MOST))
     letters.dead_letter(b"[]", DeadLettering("invalid", "$", "kp:trace:acme:1"))
     # Twice as many: those of one millisecond go in any order, and a fast machine writes several in one.

@@ -187,7 +187,7 @@ def test_no_request_costs_more_than_its_bounds(
         sockets[name].sendall(sent)
     ends = {name: pool.submit(lambda each: (each.recv(100), time.monotonic()), each) for name, each in sockets.items()}
 
-    # Who sends too much, or may not, is told so once it is sent.
+    # A peer that sends too much, or has no right to, gets the answer once it has sent all.
     large = b"[" * 8 * MIB
     assert post(server, large + b"[").status == 413
     assert post(server, large, authorization="Bearer none").status == 401

@@ -100,7 +100,7 @@ def test_a_worker_decides_what_comes_with_damaged_records(
 def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
     settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    # As another Celery app may have left it, which pickles its results.
+    # Another Celery app, which pickles its results, may have left this.
     spoilt, *others = (str(uuid.uuid4()) for _ in range(4))
     redis_client.set(f"celery-task-meta-{spoilt}", b"\x80\x04", ex=60)
     for task_id, trace in zip((spoilt, *others), short_traces(4, seed=61), strict=True):

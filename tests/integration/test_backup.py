@@ -105,7 +105,7 @@ def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_u
                 client.wait(client.submit(traces[4]), timeout_s=PATIENCE_S)
             assert client.look_up([erased]) == [None]
         stats = json.loads(command(settings, "stats").stdout)
-        # What was decided counts, also after it was erased.
+        # Decided traces count even after they were erased.
         assert [stats[name] for name in ("submitted", "pending", "decided", "dead")] == [5, 0, 5, 0]
         audit = command(settings, "audit")
         assert audit.exit_code == 0, audit.output

@@ -41,7 +41,7 @@ def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) 
     data.chmod(0o755)
     with embedded_redis(data) as same_url, redis.Redis.from_url(url) as client:
         assert data.stat().st_mode & 0o777 == 0o700
-        # Who connected to the first server goes on.
+        # Clients of the first server go on.
         assert (client.get("kept"), same_url) == (b"1", url)
         assert (data / "endpoint").stat().st_mode & 0o777 == 0o600
 

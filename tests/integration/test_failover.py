@@ -142,6 +142,6 @@ def test_an_error_names_the_sentinel_that_refuses(guarded: Guarded) -> None:
 
 def test_a_client_without_a_certificate_is_refused(guarded: Guarded) -> None:
     url = guarded.primary.url("worker").partition("&")[0]
-    # What the server says of it may come too late: it closes the connection in the same breath.
+    # The server's error may come too late, because it closes the connection at the same time.
     with Store.open(settings_at(url)) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
         store.ping()

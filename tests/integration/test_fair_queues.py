@@ -76,7 +76,7 @@ def test_full_queues_share_by_weight(shared: Settings, tmp_path: Path) -> None:
     with clients(shared) as (large, small):
         of_large = {*submitted(large, BURST), *submitted(large, BURST)}
         submitted(small, BURST)
-        # So slow that a busy broker keeps up: otherwise its order of delivery would count.
+        # Submit slowly enough for a busy broker to keep up: otherwise its order of delivery would count.
         with at_work(with_changed(shared, worker__concurrency=96), tmp_path, variables={"EMBED_S": "0.05"}) as (worker, _):
             # The queues do not begin at the same moment.
             wait_until(lambda: len(decided(worker)) >= 100 + BURST)

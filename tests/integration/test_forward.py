@@ -228,7 +228,7 @@ def test_an_accepted_run_comes_out_once_whole_and_as_it_came_in(settings: Settin
     with receiving.process():
         assert "forwarded 1 runs" in forward(settings, "otlp-spans", receiving.url).stderr
     (row,) = receiving.rows()
-    # Of a large resource only its name and what the scorer reads are kept.
+    # Only the name of a large resource, and what the scorer reads of it, are kept.
     sent = parts_of(in_protobuf(first)) + parts_of(in_protobuf(export_of(child, service__name="tools")))
     link = sent[0][2].links[0]
     link.trace_id, link.span_id = bytes.fromhex(rejected_id), bytes.fromhex("ab" * 8)

@@ -65,7 +65,7 @@ def large_traces(seed: int) -> list[dict[str, Any]]:
 
 
 def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
-    """Submit until that is refused, as it is while there is room for what workers do."""
+    """Submit until Redis refuses, which it does while workers still have room."""
     with Client(settings) as client:
         accepted, error = until_refused(client.submit, traces)
     assert "ledger: Redis is nearly full" in str(error)
@@ -113,7 +113,7 @@ def test_what_redis_does_not_count_against_its_limit_refuses_no_submission(
 ) -> None:
     with RedisServer(tmp_path / "replica") as replica:
         replica.follow(server)
-        # What a replica has not received takes memory beyond maxmemory, as does what a slow disk has not written yet.
+        # Data that a replica has not received takes memory beyond maxmemory, as does data that a slow disk has yet to write.
         replica.pause()
         fill_by_client(endpoints, large_traces(seed=1))
         assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95

@@ -162,7 +162,7 @@ def test_a_model_that_embeds_fewer_tokens_than_its_files_say_is_refused_at_start
     copy = shutil.copytree(tiny.directory, tmp_path / "copy")
     for file, limit in {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.json": "model_max_length"}.items():
         change_json(copy / file, **{limit: 10**30})
-    # As if it were of a type that is not known to begin its positions at 2.
+    # Simulate a type of model that is not known to begin its positions at 2.
     monkeypatch.setattr("kp_scorer.embedding.model.OFFSET_POSITIONS", ())
     with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot embed the 130 tokens that it says it takes"):
         load_embedder(embedder="torch", model=str(copy))

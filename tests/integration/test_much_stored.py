@@ -157,7 +157,7 @@ def test_an_audit_says_by_its_exit_code_whether_it_checked_anything_and_all_agre
     assert filled.run("audit", "--since", "yesterday").exit_code == 2
     some = filled.run("audit", "--sample", "10")
     assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
-    # What somebody has altered differs.
+    # A record that somebody has altered differs.
     key = KEYS.record(trace_id(7))
     stored: Any = filled.client.hget(key, "decision")
     altered = json.loads(stored)

@@ -21,7 +21,7 @@ from tests.support.traces import fresh_samples, short_traces
 def test_work_resumes_once_a_neighbour_frees_our_key(
     settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    # What was moved and not noted comes back as if its worker had died.
+    # Messages that were moved and not noted come back as if their worker had died.
     settings = with_changed(settings, broker__visibility_timeout_s=3)
     queue = settings.queues.first
     names = [f"{queue}.unacknowledged", f"{queue}.renewed", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]

@@ -118,7 +118,7 @@ def test_a_mirror_that_missed_erasures_starts_over(redis_client: redis.Redis) ->
     log.erase("second")
     cache.catch_up()
     log.erase("third")
-    # As if so many entries were erased meanwhile that the stream is trimmed beyond the position of this mirror.
+    # Simulate so many erasures that the stream is trimmed beyond the position of this mirror.
     redis_client.xtrim(KEYS.of_log("space").erasures, maxlen=1, approximate=False)
     assert cache.catch_up() == 1
 

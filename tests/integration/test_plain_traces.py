@@ -66,7 +66,7 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
     for body, (reason, detail) in sent.items():
         assert letters[body].reason == reason
         assert letters[body].detail.startswith(detail)
-    # What is too large is not parsed, so its id stays unknown.
+    # A message that is too large is not parsed, so its id stays unknown.
     assert [letters[body].trace_id for body in (wrong, long)] == [trace["id"], ""]
 
     replayed = command(settings, "dead-letter", "replay", letters[long].letter_id)

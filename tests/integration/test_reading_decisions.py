@@ -178,7 +178,7 @@ def test_workers_send_the_trace_along(settings_of: SettingsWith, tmp_path: Path)
         # The ledger has no trace.
         stored = [status and status.decision for status in client.look_up(list(traces))]
     assert all(decision and decision.trace is None for decision in stored)
-    # What other programs cannot parse is left out, and with it all that no worker reads.
+    # Values that other programs cannot parse are left out, and so are all that no worker reads.
     carried = received.pop("kp:trace:odd").trace or {}
     assert ("ratio" in carried, "source" in carried, carried["id"]) == (False, False, "kp:trace:odd")
     for trace_id, decision in received.items():
@@ -255,7 +255,7 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
     publish(traced, made, message_with(minimal_payload(objective="ask")))
     example = REPOSITORY / "deploy" / "examples" / "decisions_to_parquet.py"
     variables = os.environ | as_environment(traced) | {"DECISIONS_A_FILE": "2"}
-    # What a crash left: a decision that is delivered again, and half of one.
+    # A crash left a decision that is delivered again, and half of another.
     left = made[0].model_dump_json()
     (tmp_path / "journal.jsonl").write_text(f"{left}\n{left}\n{left[:100]}", "utf-8")
     with opened(sys.executable, example, tmp_path, env=variables) as process:

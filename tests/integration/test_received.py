@@ -29,7 +29,7 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     settings, (trace,) = on_broker(), fresh_samples(1)
     with Client(settings) as client, make_celery(settings) as app, app.connection_for_read() as connection:
         client.submit(trace)
-        # As if it had ended a worker.
+        # Simulate that it has ended a worker.
         delivered = wait_until(lambda: connection.default_channel.basic_get(settings.queues.first))
         connection.default_channel.basic_reject(delivered.delivery_tag, requeue=True)
     with at_work(settings, tmp_path) as (worker, client):

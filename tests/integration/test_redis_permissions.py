@@ -57,7 +57,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def _emptied(server: Shipped) -> None:
     with server.connect("administrator") as admin:
         admin.flushall()
-        # So that loading scripts needs permission too.
+        # Remove all scripts, so that loading them needs permission, too.
         admin.script_flush()
     server.refused()
 
@@ -67,7 +67,7 @@ DECISIONS: Final = ["decisions.accepted", "decisions.rejected"]
 
 @pytest.mark.slow
 def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: Path) -> None:
-    # Servers differ in how they check rights, the ways in which commands need them.
+    # Servers differ in how they check rights, and commands in the rights that they need.
     via = "queue" if server.process.args[0] == default_server() else "stream"  # type: ignore[index]
     published = {"results__via": via, "results__with_trace": True}
     users = ("client", "worker", "operator", "consumer")

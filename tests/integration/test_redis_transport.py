@@ -109,7 +109,7 @@ def test_a_dead_consumers_messages_are_redelivered_noted_or_not(
     publish(connection, {"a": 1})
     noted = receive(another)
     publish(connection, {"b": 2})
-    # What a blocking receive does, and then its consumer is dead.
+    # A blocking receive does this, and then its consumer dies.
     redis_client.blmove(QUEUE, "traces.moving", 1, "RIGHT", "LEFT")
     again = {message.body: message for message in (wait_until(lambda: receive(channel)) for _ in range(2))}
     assert not redis_client.exists("traces.moving")
@@ -126,7 +126,7 @@ def test_copies_fail_as_one_message_and_each_is_redelivered(
     assert [receive(another).payload, receive(channel).payload] == ["copied", "copied"]
     receipts: Any = redis_client.zrange("traces.renewed", 0, -1)
     redis_client.zadd("traces.renewed", dict.fromkeys(receipts, 0))
-    # As if both their consumers were dead.
+    # Simulate that both their consumers are dead.
     another.qos.in_flight = channel.qos.in_flight = lambda _: []
     channel.reclaim(QUEUE)
     again = [receive(channel), receive(channel)]

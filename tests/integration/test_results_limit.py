@@ -41,7 +41,7 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
         def decided() -> int:
             return sum(status is not None and status.state == "decided" for status in client.look_up(list(traces)))
 
-        # What is in flight is decided too, and waits for room; no more is received.
+        # Traces in flight are decided too, and wait for room; no more are received.
         wait_until(lambda: decided() == len(worker.events("trace_decided")) + IN_FLIGHT)
         assert decided() <= LIMIT + 2 * IN_FLIGHT
         assert worker.events("message_requeued") == []

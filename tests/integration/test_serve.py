@@ -489,7 +489,7 @@ def test_a_token_has_its_queue_for_traces_and_for_spans(
     file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
     both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 2}}, serve__tokens=str(file))
     own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    # As a worker has done.
+    # A worker has done this before.
     store.ledger.load_scripts()
     with open_server(both, tmp_path / "server.log") as server:
         for headers in (own, others):
@@ -649,7 +649,7 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
         assert collecting.runs.close(claimed, "")
         assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, b"{}")]) == ("closed", 1)
-        # Who claims it next can only close it.
+        # The next process that claims it can only close it.
         collecting.runs.wait(claimed, is_empty=False)
         redis_client.zadd(keys.runs, {"r": 0})
         assert collecting.runs.claim() == claimed._replace(attempts=2, closed=NO_WAIT)
@@ -701,7 +701,7 @@ def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
     with Store.open(changed) as collecting:
         collecting.runs.store(run_id, [ReceivedSpan("f" * 16, span)])
         for attempts in range(1, changed.worker.max_attempts + 1):
-            # Who claims it ends, and the claim does later.
+            # The process that claims it ends, and its claim ends later.
             claimed = wait_until(collecting.runs.claim)
             assert claimed
             assert claimed.attempts == attempts

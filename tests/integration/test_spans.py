@@ -89,7 +89,7 @@ def test_spans_link_the_producer_to_the_published_decision(
         send(recorded, {"@type": "ReasoningTrace", "id": "no trace"}, {"traceparent": CONTEXT["traceparent"]})
         published = read(recorded, 5)
         wait_until(lambda: worker.events("trace_dead"))
-    # What ends exports what is left.
+    # A worker that ends exports the remaining spans.
     assert worker.process.returncode == 0
     names = recorded.queues.first, recorded.queues.rejected
     of_ours = collected.spans(format_trace_id(run.get_span_context().trace_id))
@@ -120,7 +120,7 @@ def follow(process: Span, spans: Sequence[Span], traceparent: str, names: tuple[
     assert process.attributes["kp_scorer.batch_size"] >= 1
     assert process.attributes["kp_scorer.look_up_ms"] > 0
     assert traceparent.startswith(f"00-{process.otel_trace}-{publishing.span}-")
-    # Whether it is sampled is the lowest bit.
+    # The lowest bit says whether it is sampled.
     assert int(traceparent[-2:], 16) & 1
     assert (process.attributes["kp_scorer.outcome"], process.attributes["kp_scorer.domain"]) == ("rejected", "other")
 
@@ -130,7 +130,7 @@ def test_a_collector_that_hangs_delays_no_decision(
 ) -> None:
     collected, variables = collector
     collected.hangs.set()
-    # What waited for an export would wait for longer than the test does.
+    # Anything that waited for an export would wait for longer than the test does.
     variables["OTEL_EXPORTER_OTLP_TIMEOUT"] = "600"
     variables["OTEL_BSP_MAX_QUEUE_SIZE"] = variables["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"] = "8"
     impatient = with_changed(settings, worker__grace_s=6.0)

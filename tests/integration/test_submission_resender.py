@@ -96,6 +96,6 @@ def test_a_trace_that_cannot_be_resent_keeps_no_other_from_it(scene: Scene) -> N
     scene.resend_lost(refuse_one)
     assert scene.on_queue() == 1
     assert scene.states() == ["pending", "pending"]
-    # What was not sent is not counted as sent, so it is not buried for it.
+    # A submission that was not sent does not count as resent, so it is not dead-lettered for that.
     resends = [scene.redis_client.hget(scene.keys.record(trace_id), "resends") for trace_id in (FIRST, SECOND)]
     assert resends == [None, b"1"]

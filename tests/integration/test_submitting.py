@@ -141,7 +141,7 @@ def test_traces_may_come_from_a_generator_and_few_are_held(settings: Settings) -
     def generated() -> Iterator[Watched]:
         nonlocal most
         for number, trace in enumerate(short_traces(700, seed=5)):
-            # What is said of one that is wrong must not keep those around it.
+            # The error of an invalid trace must not keep the traces around it alive.
             watched = Watched(trace if number % 50 else {**trace, "outcome": None})
             in_memory.add(watched)
             most = max(most, len(in_memory))

@@ -36,7 +36,7 @@ def systemd() -> Iterator[Systemd]:
 
 
 def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Systemd, tmp_path: Path) -> None:
-    # As long as the interpreter needs to start, the worker is not there to be fed.
+    # While the interpreter starts, the worker cannot notify the watchdog.
     variables = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "1000000"}
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER, variables=variables) as worker:
         notifications = [systemd.receive()]

@@ -53,7 +53,7 @@ def used_bytes(client: redis.Redis) -> int:
 
 def _used_bytes(client: redis.Redis) -> int:
     memory: Any = client.info("memory")
-    # What its file does not have yet, on a slow disk, is no part's.
+    # Data that a slow disk has not written to the file yet belongs to no part.
     return int(memory["used_memory"] - memory["mem_aof_buffer"] - memory["mem_clients_normal"])
 
 
@@ -93,7 +93,7 @@ def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executa
         settings = settings_at(server.url, results__via=via, serve__total_bytes=2**30, serve__keep_spans_s=600.0)
         with Store.open(settings) as store, make_celery(settings) as app:
             report = WorkerReport(node="worker", space=SPACE)
-            # So that Redis has all scripts before and after.
+            # Load all scripts now, so that they count before and after.
             fill(settings, client, 3)
             look_at_backlog(app, settings, store, [report])
             client.flushall()
@@ -106,7 +106,7 @@ def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executa
             assert sum(measured[part] for part in PATTERNS) == pytest.approx(filled - empty, rel=0.05)
             for part, patterns in PATTERNS.items():
                 names: list[Any] = [name for pattern in patterns for name in client.keys(pattern)]
-                # What deleting them frees is as much only while Redis resizes no table.
+                # Deleting the keys frees as much only while Redis resizes no table.
                 taken: list[Any] = [client.memory_usage(name, samples=0) for name in names]
                 assert measured[part] == pytest.approx(sum(taken), rel=0.1), part
                 client.delete(*names)

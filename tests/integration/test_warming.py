@@ -30,7 +30,7 @@ from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, a
 from tests.support.traces import fresh_samples, new_id, rows_in, short_traces
 
 WINDOW: Final = 60
-IN_FLIGHT: Final = 4  # In each worker.
+IN_FLIGHT: Final = 4  # The traces in flight in each worker.
 DIGEST: Final = bytes(16)
 
 

@@ -99,7 +99,7 @@ class Chance:
         self._weights = {name: action.weight * random.choice((0, 1, 1, 2, 8)) for name, action in ACTIONS.items()}
         for name in ("take", "begin", "finish", "revise", "end", "go_on", "send_foreign"):
             self._weights[name] = max(self._weights[name], ACTIONS[name].weight)
-        # What is rare meets what is rare only in runs that are made for it.
+        # Rare actions meet each other only in runs that are made for it.
         rare = [name for name, action in ACTIONS.items() if action.weight < _RARE]
         self._weights |= dict.fromkeys(random.sample(rare, random.choice((0, 1, 2, 3))), _OFTEN)
         # Many traces fill windows; few meet each other.

@@ -49,7 +49,7 @@ def submit(books: Books, payload: Payload, send: Send) -> None:
 def replay(books: Books, chosen: Chosen, send: Send) -> None:
     letters = WatchedLetters(books)
     for letter, serial in _one_of(letters, chosen):
-        # What is refused stays.
+        # Refused dead letters stay.
         with suppress(InvalidTrace, TraceConflict):
             payload = letters.payload(letter.letter_id)
             parse_json(payload, LIMITS)

@@ -152,7 +152,7 @@ class Reference:
         ``lacks_fact``: it may rest on the fact of one before it that was not stored.
         """
         record = self.record(verdict.trace_id)
-        # What is dead without a digest is another submission than any that could be decided.
+        # A dead record without a digest is of another submission than any that could be decided.
         if (record.state or record.digest) and record.digest != verdict.digest:
             return str(TraceConflict(verdict.trace_id))
         if record.state == "decided":
@@ -204,7 +204,7 @@ class Reference:
     def _count(self, verdict: Verdict) -> None:
         name = verdict.domain
         if not verdict.is_known and f"decided {name}" not in self.tallies:
-            # Who comes after so many others has no name.
+            # After that many others, a domain has no name.
             name = name if self.tallies["names"] < MOST_NAMES else ""
             self.tallies["names"] += bool(name)
         self.tallies[f"decided {name}"] += 1

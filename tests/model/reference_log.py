@@ -73,7 +73,7 @@ class LogModel:
             return record.entry
         place = self._append(books, epoch, LogEntry(0, 0, trace_id, digest, counts, visible if visible != digest else b""))
         if record.state in ("decided", "dead"):
-            # What has ended keeps the place that its end rests on; this one is only its worker's, for the window it compares.
+            # A trace that has ended keeps the place that its end rests on; this one only serves its worker, for the comparison.
             return place
         record.digest, record.epoch, record.entry = digest, epoch, place
         books.records[trace_id] = record

@@ -61,7 +61,7 @@ def _perform(server: Server, seed: int, length: int, choose: Callable[[World], S
 
 
 def drain(world: World) -> None:
-    """Work everything off, while time goes on and no worker stalls; raise a violation if that never ends."""
+    """Finish all work, while time goes on and no worker stalls; raise a violation if that never ends."""
     for _ in range(_ROUNDS):
         _work_off(world)
         is_in_flight = any(worker.in_flight for worker in world.workers)

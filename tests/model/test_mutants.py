@@ -34,7 +34,7 @@ def is_noticed(server: Server, mutant: Mutant) -> bool:
     by_chance = [partial(run, server, seed, LENGTH, Counter[str]()) for seed in range(RUNS)]
     by_hand = [partial(repeat, server, 0, steps) for steps in SCENARIOS.values()]
     with prepared(mutant):
-        # The first run notices most of them, the scenarios most of the others.
+        # The first run detects most mutants, and the scenarios most of the others.
         return any(map(fails, chain(by_chance[:1], by_hand, by_chance[1:])))
 
 

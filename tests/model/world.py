@@ -245,7 +245,7 @@ class World:
         self._server.put_back(self.snapshot.image, now)
         self._lose(self.model.due())
         self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
-        # What was decided since may be decided otherwise now.
+        # Traces that were decided since may get another decision now.
         self._invariants = Invariants()
         for place, expected in (each for worker in self.workers for each in worker.log.expected.items()):
             if self.model.log.at(place) is None or self.model.log.similarity(place) != expected:

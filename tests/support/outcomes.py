@@ -107,7 +107,7 @@ def check(
         if settings.routing.gate == "coverage" and not store_lost_writes:
             _kept_as_decided(store, decided)
         counts = store.ledger.counts()
-        # What could not be read has no trace id, and counts too; so does other content under the id of another trace.
+        # A message that could not be read has no trace id, and counts too; so does other content under the id of another trace.
         ended = len(dead) + replayed + sum(letter.reason == "conflict" or not letter.trace_id for letter in dead_letters)
         all_decided = len(decided) + len(revised)
         ends = SubmissionCounts(all_decided + ended, 0, all_decided, ended)

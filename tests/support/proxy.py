@@ -104,7 +104,7 @@ class Proxy:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        # What was reset is closed in the loop's next round.
+        # The connections that were reset are closed in the loop's next round.
         await asyncio.sleep(0)
 
     def _lose_all(self) -> None:
@@ -127,7 +127,7 @@ class Proxy:
             connection.writers.append(to_writer)
             ways.append(asyncio.create_task(self._pump(reader, to_writer, self._requests, connection)))
             ways.append(asyncio.create_task(self._pump(to_reader, writer, self._replies, connection)))
-            # As soon as one side is gone, so must the other be.
+            # Once one side is gone, the other must go, too.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
             # The server is down, as the client is about to find out; or the proxy closes, and asyncio would complain of a

@@ -168,7 +168,7 @@ def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.Monkey
     [
         (
             "nobody",
-            # What else is installed here is listed, too.
+            # Other entry points that are installed here are listed, too.
             f"checks: nobody: expected an entry point of one package, got 0; there are {sorted([*HERE, *NAMES, 'broken'])}",
         ),
         ("versioned", "checks: versioned: version: expected a text of 1 to 64 characters of ASCII without spaces"),

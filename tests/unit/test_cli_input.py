@@ -245,7 +245,7 @@ def test_one_file_that_is_gone_leaves_the_others(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(FIRST)
     lines = read_files([str(tmp_path)], LIMITS)
     first = next(lines)
-    # As by a rotation of logs, after the folder was listed.
+    # Simulate a rotation of logs after the folder was listed.
     (tmp_path / "b.json").unlink()
     invalid = [(Path(each.file).name, isinstance(each.trace, InvalidTrace)) for each in (first, *lines)]
     assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
@@ -273,7 +273,7 @@ def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
         list(read_traces(io.BufferedReader(io.BytesIO(raw)), LIMITS))
 
 
-# Of lines and objects one trace is held at most; a list, and JSON that others record, may be a document.
+# Of lines and objects, one trace at most is held; a list, or JSON that other tools record, may be one document.
 @pytest.mark.parametrize(
     ("read_all", "opening", "piece", "megabytes", "peak_bytes"),
     [

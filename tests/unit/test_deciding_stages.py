@@ -171,7 +171,7 @@ def test_what_is_packed_does_not_wait_for_the_pass_before() -> None:
 
 def test_a_text_without_tokens_fails_alone_where_the_engine_packs() -> None:
     with running(GatedEmbedder(is_open=True, packs=True)) as stages:
-        # Looked up together, as none is before all wait.
+        # They are looked up together, because none is looked up before all wait.
         with stages.admission._changed:
             stages.submit("good", "no-tokens", "fine")
         ends = stages.wait_for_ends(3)

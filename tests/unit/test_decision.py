@@ -144,7 +144,7 @@ def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it(
     assert (later.entries, later.agreeing, later.undecided, later.last) == (3, 2, 1, Place(1_000, 3))
     nothing = since(str(later.last))
     assert (nothing.entries, nothing.agreeing, nothing.last) == (1, 0, None)
-    # What is damaged counts by its place, too.
+    # A damaged entry counts by its place, too.
     damaged = [log[0]._replace(trace_id=""), log[1], log[2]._replace(trace_id="")]
     assert [since(place, damaged).damaged for place in ("0-0", "1000-1", "1000-3")] == [2, 1, 0]
 

@@ -206,7 +206,7 @@ def test_the_server_is_given_settings_that_exist_and_needs_its_token(
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:
     assert secrets.stat().st_mode & 0o777 == 0o700
-    # By a user of its own in each container.
+    # Each container reads them as a user of its own.
     assert {file.stat().st_mode & 0o777 for file in secrets.iterdir()} == {0o644}
 
 

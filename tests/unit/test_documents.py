@@ -171,7 +171,7 @@ def is_path(span: str) -> bool:
         return False
     first, slash, _ = span.partition("/")
     if slash:
-        # What make has built may be there, in part.
+        # Some of what make builds may be there.
         return first != "build" and any((base / first).exists() for base in (REPOSITORY, PACKAGE))
     return span.endswith((".py", ".md", ".lua"))
 

@@ -72,7 +72,7 @@ def refusal_of(file: str, place: str, refusal: Refusal) -> str:
 
 @pytest.fixture
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The paths of what is no regular file that can be read, or has no end."""
+    """The paths of files that are not regular, cannot be read, or have no end."""
     path = tmp_path / "named"
     if request.param == "directory":
         path.mkdir()

@@ -224,7 +224,7 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
     assert not any(name.startswith("kp_scorer_decisions_dropped_total{") for name in samples)
     metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(rings=("decisions.rejected",))))
-    # Of a series that begins with 1, rates miss the first.
+    # Rates miss the first increase of a series that begins with 1.
     assert samples_from(metrics)['kp_scorer_decisions_dropped_total{queue="decisions.rejected"}'] == 0
     of_bytes = {"decisions.accepted": 90, "decisions.rejected": 40}
     metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(limit=10, bytes=of_bytes, most_bytes=100)))

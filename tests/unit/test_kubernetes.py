@@ -37,7 +37,7 @@ def overlay(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=[*OVERLAYS, "serve"])
 def any_overlay(request: pytest.FixtureRequest) -> str:
-    """One of workers, or that of the server."""
+    """An overlay of workers, or that of the server."""
     return str(request.param)
 
 

@@ -162,7 +162,7 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
                 scorer.score(make_trace(trace_id=f"kp:trace:{number}", objective=f"task {number % 40}"))
         return memory.held_bytes
 
-    # What was allocated before is not counted, but what replaces it is: as much as the window and its slack take.
+    # Earlier allocations do not count, but their replacements do: as much as the window and its slack take.
     growth_bytes(0, 400)
     # Twice as many traces would otherwise take twice as much; what is allocated by chance is up to a quarter.
     assert growth_bytes(400, 800) < 1.5 * growth_bytes(800, 1_000)

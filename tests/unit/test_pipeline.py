@@ -169,7 +169,7 @@ def test_an_outage_of_the_store_is_met_by_one_message_per_retry(scene: Scene) ->
     wait_until(lambda: set(scene.acknowledger.requeued) == set(invalid))
 
 
-# What a native library raises when it panics is not an Exception, either.
+# The error of a native library that panics is not an Exception, either.
 @pytest.mark.parametrize("error", [ValueError("our fault"), SystemExit()])
 @pytest.mark.parametrize("step", ["dead-lettering", "publishing"])
 def test_an_unexpected_error_requeues_after_a_backoff_and_the_pipeline_goes_on(

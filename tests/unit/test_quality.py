@@ -128,7 +128,7 @@ def test_the_score_is_compared_with_a_gate_that_decided_otherwise() -> None:
         for number in range(40)
         for high, outcome, gate in ((True, "rejected", gates[0]), (False, "accepted", gates[1]))
     ]
-    # What the gate accepts is good, and what the score would accept is not.
+    # Traces that the gate accepts are good, and those that the score would accept are not.
     (quality,) = qualities([(each, each.outcome == "accepted") for each in decisions], {})
     by_gate, *_, by_score = quality.estimates
     shares = [share.value for share in (by_gate.accepted, by_gate.precision, by_score.accepted, by_score.precision) if share]

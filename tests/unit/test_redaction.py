@@ -1,4 +1,4 @@
-"""What is replaced in texts for trainers: secrets and what leads to a person, the same text by the same placeholder."""
+"""Texts for trainers lose secrets and personal data; the same text gets the same placeholder."""
 
 import json
 import random

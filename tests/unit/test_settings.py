@@ -129,7 +129,7 @@ WRONG: Final = {
     "broker.timeout_s": ("1e7",),
     "worker.concurrency": ("10001",),
 }
-"""By name of the setting. Times and numbers are bounded by what threads, sockets, Redis and AMQP can represent."""
+"""Wrong values by setting. Times and numbers are bounded by what threads, sockets, Redis and AMQP can represent."""
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])

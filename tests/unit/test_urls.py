@@ -137,7 +137,7 @@ def test_connections_are_described_without_the_password(url: str, name: str) -> 
         settings = with_endpoints(load_settings({"broker.url": "amqp://other", "redis.url": "redis://other", name: url}))
     except ScorerError:
         return
-    # What stands before the colon is a user, whose name may be seen.
+    # The text before the colon is a user, whose name may be seen.
     assume(SECRET not in settings.broker.server().user + settings.redis.server().user)
     with make_celery(settings) as app:
         texts = [repr(settings), app.connection_for_read().as_uri(), repr(app.connection_for_write()), app.backend.as_uri()]

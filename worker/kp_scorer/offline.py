@@ -139,7 +139,7 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
     """Decide a batch, in order, as if it were decided one by one: a trace that cannot be scored is dead, and fails no other.
 
-    EmbedderUnhealthy if the embedder fails whatever it is given.
+    Raises EmbedderUnhealthy if the embedder fails whatever it is given.
     """
     try:
         together = decider.decide(batch)

@@ -43,7 +43,7 @@ _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", 
 
 
 def is_called(value: object) -> bool:
-    """Return whether a value, which says that it is a call, has what a call needs."""
+    """Return whether a value that is marked as a call has what a call needs."""
     return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in spelt(value))
 
 

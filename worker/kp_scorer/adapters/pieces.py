@@ -15,7 +15,7 @@ _EXIT: Final = re.compile(
 )
 """A line of a result with the exit code of a command, other than 0."""
 _EXIT_CODES: Final = ("exitcode", "returncode", "exitstatus")
-_EXIT_CHARS: Final = 300  # An exit code is searched in the first and the last of these characters.
+_EXIT_CHARS: Final = 300  # Exit codes are searched for in this many characters at either end.
 ERROR_KEYS: Final = ("error", "isError", "is_error")
 _FAILURES: Final = ("error", "failed", "failure", "output-error")
 

@@ -56,7 +56,7 @@ def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
 
 
 def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
-    """Return whether JSON begins on this line and ends on a later one. False for a first line that is cut off before others."""
+    """Return whether JSON begins on this line and ends on a later one. False if the line is cut off and others follow."""
     try:
         check_values(line, MOST_VALUES)
         json.loads(line)

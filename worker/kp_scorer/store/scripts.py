@@ -117,7 +117,7 @@ def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P,
 
 class _Parameter(NamedTuple):
     name: str
-    fields: dict[str, Any]  # The names and types of the parts; a type without parts is its own only part.
+    fields: dict[str, Any]  # The names and types of the parts; a type without parts counts as one part.
     is_list: bool
 
     def __str__(self) -> str:

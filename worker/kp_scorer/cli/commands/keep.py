@@ -271,7 +271,7 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
         return iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
     if request.stored:
-        # A later night adds to these, when the log no longer has their vectors.
+        # A later run of this command adds to these, when the log no longer has their vectors.
         return (candidates.with_vector(kept_rows[candidates.runs[place].trace_id], place) for place in places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
 
