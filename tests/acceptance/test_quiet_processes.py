@@ -33,7 +33,7 @@ class Watched:
         for directory in (self._home, *self._own):
             directory.mkdir(exist_ok=True)
         state, temporary, cache = self._own
-        # What OpenVINO takes for a sign of a CI job, where it would be quiet by itself.
+        # OpenVINO takes these for signs of a CI job, in which it is quiet by itself.
         ci = ("CI", "TF_BUILD", "JENKINS_URL")
         # And where torch, once a test has imported it, has its children write.
         outer = {name: value for name, value in os.environ.items() if name not in (*ci, "TORCHINDUCTOR_CACHE_DIR")}

@@ -94,7 +94,7 @@ DEADLY_LIVES: Final = 5
 
 
 def crash_plan(place: int, life: int) -> Mapping[str, str]:
-    """Each place meets each point in its first lives, in an order of its own; later lives are let live."""
+    """In its first lives, each place dies at each point, in an order of its own; later lives do not die."""
     if life >= DEADLY_LIVES:
         return {}
     points = random.Random(f"{SEED}:{place}").sample(POINTS, len(POINTS))

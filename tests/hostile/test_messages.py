@@ -23,7 +23,7 @@ AT_ONCE: Final = 50
 """Attacks before each honest trace."""
 
 HONEST_WAITS_S: Final = 10.0
-"""How long an honest trace may take at most; most take a tenth of a second."""
+"""The longest time that an honest trace may take; most take a tenth of a second."""
 
 RESIDENT_BYTES: Final = 300 * 2**20
 """Such a worker has 117 to 144 MiB here; what is unpacked without a bound is 256 MiB."""

@@ -30,7 +30,7 @@ UNPACKED_MIB: Final = 600
 PEERS: Final = 60
 AT_ONCE: Final = 8
 TIMEOUT_S: Final = 1.0
-"""How long the port waits here for a peer; it waits for five seconds elsewhere."""
+"""The port waits this long for a peer in these tests; elsewhere it waits for five seconds."""
 DISCONNECTED_WITHIN_S: Final = 3.0
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

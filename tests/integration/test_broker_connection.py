@@ -96,7 +96,7 @@ def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
 
 
 MONITORS: Final = ("stats", "active", "scheduled", "reserved", "revoked", "registered", "active_queues", "conf")
-"""What Flower asks of each worker."""
+"""The commands that Flower sends to each worker."""
 
 
 def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: RabbitMQ, store: Store, tmp_path: Path) -> None:

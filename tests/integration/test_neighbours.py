@@ -89,10 +89,10 @@ STRAY = {
     "CELERY_CONFIG_MODULE": "no.such.module",
     "CELERY_LOADER": "no.such:Loader",
 }
-"""What would count for another Celery app."""
+"""Variables that would matter to another Celery app."""
 
 OF_THE_COMMAND = {"BROKER_URL": NOWHERE, "RESULT_BACKEND": NOWHERE, "CONFIG_MODULE": "no.such.module", "APP": "no.such.app"}
-"""What the command ``celery`` reads."""
+"""Variables that the command ``celery`` reads."""
 
 
 def test_a_worker_and_its_clients_connect_where_our_settings_say(

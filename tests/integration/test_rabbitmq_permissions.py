@@ -172,6 +172,6 @@ def _is_refused(connection: Connection, act: Act) -> bool:
         except AccessRefused:
             return True
         except ChannelError:
-            # What is not there, or is there otherwise, this user might have reached.
+            # The user had the right, but the queue does not exist, or was declared differently.
             return False
     return False

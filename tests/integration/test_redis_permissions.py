@@ -275,7 +275,7 @@ def _is_refused(client: redis.Redis, act: str) -> bool:
 
 
 COUNT: Final = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]).ok == 'list' and 0 or 1000)"
-"""What KEDA does: it checks the type of a key before it counts."""
+"""The script of KEDA, which checks the type of a key before it counts."""
 
 
 def test_a_team_writes_to_its_queue_alone_and_workers_take_from_all(server: Shipped, tmp_path: Path) -> None:

@@ -605,7 +605,7 @@ def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
 
 
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:
-    # That a run too many is answered alike, the hostile tier shows.
+    # The hostile tier shows that a run over the limit gets the same answer.
     with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, serve__total_bytes=1_300) as server:
         first, second = new_run(), new_run()
         root = chat_span(first)

@@ -25,7 +25,7 @@ DIGEST = b"d" * 16
 
 
 class Scene(NamedTuple):
-    """One look at what is lost, and what came of it."""
+    """The objects with which the resender looks for lost submissions."""
 
     app: Celery
     queues: SubmissionQueues

@@ -1,4 +1,4 @@
-"""Each way by which decisions reach their readers: read by what a user would read it with, once, whatever happens."""
+"""Each way for decisions to reach their readers: read once, with the client that a user would choose, whatever happens."""
 
 import json
 import os
@@ -42,7 +42,7 @@ THRESHOLD: Final = 0.4
 
 
 class Received(NamedTuple):
-    """One decision as its reader got it."""
+    """One decision as its reader received it."""
 
     message_id: str
     mark: str
@@ -123,7 +123,7 @@ class Way(NamedTuple):
     changed: dict[str, Any]
     read: Reader
     around: Callable[[Settings, Path], AbstractContextManager[None]] = lambda settings, directory: nullcontext()
-    """What must run meanwhile."""
+    """A context that must be open meanwhile."""
 
 
 STREAM: Final = {"results__via": "stream"}

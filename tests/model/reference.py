@@ -329,7 +329,7 @@ class Reference:
         if record and record.state == "dead" and record.letter == letter_id:
             self.lose(KEYS.record(trace_id))
 
-    # What brings lost messages back, and what erases.
+    # Resending lost messages, and erasing.
 
     def claim_lost(self, *, empty_ms_ago: int) -> list[tuple[str, bytes, int]]:
         if empty_ms_ago >= 0:

@@ -27,7 +27,7 @@ Image = dict[bytes, Any]
 """All keys as they were."""
 
 Dump = dict[str, Any]
-"""What all keys hold, by name: hashes as bytes by field, sorted sets as whole numbers by member, all else as it comes."""
+"""The values of all keys, by name: hashes as bytes by field, sorted sets as integers by member, others as Redis has them."""
 
 
 def _pairs(content: Sequence[Any]) -> Iterator[tuple[str, Any]]:

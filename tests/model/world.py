@@ -42,7 +42,7 @@ class Snapshot(NamedTuple):
 
 
 class World:
-    """All of it. Every method that is an action takes numbers, which choose among what there is, and tells what it did."""
+    """The whole model. Each action is a method that takes numbers, which choose among what there is, and says what it did."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -252,7 +252,7 @@ class World:
                 self._tainted.add(place)
         return ""
 
-    # What the actions have in common.
+    # Helpers of the actions.
 
     def _start(self, name: str, work: Callable[..., None], *arguments: object) -> str:
         self.operators.append(Operator(name, partial(work, self.books, *arguments)))

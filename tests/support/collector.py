@@ -29,7 +29,7 @@ class Collector:
         self.raw = b""
         """All requests, concatenated."""
         self.headers: dict[str, str] = {}
-        """Those of the last request."""
+        """The headers of the last request."""
         self.service: dict[str, Any] = {}
         """The resource of the last request."""
         self._spans: list[Span] = []

@@ -21,7 +21,7 @@ from tests.support.processes import Worker, free_port, launch_worker, wait_until
 
 SERVE: Final = ("tests.support.constants", "kp_scorer.cli", "serve")
 CONTAINER_BYTES: Final = 2**30
-"""What the containers of deploy have."""
+"""The memory of the containers in deploy."""
 
 CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), *SERVE)
 SUPPLIED: Final[Mapping[str, Any]] = {

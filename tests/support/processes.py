@@ -38,7 +38,7 @@ SMALL_WORKER = ("tests.support.limited", str(2**30), *FAST_WORKER)
 
 
 PATIENCE_S: Final = 120.0
-"""How long a test waits for what will come. It bounds a failure: no machine, whatever else it does, takes as long."""
+"""The longest time that a test waits. It only bounds a failure: no machine takes this long, whatever else it does."""
 
 _BURST_S: Final = 0.1
 LISTENING: Final = range(20_000, 32_768)  # Ports below those that the kernel gives connections.

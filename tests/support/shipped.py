@@ -19,7 +19,7 @@ from tests.support.servers import answers
 from tests.support.tls import Authority
 
 _AS_OF_7: Final = ("--maxmemory-clients", "256mb")
-"""What Redis 7.0 is started with, by the documents."""
+"""The arguments with which the documents start Redis 7.0."""
 
 
 class Shipped:

@@ -784,7 +784,7 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     around = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
     (trace,) = converted("otel", export(*lone), export(ROOT, *around))
     assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{TRACE.lower()}", STEPS)
-    # Of runs of one task at a time, which begin alike, each end is a run.
+    # If several runs of one task begin in the same way, each of their ends is a run.
     second_end = chat(25, 35, [SYSTEM, ASKED, CALLED, RETURNED], [message("assistant", text("Windy."))])
     alike = [lone[0], lone[0] | {"traceId": "3" * 32}, lone[1], second_end | {"traceId": "4" * 32}]
     traces, refused = converted_and_refused("otel", [export(*alike)])

@@ -41,7 +41,7 @@ class Scaling(NamedTuple):
     def of(cls, overlay: str) -> "Scaling":
         (spec,) = (each["spec"] for each in kubernetes(overlay) if each["kind"] == "ScaledObject")
         cpu, *queues = (each["metadata"] for each in spec["triggers"])
-        # What waits in the intake is moved to the queue of traces several times a second, so that one of them has nearly all.
+        # Messages in the intake are moved to the queue of traces several times a second, so that one of them has nearly all.
         (waiting,) = {int(queue.get("listLength") or queue["value"]) for queue in queues}
         behavior: dict[str, Any] = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         (up,), (down,) = (behavior[direction]["policies"] for direction in ("scaleUp", "scaleDown"))

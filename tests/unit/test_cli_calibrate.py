@@ -342,7 +342,7 @@ def test_a_notebook_calibrates_and_decides_again_without_a_subprocess() -> None:
     share = sum(decision.outcome == "accepted" for decision in again) / len(again)
     assert 0.2 <= share <= 0.4
     assert [decision.trace_id for decision in again] == [decision.trace_id for decision in scored]
-    # By its labels.
+    # Labels by the score.
     good = {decision.trace_id: decision.score > 0.6 for decision in scored}
     assert kp_scorer.calibrate(scored, precision=0.9, good=good, settings=settings).scoring.threshold > 0.5
 

@@ -121,7 +121,7 @@ def test_one_success_resets_the_count_of_failures() -> None:
         ({"cpu.max": "250000 100000\n"}, 3),
         ({"cpu.max": "50000 100000\n"}, 1),
         ({"cpu.max": "nonsense"}, 64),
-        # Of a group within another, as systemd makes them, each has a limit of its own.
+        # If one group is within another, as systemd makes them, each has a limit of its own.
         ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/worker.service/cpu.max": "200000 100000\n"}, 2),
         ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/cpu.max": "300000 100000\n"}, 3),
         ({"own": "1:name=systemd:/a\n0::/b\n", "a/cpu.max": "100000 100000\n", "b/cpu.max": "max 100000\n"}, 64),

@@ -147,7 +147,7 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
     assert {trigger["authenticationRef"]["name"] for trigger in triggers} == {authentication["metadata"]["name"]}
     counted = [(trigger["type"], trigger["metadata"]) for trigger in triggers]
     if overlay == "rabbitmq":
-        # By amqp KEDA counts what is ready; by http also what is in flight, which has its workers already.
+        # Over amqp, KEDA counts ready messages; over http also those in flight, which have their workers already.
         asked = {"protocol": "amqp", "mode": "QueueLength", "value": "120"}
         assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.first, intake_name(queues.first))]
     else:

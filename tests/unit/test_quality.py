@@ -93,7 +93,7 @@ def test_the_gate_and_other_thresholds_are_estimated_from_the_labelled_sample_al
     gate, *tried = quality.estimates
     assert gate.threshold is None
     assert [round(each.threshold or 0, 2) for each in tried] == [round(step / 20, 2) for step in range(1, 20)]
-    # Of 20 scores, 5 are accepted, of which 4 are good; of the 9 good ones these 4.
+    # The gate accepts 5 of 20 scores, of which 4 are good; these are 4 of the 9 good ones.
     for each in (gate, tried[14]):
         assert each.accepted
         assert each.precision

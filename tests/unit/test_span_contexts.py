@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import TracerProvider
 IDS: Final = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 PARENT: Final = f"00-{IDS}-01"
 MEMBER: Final = st.from_regex(r"\A[ \t]?[a-z][a-z0-9@_*/-]{0,9}=[ -~\t]{1,9}\Z")
-"""One of a tracestate, or nearly one."""
+"""A member of a tracestate, or text that is nearly one."""
 TRACER: Final = TracerProvider(shutdown_on_exit=False).get_tracer("test")
 
 

@@ -55,7 +55,7 @@ class Calls:
         self.unanswered = Queues(lambda call: call.result is None)
         self.waiting = Queues(lambda call: not call.has_begun and call.result is None)
         self.of_tools = Queues(lambda call: call.by_tool_alone)
-        self.has_several = False  # True if an id stands for several calls: then only an entire list distinguishes them.
+        self.has_several = False  # True if an id stands for several calls: then only the whole list distinguishes them.
         self._by_key: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)  # Calls by id, by words, and by both.
         # By Python's ``id`` of a piece: the piece and its words. Holding the piece keeps Python from reusing its ``id``.
         self._texts: dict[int, tuple[Piece, str]] = {}

@@ -93,9 +93,10 @@ class Forwarder:
             self._export_of, self._rejected = export_of, rejected_of_spans
 
     def forward(self, decision: Decision, stopping: Event) -> str | None:
-        """Post a decision until the receiver has it; return why it refuses this one for good, empty if it does not.
+        """Post a decision until the receiver has it; return the reason if it refuses this one for good, or an empty text.
 
-        None if ``stopping`` was set before. Raises SettingsError if the receiver refuses all: by its address or the secrets.
+        Returns None if ``stopping`` was set before. Raises SettingsError if the receiver refuses all, because of its address or
+        the secrets.
         """
         for attempt in count(1):
             if stopping.is_set():

@@ -92,7 +92,7 @@ class WordsEmbedder(Embedder):
 
 
 class _Columns(dict[str, int]):
-    """The column of each word: its dimension, and beyond them all its dimension with the negative sign."""
+    """The column of each word: its dimension, or for a negative sign its dimension plus the number of dimensions."""
 
     def __missing__(self, word: str) -> int:
         # Python's own hash differs between processes.

@@ -60,7 +60,7 @@ class FactLog(Protocol):
     """The log of facts. Committing a decision appends its fact."""
 
     def read(self, after: Place | None) -> Facts:
-        """Read what is newer than a place; from the beginning without one."""
+        """Read the facts that are newer than a place; without one, read from the beginning."""
 
 
 class MemoryFacts:

@@ -95,7 +95,7 @@ class EmbedStage:
         with self._changed:
             self._by_text |= {text.key: text for text in texts}
             self._waiting += texts
-            # A trace of a queue that had none waits for the passes that run, and not for all texts of the others.
+            # So a trace from a queue that was idle waits only for the running passes, not for all texts of other queues.
             self._waiting.sort(key=lambda text: text.deliveries[0].turn)
             self._changed.notify(len(texts))
 

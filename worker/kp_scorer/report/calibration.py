@@ -61,7 +61,7 @@ def calibrate(
         settings: by default those of the environment and the configuration file.
 
     Raises:
-        ValueError: there is not exactly one target, or it is no share between 0 and 1.
+        ValueError: there is not exactly one target, or it is not a share between 0 and 1.
         SettingsError: a setting is wrong, or a review is above its new threshold.
     """
     settings = settings or load_settings()

@@ -24,7 +24,7 @@ class Bodies:
     """The bodies in memory, counted by token, so that none keeps the others out."""
 
     def __init__(self, most_bytes: int, tokens: int) -> None:
-        """Admit bodies of ``most_bytes`` each, unpacked; one of several tokens gets half of the memory."""
+        """Admit bodies of ``most_bytes`` each, unpacked; if there are several tokens, each may use half of the memory."""
         self._most_bytes = most_bytes
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
         self._most_of_one = BODIES * most_bytes // (2 if tokens > 1 else 1)

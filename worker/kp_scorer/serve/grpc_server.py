@@ -40,7 +40,7 @@ _OPTIONS: Final[Mapping[str, int]] = {
     "grpc.max_connection_age_grace_ms": 30_000,
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
-    # Otherwise what a peer may send before anything of it is read grows from 64 KiB to mebibytes.
+    # Otherwise the amount that a peer may send before any of it is read grows from 64 KiB to mebibytes.
     "grpc.http2.bdp_probe": 0,
 }
 _GZIP: Final = b"\x1f\x8b"  # No message of Protobuf begins like this: 7 is not a type of field.

@@ -195,7 +195,7 @@ def refusal(error: redis.exceptions.RedisError) -> str:
 def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:
     """Yield the keys of one type whose names match a pattern, in no order; a key may come twice.
 
-    Redis looks through the names of all keys, for which it does nothing else for a millisecond or two at a time.
+    Redis looks through the names of all keys, which blocks it for a millisecond or two at a time.
     """
     for key in client.scan_iter(pattern, _SCANNED_AT_ONCE, _type=kind):
         yield key.decode("utf-8", "backslashreplace")

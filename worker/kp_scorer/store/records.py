@@ -45,7 +45,7 @@ class Record(NamedTuple):
 
 
 class Tallies(NamedTuple):
-    """The numbers of decisions that were stored."""
+    """The numbers of stored decisions."""
 
     domains: dict[str, int]  # By domain. Beyond a number of domains, further ones share the empty name.
     guards: dict[str, int]  # By the guard that fired.

@@ -17,7 +17,7 @@ _ITEMS: Final = 50  # The fields of a key whose sizes count for all of its field
 def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned: Sequence[str]) -> dict[str, int]:
     """Return the bytes of records, novelty logs with all that traces are compared with, dead letters and spans of runs.
 
-    Measured are the logs of these ``spaces`` and their ``pinned`` sets. Empty if this user may not scan names.
+    Only the logs of these ``spaces`` and their ``pinned`` sets are measured. The result is empty if this user may not scan.
     """
     pipeline = client.pipeline(transaction=False)
     for index in (keys.pending, keys.dead_letters, keys.runs, keys.runs_kept):

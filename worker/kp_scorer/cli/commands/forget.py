@@ -62,7 +62,7 @@ def forget(trace_id: str | None, subject: Subject | None, settings: Settings) ->
 
 
 def _forget_traces(store: Store, typed_ids: Iterator[str]) -> tuple[int, int]:
-    """Erase traces; return how many there were, and how many ids nothing is kept of."""
+    """Erase traces; return the number that existed, and the number of ids of which nothing is stored."""
     letters = Letters(list)
     for letter in store.dead_letters.read():
         letters[letter.trace_id].append(letter)
