@@ -86,7 +86,7 @@ class _Soak:
             survivor = psutil.Process(fleet[0].process.pid)
             try:
                 self._soak(fleet, survivor)
-                # The log keeps only the newest entries, so that not every decision has one.
+                # The log keeps only the newest entries, so not every decision has one.
                 self._arena.finish(fleet, self._trace_ids(), store_lost_writes=True)
             # Whatever ends the run: an hour's readings are worth more than the traceback alone.
             except Exception as error:

@@ -50,7 +50,7 @@ def decide(decider: Decider, *traces: ReasoningTrace) -> list[Decision]:
 
 
 def gate_of(decider: Decider) -> Gate:
-    """The gate of a worker that has read on, as idle ones do."""
+    """Return the gate of a worker after it has read the newest facts, as idle workers do."""
     decider.refresh()
     assert decider.gate
     return decider.gate

@@ -323,7 +323,7 @@ def test_an_engine_that_gives_one_text_two_vectors_is_not_used(tiny: Tiny, monke
 
 @pytest.fixture(params=["bert", "xlm_roberta"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> "SentenceTransformer":
-    """A model whose passes can be packed: of one the mean counts, of the other the first token."""
+    """A model whose passes can be packed: one pools by the mean, the other by the first token."""
     require_torch()
     from tests.support.tiny_models import save_tiny
 

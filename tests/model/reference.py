@@ -379,7 +379,7 @@ class Reference:
     # Steps that several events have in common.
 
     def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> TraceRecord:
-        """Begin a record anew; of the same content only its place is kept."""
+        """Begin a record anew; it keeps its place if the content is the same."""
         begun = self.records[trace_id] = TraceRecord("pending", digest, since_ms=self.now, outcomes=record.outcomes)
         if record.digest == digest:
             begun.epoch, begun.entry = record.epoch, record.entry

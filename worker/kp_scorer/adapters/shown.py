@@ -127,7 +127,7 @@ class _Reader:
         while not self._is_at("}"):
             name = self._value()
             if self._is_at(":"):
-                # As the text of its key, a nested object could double its length at each level.
+                # The text of an object as a key could double in length at each level of nesting.
                 if isinstance(name, dict | list):
                     raise ValueError
                 self._take()

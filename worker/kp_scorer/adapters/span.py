@@ -119,7 +119,7 @@ class Spans:
         return next(filter(None, readings), [])
 
     def _structured(self, messages: Node, speaker: Speaker, transcript: Transcript) -> list[Piece]:
-        """Return the pieces in messages that may be a text of them all."""
+        """Return the pieces in messages, which may all be in one text."""
         if isinstance(messages.value, str):
             return utterance(messages, speaker, messages.value)
         try:

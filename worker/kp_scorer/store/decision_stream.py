@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
 
 
 def bytes_in(client: redis.Redis, key: str) -> int:
-    """Return the bytes of Redis' memory that a list or stream takes, measured as the scripts measure it that limit them."""
+    """Return the bytes of Redis' memory that a list or stream takes, measured as the scripts do that limit it."""
     size_bytes: Any = client.memory_usage(key, samples=2_000)
     return int(size_bytes or 0)
 
