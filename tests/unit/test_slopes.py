@@ -18,6 +18,7 @@ from tests.support.converting import converted_and_refused
 from tests.support.json_values import Place, replaced, value_at
 from tests.support.slopes import BEFORE, UNITS, is_steep, leaves_in
 from tests.unit.test_adapter_openai import assistant, user
+from tests.unit.test_adapter_otel import ROOT, export, span
 from tests.unit.test_adapters import EXAMPLES
 
 CHARS: Final = 10_000
@@ -92,3 +93,13 @@ def test_question_that_is_said_again_among_many_messages_is_found_in_linear_time
         return [outer, inner]
 
     assert not is_steep(convert, made, 4_000)
+
+
+@pytest.mark.parametrize("parent", ["", "f" * 16])
+def test_run_that_goes_on_for_long_and_lacks_a_span_is_joined_in_linear_time(parent: str) -> None:
+    def made(spans: int) -> list[object]:
+        orphan = span("orphan", 0, 1, {}, parent="e" * 16)
+        later = (span("later", 11_000 * number, 11_000 * number + 1, {}, parent=parent) for number in range(spans))
+        return [export(orphan), export(ROOT), *map(export, later)]
+
+    assert not is_steep(lambda sources: converted_and_refused("otel", sources), made, 200)

@@ -55,7 +55,8 @@ class Converter:
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # The run with the newest record is last.
         self._open_records = 0
-        self._ends: list[tuple[int, _Key]] = []  # A heap.
+        self._ends: list[tuple[int, _Key]] = []  # A heap, with each run once.
+        self._ending: set[_Key] = set()  # The runs in it.
         self._file = 1  # The number of the current file.
         self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
         self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
@@ -173,8 +174,9 @@ class Converter:
             records.append(record)
             self._open_records += 1
         try:
-            if (end := FORMATS[name].ends(records)) is not None:
+            if key not in self._ending and (end := FORMATS[name].ends(records)) is not None:
                 heapq.heappush(self._ends, (end, key))
+                self._ending.add(key)
             return FORMATS[name].starts(record)
         except NotConverted:
             # The record is refused together with its run.
@@ -196,6 +198,7 @@ class Converter:
                 # The record that has no time is refused together with its run.
                 later = None
             if later is None:
+                self._ending.remove(key)
                 yield from self._close(key)
             else:
                 heapq.heappush(self._ends, (later, key))

@@ -22,6 +22,7 @@ from kp_scorer.adapters.timeline import run_of
 _IS_LOG: Final = "isLog"
 _LATE_NS: Final = 10_000_000_000  # A span that another process exports may end this long after the root of its run.
 _OPEN_NS: Final = 900_000_000_000  # A run waits this long for spans that others show to exist.
+_LOOKS_AGAIN_AFTER: Final = 8  # The part of its age so far that a run waits before it is looked at again.
 _EXPORTS: Final = {"resourceSpans", "resourceLogs", "batches"}
 
 
@@ -112,8 +113,12 @@ def waits(spans: Sequence[Node], now_ns: int) -> int | None:
     ids = {own_id_in(span.at("spanId")) for span in spans}
     parents = {parent for span in spans if (parent := own_id_in(span.at("parentSpanId")))}
     is_complete = parents <= ids and (len(spans) != 1 or Spans(spans).all[0].inputs)
-    newest_ns = max((integer(span.at("startTimeUnixNano")) for span in spans), default=0)
-    return None if is_complete or now_ns > newest_ns + _OPEN_NS else now_ns + _LATE_NS
+    times_ns = [integer(span.at("startTimeUnixNano")) for span in spans]
+    if is_complete or now_ns > max(times_ns) + _OPEN_NS:
+        return None
+    # All spans are looked at each time, so a run that goes on for days is looked at more and more seldom.
+    age_ns = now_ns - min(filter(None, times_ns), default=now_ns)
+    return now_ns + max(_LATE_NS, age_ns // _LOOKS_AGAIN_AFTER)
 
 
 def run_id(span: Node) -> str:
