@@ -25,7 +25,7 @@ from kp_scorer.store.records import MemoryLedger
 
 from tests.support.builders import load_embedder, make_trace, step
 from tests.support.processes import output_of
-from tests.support.traces import fresh_samples
+from tests.support.traces import fresh_samples, jsonl
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,15 @@ def test_a_decision_says_how_many_tokens_were_embedded_and_how_many_there_are(op
 
 FORKING: Final = """
 import json, multiprocessing, sys, warnings
-from kp_scorer import Scorer
+from kp_scorer import KeptRuns, Scorer
 from kp_scorer.errors import EmbedderUnhealthy
 
 warnings.simplefilter("ignore")
-first, second = map(json.loads, sys.argv[1:])
-scorer = Scorer()
+path = sys.argv[1]
+first, second = map(json.loads, sys.argv[2:])
+scorer, kept = Scorer(), KeptRuns(path)
 scorer.score(first)
+kept.similar("a task")
 
 def score():
     try:
@@ -90,21 +92,33 @@ def score():
     except EmbedderUnhealthy as error:
         return str(error)
 
+def similar():
+    try:
+        return len(kept.similar("a task"))
+    except EmbedderUnhealthy as error:
+        return str(error)
+
 with multiprocessing.get_context("fork").Pool(1) as pool:
     print(pool.apply_async(score).get(60))
+    print(pool.apply_async(similar).get(60))
 print(scorer.score(second).novelty.source)
 """
 
 
+LOADED_BEFORE: Final = "embedder: it was loaded before this process was forked"
+
+
 @pytest.mark.parametrize(
-    ("embedder", "in_child"), [("openvino", "embedder: it was loaded before this process was forked"), ("words", "embedding")]
+    ("embedder", "in_child"), [("openvino", (LOADED_BEFORE, LOADED_BEFORE)), ("words", ("embedding", "1"))]
 )
-def test_a_scorer_made_before_a_fork_answers_in_the_child(embedder: str, in_child: str) -> None:
-    arguments = [sys.executable, "-c", FORKING, *map(json.dumps, fresh_samples(2))]
+def test_what_was_made_before_a_fork_answers_in_the_child(embedder: str, in_child: tuple[str, str], tmp_path: Path) -> None:
+    first, second = fresh_samples(2)
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(jsonl(first | {"metadata": first["metadata"] | {"success": True}}), "utf-8")
+    arguments = [sys.executable, "-c", FORKING, str(kept), *map(json.dumps, (first, second))]
     output = output_of(*arguments, env=os.environ | {"KP_EMBEDDING_EMBEDDER": embedder}, timeout=300)
-    child, parent = output.splitlines()
-    assert child.startswith(in_child)
-    assert parent == "embedding"
+    scored, similar, parent = output.splitlines()
+    assert (scored.startswith(in_child[0]), similar.startswith(in_child[1]), parent) == (True, True, "embedding")
 
 
 UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่สุด", "รดน้ำต้นไม้ทุกวัน")

@@ -23,7 +23,7 @@ from kp_scorer.adapters.chat import chat_of_trace
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, check_trace, parse_json
-from kp_scorer.embedding.embedder import Vector, Vectors
+from kp_scorer.embedding.embedder import CheckedEmbedder, Vector, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
@@ -70,7 +70,10 @@ class _Row(BaseModel):
 
 
 class KeptRuns:
-    """Finds the kept runs that are most like a task. One thread at a time may use it."""
+    """Finds the kept runs that are most like a task. One thread at a time may use it.
+
+    With a model, it serves the process that created it. A process that is forked later gets ``EmbedderUnhealthy``.
+    """
 
     def __init__(self, path: Path | str | None = None, settings: Settings | None = None) -> None:
         """Read a file that ``keep`` has written, or a folder of such; without ``path``, what the fleet has accepted.
@@ -85,6 +88,7 @@ class KeptRuns:
         settings = settings or load_settings()
         self._settings = settings if path is not None else with_endpoints(settings)
         self._embedder = select_embedder(self._settings.embedding, self._settings.novelty.recipe) or WordsEmbedder()
+        self._checked = CheckedEmbedder(self._embedder)
 
     def similar(self, task: str, most: int = 5) -> list[SimilarRun]:
         """Return the successful runs that are most like a task, the nearest first.
@@ -93,6 +97,7 @@ class KeptRuns:
             ScorerError: a file cannot be read, or has a line that ``keep`` does not write.
             ServiceUnavailable: Redis cannot be reached.
         """
+        self._checked.check_process()
         (query,) = self._embedder.embed([task])
         return self._in_files(self._path, query, most) if self._path else list(islice(self._accepted(query), most))
 

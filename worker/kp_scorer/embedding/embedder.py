@@ -186,13 +186,19 @@ class CheckedEmbedder:
         self._failed_alone = 0
         return vectors
 
+    def check_process(self) -> None:
+        """Raise EmbedderUnhealthy if the embedder has threads and this process was forked after it was loaded."""
+        if self._embedder.has_threads and self._pid != os.getpid():
+            # A pass would wait forever for threads that the fork did not copy.
+            raise EmbedderUnhealthy(
+                "embedder: it was loaded before this process was forked: make a Scorer or KeptRuns in each process"
+            )
+
     @contextmanager
     def _checking(self, *, alone: bool) -> Iterator[None]:
         if self._is_unhealthy:
             raise EmbedderUnhealthy("embedder: it embeds nothing any more")
-        if self._embedder.has_threads and self._pid != os.getpid():
-            # A pass would wait forever for threads that the fork did not copy.
-            raise EmbedderUnhealthy("embedder: it was loaded before this process was forked: make a Scorer in each process")
+        self.check_process()
         try:
             yield
         except Exception as error:
