@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
+from kp_scorer import Scorer
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding import openvino_engine
 from kp_scorer.embedding.bert_graph import build, openvino
 from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Ids, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
-from kp_scorer.errors import EngineUnavailable, SettingsError
+from kp_scorer.errors import EngineUnavailable, InvalidTrace, SettingsError
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import load_embedder, minimal_payload
@@ -199,6 +200,14 @@ def test_a_text_without_a_vector_fails_alone_in_score(partly_broken: Path) -> No
     expected = {"trace_id": "kp:trace:1", "state": "dead", "reason": "scoring_failed", "detail": "FloatingPointError"}
     assert failed == {**expected, "line": 2}
     assert "castle" not in done.stderr
+
+
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_how_new_a_text_without_a_vector_is_cannot_be_said(partly_broken: Path) -> None:
+    scorer = Scorer(load_settings({"embedding.embedder": "torch", "embedding.model": str(partly_broken)}))
+    with pytest.raises(InvalidTrace, match="expected a text that the embedder has a vector for"):
+        scorer.how_new("a castle")
+    assert scorer.how_new("a tree") == 0.5
 
 
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)

@@ -13,7 +13,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import Limits, decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.errors import InvalidTrace, NotConverted, Problem, ScorerError, ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.gate import MemoryFacts
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.novelty_meter import NoveltyMeter
@@ -102,12 +102,18 @@ class Scorer:
         """Return the novelty, 0..1, of a successful trace whose only text is this objective. Nothing is added to the window.
 
         It is 0.5 if there is nothing to compare with: no earlier trace in the window, or no embedder.
+
+        Raises:
+            InvalidTrace: the embedder has no vector for the text.
         """
         novelty = self._decider.novelty
         if novelty is None:
             return novelty_of(None)
         tokenized = novelty.checked.tokenize_all([text], alone=True)[0]
-        (vector,) = novelty.checked.embed([tokenized], alone=True)
+        try:
+            (vector,) = novelty.checked.embed([tokenized], alone=True)
+        except FloatingPointError:
+            raise InvalidTrace([Problem("$", "expected a text that the embedder has a vector for")]) from None
         return novelty_of(novelty.cache.mirror.similarity(vector, time.time_ns() // 1_000_000))
 
 
