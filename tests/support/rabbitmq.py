@@ -174,8 +174,12 @@ def _output_of(*command: str, stdin: str = "") -> str:
 def _permit(user: str, virtual_host: str, *permissions: str) -> None:
     """Let a user configure, write and read what these patterns match."""
     arguments = _texts(user, virtual_host, *permissions, _ACTOR)
-    # RabbitMQ 4.3 may refuse it for a moment under load.
-    wait_until(lambda: evaluated(f"rabbit_auth_backend_internal:set_permissions({arguments}).") == "ok")
+    _carry_out(f"rabbit_auth_backend_internal:set_permissions({arguments}).")
+
+
+def _carry_out(expression: str) -> None:
+    """Have RabbitMQ evaluate an expression, again if it does not answer, as RabbitMQ 4.3 may not under load."""
+    wait_until(lambda: evaluated(expression) in ("ok", "true"))
 
 
 def _texts(*texts: str) -> str:
@@ -347,7 +351,8 @@ def documented_users(url: str, redis_url: str) -> Iterator[Users]:
     named = [(f"{user}-{users.suffix}", permissions) for user, *permissions in rules]
     try:
         for name, permissions in named:
-            assert evaluated(f"rabbit_auth_backend_internal:add_user({_texts(name, 'secret', _ACTOR)}).") == "ok"
+            is_there = f"rabbit_auth_backend_internal:exists({_texts(name)})"
+            _carry_out(f"{is_there} orelse rabbit_auth_backend_internal:add_user({_texts(name, 'secret', _ACTOR)}).")
             _permit(name, virtual_host, *permissions)
         yield users
     finally:
