@@ -173,8 +173,10 @@ class _Context:
                 for definition in _definitions([flat if match[1] else parsed(inner)]):
                     self.tools.setdefault(definition["function"]["name"], definition)
             elif key not in _RETURNED:
-                inner = parsed(inner) if key in _TEXTS_OF_JSON else inner
-                yield messages_in(inner) if isinstance(inner, str) and key in _TEXTS_OF_JSON else inner
+                if key in _TEXTS_OF_JSON:
+                    inner = parsed(inner)
+                    inner = messages_in(inner) if isinstance(inner, str) else inner
+                yield inner
 
     def _add(self, content: object) -> None:
         content = parsed(content)

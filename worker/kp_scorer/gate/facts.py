@@ -30,7 +30,7 @@ class Fact(NamedTuple):
     cover: float  # 0..1, when it was decided.
     adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
     is_kept: bool
-    kept_ttl_ms: int  # The lifetime of kept traces when it was decided; 0 if an earlier version stored it.
+    kept_ttl_ms: int  # The lifetime of kept traces when it was decided.
     vector: Vectors  # Of shape (dimensions,)
 
     def packed(self) -> tuple[bytes, bytes]:
@@ -108,10 +108,9 @@ def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact | Place]:
         if type(row) is str:
             facts.append(place_of(row))
             continue
-        trace_id, domain, as_of, mates, cover, adds, is_kept, *ages = row
-        kept_ttl_ms = sum(ages)
-        if not math.isfinite(mates + cover + adds + kept_ttl_ms) or kept_ttl_ms < 0:
-            raise ValueError("expected finite numbers")
+        trace_id, domain, as_of, mates, cover, adds, is_kept, kept_ttl_ms = row
+        if not math.isfinite(mates + cover + adds + kept_ttl_ms) or kept_ttl_ms <= 0:
+            raise ValueError("expected finite numbers, and a lifetime")
         known = str(trace_id), str(domain), place_of(as_of), mates, cover, adds, is_kept is True, kept_ttl_ms
         facts.append(Fact(*known, next(rows)))
     return facts

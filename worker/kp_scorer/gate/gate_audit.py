@@ -82,8 +82,8 @@ class _Replay:
         rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
         runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
         before.append((place, fact))
-        # The fact's own setting, whatever it is now; facts of earlier versions lack it.
-        now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms or self._bounds.kept_ttl_ms
+        # The fact's own setting, whatever it is now.
+        now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms
 
         def aged(since_ms: int) -> float:
             return float(2.0 ** min(0.0, (since_ms - now_ms) / kept_ttl_ms * HALF_LIVES))
