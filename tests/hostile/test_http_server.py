@@ -46,7 +46,9 @@ def server(
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
     monkeypatch.setenv("CONSTANTS", LIMITS)
-    with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", serve__tokens=str(tokens)) as opened:
+    with open_server(
+        shipped_redis.settings("serve"), tmp_path / "server.log", serve__tokens=str(tokens), serve__total_bytes=8 * MIB
+    ) as opened:
         yield opened
         assert SECRET not in opened.process.text()
         assert opened.process.peak_bytes() < RESIDENT_BYTES
@@ -84,6 +86,20 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
         assert post(server, b"[]", "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert post(server, b"[]" + b" " * 7 * MIB, "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert server.ask("GET", "/livez").status == 200
+
+
+@pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
+def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServer, store: Store, size: int) -> None:
+    def begin(token: str) -> int:
+        span = chat_span(new_run(), "f" * 16, said="x" * size)
+        return int(post(server, export_of(span), authorization=f"Bearer {token}").status)
+
+    begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
+    # Each may begin one for as long as it has fewer than are free, of 10 runs or four fifths of 8 MiB.
+    assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
+    for run in list(store.runs.collected()):
+        assert store.runs.finish(run.run_id, "left_out")
+    assert begin(TOKEN) == 200
 
 
 @contextmanager

@@ -619,6 +619,26 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
         wait_until(lambda: server.export(chat_span(second)).status == 200)
 
 
+@pytest.mark.parametrize("ended", ["submitted", "kept", "dead", "deleted"])
+def test_a_run_that_ends_leaves_the_share_of_its_sender(
+    settings: Settings, keys: Keys, redis_client: redis.Redis, ended: str
+) -> None:
+    keeping = with_changed(settings, serve__quiet_s=0.001, serve__keep_spans_s=60.0 if ended == "kept" else 0.0)
+    with Store.open(keeping) as collecting:
+        for number, (run_id, sender) in enumerate([("a", "first"), ("b", "first"), ("c", "second"), ("c", "first")]):
+            assert collecting.runs.store(run_id, [ReceivedSpan(f"{number:016x}", b"{}")], "", sender) == ("stored", 0)
+        assert redis_client.hmget(keys.runs_by_sender, "first", "first:bytes") == [b"2", b"4"]
+        assert redis_client.hmget(keys.runs_by_sender, "second", "second:bytes") == [b"1", b"4"]
+        if ended != "deleted":
+            assert collecting.runs.finish("a", "dead" if ended == "dead" else "submitted")
+            assert redis_client.hmget(keys.runs_by_sender, "first", "first:bytes") == [b"1", b"2"]
+            assert collecting.runs.finish("b", "left_out")
+            assert redis_client.hget(keys.runs_by_sender, "first") is None
+        redis_client.delete(*map(keys.run, "bc"), *([keys.run("a")] if ended == "deleted" else []))
+        # Whoever claims runs passes over those that are deleted.
+        wait_until(lambda: collecting.runs.claim() is None and not redis_client.exists(keys.runs_by_sender))
+
+
 def test_a_full_redis_is_429_and_an_absent_one_503(
     alone: tuple[Settings, redis.Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from typing import Annotated, Any, Final, Literal
 
@@ -94,6 +95,7 @@ class _Handlers:
         if not admits(self._tokens, token):
             raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
         request.state.token, request.state.queue = token if self._tokens else "", self._tokens.get(token, "")
+        request.state.sender = sha256(token.encode()).hexdigest()[:16] if len(self._tokens) > 1 else ""
 
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
@@ -112,17 +114,15 @@ class _Handlers:
 
     async def _export(self, request: Request, signal: Signal) -> Response:
         media_type = _media_type(request, JSON, PROTOBUF)
-        answer = await self._bodies.work_on(
-            request, self._of_spans, partial(self._store_spans, media_type, signal, request.state.queue)
-        )
-        return Response(answer, media_type=media_type)
+        store = partial(self._store_spans, media_type, signal, request.state.queue, request.state.sender)
+        return Response(await self._bodies.work_on(request, self._of_spans, store), media_type=media_type)
 
-    def _store_spans(self, media_type: str, signal: Signal, queue: str, body: bytes) -> bytes:
+    def _store_spans(self, media_type: str, signal: Signal, queue: str, sender: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies, signal, keeps_source=self._keeps_source)
         reasons = {"spans without ids"} if rejected else set()
         self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():
-            outcome, rejected_of_run = self._store.runs.store(run_id, spans, queue)
+            outcome, rejected_of_run = self._store.runs.store(run_id, spans, queue, sender)
             self._metrics.spans.labels(outcome).inc(rejected_of_run)
             self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":

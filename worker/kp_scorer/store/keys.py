@@ -39,10 +39,11 @@
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
                                          most 10,000
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
+    {prefix}:runs_by_sender     hash     the open runs of each token, by its digest, and their bytes; while none is open, absent
     {prefix}:runs_kept          zset     ids of submitted runs whose spans are kept to be handed on, by the time until when;
                                          they make room for new runs. Expires an hour after the last of these times
     {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. Expires with the first
-                                         two, 30 days after the last span, or ``runs_kept``; without spans in an hour
+                                         three, 30 days after the last span, or ``runs_kept``; without spans in an hour
     {prefix}:run_recording:{digest}
                                 string   the run by which a conversation came first, its instrumentation and its times, as JSON;
                                          expires after an hour
@@ -125,6 +126,7 @@ class Keys(Prefixed):
     dead_rest = Key(":dead_rest", "zset")
     runs = Key(":runs", "zset")
     runs_bytes = Key(":runs_bytes")
+    runs_by_sender = Key(":runs_by_sender", "hash")
     runs_kept = Key(":runs_kept", "zset")
     record_prefix = Key(":trace:")  # Scripts build keys from this one and the next two.
     dead_letter_prefix = Key(":dead:")

@@ -109,7 +109,9 @@ class Recording(NamedTuple):
 
 
 @script(tuple[bytes, int])
-def _store_spans(*, keys: Keys, run_id: str, queue: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]) -> None: ...
+def _store_spans(
+    *, keys: Keys, run_id: str, queue: str, sender: str, bounds: _Bounds, spans: Sequence[ReceivedSpan]
+) -> None: ...
 
 
 @script(row(_claimed))
@@ -141,14 +143,14 @@ class Runs:
         self._kept_ms = int(settings.keep_spans_s * 1_000)
         self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
-    def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "") -> tuple[Outcome, int]:
+    def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "", sender: str = "") -> tuple[Outcome, int]:
         """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
 
-        The run goes to the ``queue`` of its first spans.
+        The run goes to the ``queue`` of its first spans, and counts in the share of their ``sender``, if there are several.
         A run that is dead rejects all, even those that its dead letter has.
         """
         outcome, rejected = _store_spans(
-            self._client, keys=self._keys, run_id=run_id, queue=queue, bounds=self._bounds, spans=spans
+            self._client, keys=self._keys, run_id=run_id, queue=queue, sender=sender, bounds=self._bounds, spans=spans
         )
         return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
 

@@ -2,13 +2,13 @@
 -- wait for full_ms more. Spans that have been kept for long enough are removed.
 --
 -- Uses   run_spans
--- KEYS   runs, runs_bytes, runs_kept, run_prefix
+-- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
 -- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms, full_ms, full...
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs_kept, '-inf', now, 'LIMIT', 0, 100)) do
-    remove_run(runs_kept, run_id, 'submitted')
+    remove_run(run_id, 'submitted')
 end
 -- Redis' clock may have gone back: by the present time, no run is due later than this.
 local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms, outcome_wait_ms)
@@ -30,7 +30,7 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 
         return {run_id, redis.call('HGETALL', run)}
     else
         -- The run has expired, or somebody has deleted it.
-        redis.call('ZREM', runs, run_id)
+        leave_open(run_id)
     end
 end
 return {'', {}}

@@ -2,7 +2,7 @@
 -- handed on.
 --
 -- Uses   run_spans
--- KEYS   runs, runs_bytes, runs_kept, run_prefix
+-- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
 -- ARGV   run_id, ended, kept_ms
 -- Reply  1 if its spans were there
 
@@ -11,10 +11,8 @@ use_reserve('zset', runs)
 local run = run_prefix .. run_id
 -- Only a closed run has been decided. An open one of this id is another one.
 if ended == 'forwarded' and not redis.call('HGET', run, ':closed') then return 0 end
-if ended ~= 'submitted' or kept_ms == 0 then
-    return (remove_run(runs, run_id, ended) or remove_run(runs_kept, run_id, ended)) and 1 or 0
-end
-if redis.call('ZREM', runs, run_id) == 0 then return 0 end
+if ended ~= 'submitted' or kept_ms == 0 then return remove_run(run_id, ended) and 1 or 0 end
+if not leave_open(run_id) then return 0 end
 redis.call('ZADD', runs_kept, now + kept_ms, run_id)
 redis.call('HSET', run, ':closed', ended)
 -- Whoever claims runs removes the spans in time. Without anybody they expire.

@@ -3,9 +3,23 @@
 -- Span ids stay for this time, because an exporter without an answer sends its spans again.
 local REMEMBERED_MS = 3600000
 
--- Remove a run that has ended from an index, and its spans; return whether it was there.
-local function remove_run(index, run_id, ended)
-    if redis.call('ZREM', index, run_id) == 0 then return false end
+-- Take a run out of the open ones, and out of its sender's share; return whether it was there.
+local function leave_open(run_id)
+    if redis.call('ZREM', runs, run_id) == 0 then return false end
+    local sender, bytes = unpack(redis.call('HMGET', run_prefix .. run_id, ':sender', ':bytes'))
+    if sender and add(runs_by_sender, sender, -1) > 0 then
+        add(runs_by_sender, sender .. ':bytes', -number(bytes))
+    elseif sender then
+        redis.call('HDEL', runs_by_sender, sender, sender .. ':bytes')
+    end
+    -- A run that somebody has deleted does not name its sender.
+    if redis.call('ZCARD', runs) == 0 then redis.call('DEL', runs_by_sender) end
+    return true
+end
+
+-- Remove a run that has ended, open or kept, and its spans; return whether it was there.
+local function remove_run(run_id, ended)
+    if not leave_open(run_id) and redis.call('ZREM', runs_kept, run_id) == 0 then return false end
     local run = run_prefix .. run_id
     local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
     local fields = redis.call('HGETALL', run)

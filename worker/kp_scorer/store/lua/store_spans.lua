@@ -1,20 +1,23 @@
 -- Store spans of a run that arrived together, each id once; all of them, or none.
 --
 -- Uses   run_spans
--- KEYS   runs, runs_bytes, runs_kept, run_prefix
--- ARGV   run_id, queue, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms, spans... (span_id, content)
+-- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
+-- ARGV   run_id, queue, sender, most_runs, most_total_bytes, most_spans, most_bytes, quiet_ms, longest_ms, kept_ms,
+--        spans... (span_id, content)
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
 --
 -- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
 -- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
 -- :closed once it takes no more, with what it then knew of its outcome, or 1, and how it has ended once it has;
--- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue, where its
--- trace goes, if whoever sent its first spans has a queue.
+-- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue and :sender,
+-- where its trace goes, if whoever sent its first spans has a queue, and by whom it counts, if there are several.
 
 local run = run_prefix .. run_id
 expect('hash', run)
-local closed, too_large, first_ms, bytes, count = read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans')
+local closed, too_large, first_ms, bytes, count, first_sender =
+    read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans', ':sender')
+if first_ms then sender = first_sender or '' end
 local fresh, fresh_bytes, listed = {}, 0, {}
 for _, span in ipairs(spans) do
     -- An exporter without an answer sends all its spans again.
@@ -31,14 +34,18 @@ if closed then return {'closed', #fresh} end
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
 -- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
+-- Where there are several senders, each may have as much as is free, so that no one of them fills more than half.
+local own_runs, own_bytes = unpack(redis.call('HMGET', runs_by_sender, sender, sender .. ':bytes'))
 local function lacks_room()
-    if not first_ms and redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept) >= most_runs then return true end
-    return not too_large and number(redis.call('GET', runs_bytes)) + fresh_bytes > room or is_nearly_full(memory())
+    local all_runs = redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept)
+    if not first_ms and all_runs + number(own_runs) >= most_runs then return true end
+    local all_bytes = number(redis.call('GET', runs_bytes))
+    return not too_large and all_bytes + number(own_bytes) + fresh_bytes > room or is_nearly_full(memory())
 end
 -- Spans that are kept to be handed on make room, the oldest first: what is to be decided has precedence.
 for _, kept_id in ipairs(redis.call('ZRANGE', runs_kept, 0, 99)) do
     if not lacks_room() then break end
-    remove_run(runs_kept, kept_id, 'submitted')
+    remove_run(kept_id, 'submitted')
 end
 if lacks_room() then return {'full', #fresh} end
 
@@ -49,13 +56,18 @@ else
     redis.call('HINCRBY', run, ':bytes', fresh_bytes)
     redis.call('HINCRBY', run, ':spans', #fresh)
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
+    if sender ~= '' then add(runs_by_sender, sender .. ':bytes', fresh_bytes) end
 end
 if #fresh > 0 then redis.call('HDEL', run, ':has_waited') end
 if not first_ms and queue ~= '' then redis.call('HSET', run, ':queue', queue) end
+if not first_ms and sender ~= '' then
+    redis.call('HSET', run, ':sender', sender)
+    add(runs_by_sender, sender, 1)
+end
 -- Redis' clock may have gone back since the first span.
 first_ms = math.min(number(first_ms or now), now)
 redis.call('HSET', run, ':first_ms', string.format('%.0f', first_ms))
 local due_ms = math.min(now + quiet_ms, first_ms + longest_ms)
 redis.call('ZADD', runs, due_ms, run_id)
-for _, key in ipairs({runs, runs_bytes, run}) do redis.call('PEXPIRE', key, kept_ms) end
+for _, key in ipairs({runs, runs_bytes, runs_by_sender, run}) do redis.call('PEXPIRE', key, kept_ms) end
 return {too_large and 'too_large' or 'stored', too_large and #fresh or 0}
