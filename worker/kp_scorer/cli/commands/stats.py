@@ -8,6 +8,7 @@ from kp_scorer.broker.backlog import count_oversized, look_at_backlog
 from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.options import service_options
 from kp_scorer.cli.output import in_words, print_note, print_row
+from kp_scorer.report.phrases import plural
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.store import WorkerReport
@@ -18,11 +19,12 @@ from kp_scorer.store.store import WorkerReport
 def stats(settings: Settings) -> None:
     """Print the numbers of submissions, of what became of them, of the queues and of each worker: one JSON line, or text.
 
-    Always submitted = pending + decided + dead. A trace from another producer counts once a worker has received it. `full`
-    lists the results queues and streams that accept no more decisions, so that workers wait; on a stream, a decision is unread
-    until every consumer group has acknowledged it. `dropped` counts by reason the dead letters that made room for others. With
-    Redis as the broker, `oversized` counts messages too large for a worker, which are kept in the list traces.oversized
-    or that of another queue.
+    Always submitted = pending + decided + dead; a note on stderr says if it is not, or if a Redis has evicted keys. Nothing
+    shows other records that Redis lost, as one that came back from an older snapshot did. A trace from another producer counts
+    once a worker has received it. `full` lists the results queues and streams that accept no more decisions, so that workers
+    wait; on a stream, a decision is unread until every consumer group has acknowledged it. `dropped` counts by reason the dead
+    letters that made room for others. With Redis as the broker, `oversized` counts messages too large for a worker, which are
+    kept in the list traces.oversized or that of another queue.
     `bytes` splits the memory of each Redis by a sample: records, the novelty log with all that traces are compared with, the
     queue of traces, unread decisions, dead letters, runs that are collected, and what none of these explains.
 
@@ -52,6 +54,10 @@ def stats(settings: Settings) -> None:
     counted = row["pending"] + row["decided"] + row["dead"]
     if row["submitted"] != counted:
         print_note(f"the ledger has lost records: submitted {row['submitted']} is not pending + decided + dead, {counted}")
+    for server, condition in backlog.servers.items():
+        if condition.evicted_keys:
+            evicted = plural(condition.evicted_keys, "key")
+            print_note(f"{server} has evicted {evicted} since it started, which may be records")
     print_row(row, "\n".join(f"{name.replace('_', ' ')}: {in_words(value)}" for name, value in row.items()))
 
 
