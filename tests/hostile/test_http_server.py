@@ -41,14 +41,17 @@ pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indir
 
 @pytest.fixture
 def server(
-    shipped_redis: Shipped, redis_client: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    shipped_redis: Shipped,
+    redis_client: object,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[HttpServer]:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
     monkeypatch.setenv("CONSTANTS", LIMITS)
-    with open_server(
-        shipped_redis.settings("serve"), tmp_path / "server.log", serve__tokens=str(tokens), serve__total_bytes=8 * MIB
-    ) as opened:
+    changed = {"serve__tokens": str(tokens), "serve__total_bytes": 8 * MIB, **getattr(request, "param", {})}
+    with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", **changed) as opened:
         yield opened
         assert SECRET not in opened.process.text()
         assert opened.process.peak_bytes() < RESIDENT_BYTES
@@ -88,6 +91,8 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
         assert server.ask("GET", "/livez").status == 200
 
 
+# No run may be converted, and make room, while others begin.
+@pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0}], indirect=True, ids=["unhurried"])
 @pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
 def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServer, store: Store, size: int) -> None:
     def begin(token: str) -> int:
