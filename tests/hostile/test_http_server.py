@@ -95,13 +95,19 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
 @pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0}], indirect=True, ids=["unhurried"])
 @pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
 def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServer, store: Store, size: int) -> None:
-    def begin(token: str) -> int:
-        span = chat_span(new_run(), "f" * 16, said="x" * size)
+    def begin(token: str, *, run_id: str = "", size: int = size) -> int:
+        span = chat_span(run_id or new_run(), "f" * 16, said="x" * size)
         return int(post(server, export_of(span), authorization=f"Bearer {token}").status)
 
     begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
     # Each may begin one for as long as it has fewer than are free, of 10 runs or four fifths of 8 MiB.
     assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
+    # What another token has begun since refuses no span of runs that have begun, until they take half of all bytes.
+    (first, *_) = [run.run_id for run in store.runs.collected()]
+    for token in (TOKEN, ANOTHER):
+        assert begin(token, run_id=first, size=1) == 200
+    if size > 1:
+        assert [begin(TOKEN, run_id=first) for _ in range(2)] == [200, 429]
     for run in list(store.runs.collected()):
         assert store.runs.finish(run.run_id, "left_out")
     assert begin(TOKEN) == 200

@@ -34,13 +34,15 @@ if closed then return {'closed', #fresh} end
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
 -- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
--- Where there are several senders, each may have as much as is free, so that no one of them fills more than half.
+-- Where there are several senders, each may begin runs while it has no more than is free, so that no one of them fills more than half.
+-- Runs that have begun may grow to that half, however much others have begun since.
 local own_runs, own_bytes = unpack(redis.call('HMGET', runs_by_sender, sender, sender .. ':bytes'))
 local function lacks_room()
     local all_runs = redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept)
     if not first_ms and all_runs + number(own_runs) >= most_runs then return true end
-    local all_bytes = number(redis.call('GET', runs_bytes))
-    return not too_large and all_bytes + number(own_bytes) + fresh_bytes > room or is_nearly_full(memory())
+    local all_bytes, own = number(redis.call('GET', runs_bytes)), number(own_bytes)
+    local taken = first_ms and math.max(all_bytes, 2 * own) or all_bytes + own
+    return not too_large and taken + fresh_bytes > room or is_nearly_full(memory())
 end
 -- Spans that are kept to be handed on make room, the oldest first: what is to be decided has precedence.
 for _, kept_id in ipairs(redis.call('ZRANGE', runs_kept, 0, 99)) do
