@@ -50,7 +50,7 @@ def server(
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
     monkeypatch.setenv("CONSTANTS", LIMITS)
-    changed = {"serve__tokens": str(tokens), "serve__total_bytes": 8 * MIB, **getattr(request, "param", {})}
+    changed = {"serve__tokens": str(tokens), **getattr(request, "param", {})}
     with open_server(shipped_redis.settings("serve"), tmp_path / "server.log", **changed) as opened:
         yield opened
         assert SECRET not in opened.process.text()
@@ -92,7 +92,7 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
 
 
 # No run may be converted, and make room, while others begin.
-@pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0}], indirect=True, ids=["unhurried"])
+@pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0, "serve__total_bytes": 8 * MIB}], indirect=True, ids=["small"])
 @pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
 def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServer, store: Store, size: int) -> None:
     def begin(token: str, *, run_id: str = "", size: int = size) -> int:
