@@ -143,12 +143,10 @@ def put(settings: Settings, *bodies: bytes) -> None:
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
     """Return whether no message is on a queue of a Redis, and none in flight."""
-    # In one step: between two, a message of a dead worker may return from those in flight to the queue.
-    with client.pipeline() as transaction:
-        transaction.llen(queue)
-        transaction.llen(f"{queue}.moving")
-        transaction.hlen(f"{queue}.unacknowledged")
-        return not any(transaction.execute())
+    # In one step: between two, a message of a dead worker may return from those in flight to the queue. A full Redis would refuse
+    # a transaction.
+    count = "return redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + redis.call('HLEN', KEYS[3])"
+    return bool(client.eval(count, 3, queue, f"{queue}.moving", f"{queue}.unacknowledged") == 0)
 
 
 def supervised(settings: Settings, directory: Path, count: int, variables: Variables = lambda place, life: {}) -> Fleet:
