@@ -143,8 +143,8 @@ def put(settings: Settings, *bodies: bytes) -> None:
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
     """Return whether no message is on a queue of a Redis, and none in flight."""
-    # In one step: between two, a message of a dead worker may return from those in flight to the queue. A full Redis would refuse
-    # a transaction.
+    # In one step: between two, a message of a dead worker may return from those in flight to the queue. It is not a
+    # transaction, which a full Redis refuses.
     count = "return redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + redis.call('HLEN', KEYS[3])"
     return bool(client.eval(count, 3, queue, f"{queue}.moving", f"{queue}.unacknowledged") == 0)
 
