@@ -109,7 +109,7 @@ def test_stats_counts_submissions_and_messages(settings: Settings, redis_client:
         "workers": [],
     }
     assert stats == {**books, **empty, "oversized": 2}
-    results = (settings.queues.accepted, settings.queues.rejected, settings.queues.revised)
+    results = (settings.queues.name("accepted"), settings.queues.name("rejected"), settings.queues.name("revised"))
     assert waiting == {settings.queues.first: 3, **dict.fromkeys(results, 0)}
 
 

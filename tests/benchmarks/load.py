@@ -58,7 +58,7 @@ class Published:
 
     def __init__(self, redis_client: redis.Redis, settings: Settings) -> None:
         self._redis_client = redis_client
-        self._queues = [settings.queues.accepted, settings.queues.rejected]
+        self._queues = [settings.queues.name("accepted"), settings.queues.name("rejected")]
         self._arrived = threading.Condition()
         self.at: dict[str, float] = {}
         """The time when each decision was read from its queue, by trace id, in seconds of ``time.time``."""

@@ -7,7 +7,6 @@ from kombu import Connection
 from kp_scorer.client import Client
 
 from tests.support.arena import TRACES, Arena, decided_of, submit, supervised, traces, wait_until_ended
-from tests.support.changed_settings import with_changed
 from tests.support.outcomes import published
 from tests.support.processes import wait_until
 
@@ -16,9 +15,8 @@ HALF = TRACES // 2
 
 @pytest.mark.slow
 def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Arena) -> None:
-    settings = arena.settings(queues__results_limit=TRACES // 10, scoring__threshold=0.45)
-    # Rejected decisions on a queue of their own would make room for each other.
-    settings = with_changed(settings, queues__rejected=settings.queues.review)
+    # The others go to review, as rejected decisions would make room for each other.
+    settings = arena.settings(queues__results_limit=TRACES // 10, scoring__threshold=0.45, scoring__review=0.01)
     read_decisions: list[dict[str, Any]] = []
 
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
@@ -28,7 +26,7 @@ def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Aren
             # Whoever cares for what is accepted reads that, and nothing else.
             read_decisions.extend(published(settings, "accepted"))
             full = [{line["queue"] for line in worker.events("results_full")} for worker in fleet]
-            return all(settings.queues.rejected in queues for queues in full)
+            return all(settings.queues.name("review") in queues for queues in full)
 
         def are_all_read() -> bool:
             read_decisions.extend(published(settings))
@@ -56,7 +54,7 @@ def test_results_queues_deleted_in_mid_load(arena: Arena) -> None:
         wait_until(arena.is_idle)
         read_decisions = published(settings)
         with Connection(settings.broker.url) as connection, connection.channel() as channel:
-            for queue in (settings.queues.accepted, settings.queues.rejected):
+            for queue in (settings.queues.name("accepted"), settings.queues.name("rejected")):
                 channel.queue_delete(queue)
         submitted += submit(client, load[HALF:])
         arena.finish(fleet, submitted, consumed=read_decisions)

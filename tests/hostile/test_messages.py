@@ -76,7 +76,7 @@ def _nothing_went_elsewhere(arena: Arena) -> None:
     with arena.redis.connect() as client:
         names = {key.decode() for key in client.keys("*")}
     queues = arena.settings().queues
-    ours = ("kp:", "unacked", queues.first, queues.accepted, queues.rejected)
+    ours = ("kp:", "unacked", queues.first, queues.name("accepted"), queues.name("rejected"))
     results = {name for name in names if re.fullmatch(r"celery-task-meta-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", name)}
     assert {name for name in names - results if not name.startswith(ours)} == set()
     if arena.broker == "rabbitmq":

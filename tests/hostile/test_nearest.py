@@ -52,7 +52,7 @@ def test_only_operators_learn_which_trace_is_nearest(
 
 def _published(client: Any, settings: Settings, via: str) -> list[str]:
     """The three decisions that readers get; none until all are there."""
-    names = settings.queues.accepted, settings.queues.rejected
+    names = settings.queues.name("accepted"), settings.queues.name("rejected")
     if via == "stream":
         published = [fields[b"decision"].decode() for name in names for _, fields in client.xrange(name)]
     else:

@@ -127,7 +127,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
         for number in range(3):
             store.dead_letters.dead_letter(b"%d" % number, DeadLettering("invalid", "$", f"kp:trace:{number}"))
         publish(Publisher(app, endpoints, store), decision)
-        client.lpush(endpoints.queues.rejected, "foreign")
+        client.lpush(endpoints.queues.name("rejected"), "foreign")
         # Redis has more than this in use when it is empty.
         server.limit_memory(1_000)
         with pytest.raises(redis.exceptions.OutOfMemoryError):

@@ -83,7 +83,7 @@ def test_the_beginning_of_a_decision_that_was_cut_is_no_decision(
     limits = Limits(message_bytes=10_000)
     settings = settings.model_copy(update={"limits": limits})
     item = decision_on("kp:trace:1") + b" " * largest_message_bytes(limits) + b"and something else"
-    redis_client.lpush(settings.queues.accepted, item)
+    redis_client.lpush(settings.queues.name("accepted"), item)
     with make_celery(settings) as app, open_results(app, settings) as results:
         assert list(results.receive()) == []
     (dead_letter,) = store.dead_letters.read()

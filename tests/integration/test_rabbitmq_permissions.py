@@ -74,17 +74,17 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
     # From RabbitMQ 4.2.6 on, a worker may look only at queues that it has a permission for.
-    called = {"queues__accepted": "decisions.shop", "results__via": "task", "results__task": "shop.decided"}
+    called = {"queues__decisions": "decisions.shop", "results__via": "task", "results__task": "shop.decided"}
     settings = with_changed(users.settings("worker"), **called)
     accepted = decision("kp:trace:called", outcome="accepted")
     with Connection(rabbitmq_url) as admin, make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
-        with pytest.raises(ServiceUnavailable, match=r"RabbitMQ has no queue 'decisions\.shop'"):
+        with pytest.raises(ServiceUnavailable, match=r"RabbitMQ has no queue 'decisions\.shop\.accepted'"):
             publish(publisher, accepted)
-        admin.default_channel.queue_declare("decisions.shop", durable=True, auto_delete=False)
+        admin.default_channel.queue_declare("decisions.shop.accepted", durable=True, auto_delete=False)
         publish(publisher, accepted)
-        assert admin.default_channel.queue_declare("decisions.shop", passive=True).message_count == 1
-        admin.default_channel.queue_delete("decisions.shop")
+        assert admin.default_channel.queue_declare("decisions.shop.accepted", passive=True).message_count == 1
+        admin.default_channel.queue_delete("decisions.shop.accepted")
 
 
 def _send_beyond(url: str) -> None:

@@ -70,7 +70,7 @@ def publish(
     with make_celery(settings) as app, Store.open(settings) as store:
         publisher = Publisher(app, settings, store, lambda name, count: dropped.update({name: count}))
         errors = publisher.publish_all([publisher.publication(each, {}, message, set()) for each in made])
-        assert publisher.full() == ({settings.queues.accepted} if any(errors) else set())
+        assert publisher.full() == ({settings.queues.name("accepted")} if any(errors) else set())
         return [error is None for error in errors]
 
 
@@ -215,7 +215,7 @@ def test_a_ring_keeps_the_newest_rejected_decisions_and_counts_the_others(settin
     for part in (made[:1], made[1:2], made[2:]):
         assert all(publish(settings, part, dropped=dropped))
     assert ids_of(read(settings)) == ids_of(made[-2:])
-    assert +dropped == {settings.queues.rejected: COUNT - 2}
+    assert +dropped == {settings.queues.name("rejected"): COUNT - 2}
 
 
 def test_a_ring_keeps_the_newest_traces_that_fit_into_its_bytes(settings_of: SettingsWith) -> None:

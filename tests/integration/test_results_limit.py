@@ -25,9 +25,8 @@ IN_FLIGHT = 8
 
 @pytest.fixture
 def limited(on_broker: SettingsWith) -> Settings:
-    """Settings of a worker that stops at a few unread decisions, all on one queue, on either broker."""
-    settings = on_broker(queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT)
-    return with_changed(settings, queues__accepted=settings.queues.rejected)
+    """Settings of a worker that stops at a few unread decisions, all of them accepted, on either broker."""
+    return on_broker(queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT, scoring__threshold=0.0)
 
 
 def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read(limited: Settings, tmp_path: Path) -> None:
@@ -60,7 +59,7 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
     settings = on_broker(
         results__with_trace=True, queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT, scoring__threshold=0.01
     )
-    accepted = settings.queues.accepted
+    accepted = settings.queues.name("accepted")
     with at_work(settings, tmp_path) as (worker, client), make_celery(settings) as app, Store.open(settings) as store:
         client.submit_many([trace | {"padding": "x" * 5_000} for trace in short_traces(TRACES, seed=7)])
         wait_until(lambda: worker.events("results_full"))
@@ -74,7 +73,7 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
 
 def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Settings, redis_client: redis.Redis) -> None:
     limited = with_changed(settings, results__with_trace=True, queues__results_limit=1_000)
-    accepted = limited.queues.accepted
+    accepted = limited.queues.name("accepted")
     with make_celery(limited) as app, Store.open(limited) as store:
         redis_client.lpush(accepted, *["{}"] * 300)
         before = unread_decisions(app, limited, store, ())
@@ -90,12 +89,13 @@ def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Set
 def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_celery(limited) as app, Store.open(limited) as store:
         publisher = Publisher(app, limited, store)
+        accepted = decision("kp:trace:one", outcome="accepted")
 
         def refused() -> bool:
-            return publisher.publish_all([publisher.publication(decision("kp:trace:one"), {}, None, set())]) != [None]
+            return publisher.publish_all([publisher.publication(accepted, {}, None, set())]) != [None]
 
         wait_until(refused)
-        assert publisher.full() == {limited.queues.rejected}
+        assert publisher.full() == {limited.queues.name("accepted")}
         monkeypatch.setattr("kp_scorer.broker.results._REFUSED_WITHIN_S", 0.1)
         wait_until(lambda: not publisher.full())
 
@@ -109,10 +109,10 @@ def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(
 
 
 def test_reading_decisions_consumes_no_tasks_of_another_app(settings: Settings, redis_client: redis.Redis) -> None:
-    names = {"queues__accepted": "shop", "queues__rejected": "shop", "results__task": "shop.decided"}
-    of_shop = with_changed(settings, results__via="task", **names)
-    redis_client.lpush("shop", "a task of the shop")
+    of_shop = with_changed(settings, results__via="task", results__task="shop.decided")
+    tasks = settings.queues.name("accepted")
+    redis_client.lpush(tasks, "a task of the shop")
     for outcome in (None, "rejected"):
         with pytest.raises(SettingsError, match="workers of its Celery app take them"):
             published(of_shop, outcome)
-    assert redis_client.lrange("shop", 0, -1) == [b"a task of the shop"]
+    assert redis_client.lrange(tasks, 0, -1) == [b"a task of the shop"]

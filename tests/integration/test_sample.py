@@ -48,13 +48,6 @@ def test_a_sampled_decision_goes_where_its_outcome_goes_if_review_is_not_publish
     assert ids_in(unpublished, "accepted") == [ACCEPTED.trace_id]
 
 
-def test_it_goes_once_to_a_queue_that_two_outcomes_share(settings: Settings, store: Store) -> None:
-    shared = with_changed(settings, review__sample=0.5, queues__review="decisions.accepted")
-    with make_celery(shared) as app:
-        assert Attempts(Publisher(app, shared, store), [ACCEPTED, REVIEW]).publish() == []
-    assert ids_in(shared, "accepted") == [ACCEPTED.trace_id, REVIEW.trace_id]
-
-
 @pytest.mark.parametrize("full", ["review", "accepted"])
 def test_while_either_queue_is_full_it_waits_and_leaves_no_copies(on_broker: SettingsWith, full: Outcome) -> None:
     settings = on_broker(review__sample=0.5, queues__results_limit=3)

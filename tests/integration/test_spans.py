@@ -63,7 +63,7 @@ def read(settings: Settings, count: int) -> dict[str, dict[str, Any]]:
     with Connection(settings.broker.url) as connection, connection.channel() as channel:
 
         def receive() -> bool:
-            while (message := channel.basic_get(settings.queues.rejected, no_ack=True)) is not None:
+            while (message := channel.basic_get(settings.queues.name("rejected"), no_ack=True)) is not None:
                 message = channel.message_to_python(message)
                 headers[message.properties["message_id"]] = message.headers
             return len(headers) >= count
@@ -91,7 +91,7 @@ def test_spans_link_the_producer_to_the_published_decision(
         wait_until(lambda: worker.events("trace_dead"))
     # A worker that ends exports the remaining spans.
     assert worker.process.returncode == 0
-    names = recorded.queues.first, recorded.queues.rejected
+    names = recorded.queues.first, recorded.queues.name("rejected")
     of_ours = collected.spans(format_trace_id(run.get_span_context().trace_id))
     of_run = [span for span in of_ours if span.parent == format_span_id(run.get_span_context().span_id)]
     processed = {span.attributes["kp_scorer.trace.id"]: span for span in of_run}

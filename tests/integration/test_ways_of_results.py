@@ -85,7 +85,7 @@ def celery_worker(app: str, directory: Path, **variables: str) -> Iterator[Path]
 
 @contextmanager
 def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
-    queues = f"{settings.queues.accepted},{settings.queues.rejected}"
+    queues = f"{settings.queues.name('accepted')},{settings.queues.name('rejected')}"
     variables = {"SHOP_BROKER": settings.broker.url, "SHOP_QUEUES": queues, "SHOP_STORE": settings.redis.url}
     with celery_worker("tests.support.shop", directory, **variables) as log:
         yield
@@ -144,7 +144,7 @@ class Scene(NamedTuple):
     settings: Settings
 
     def read(self) -> list[Received]:
-        names = self.settings.queues.accepted, self.settings.queues.rejected
+        names = self.settings.queues.name("accepted"), self.settings.queues.name("rejected")
         return [decision for name in names for decision in self.way.read(self.settings, name)]
 
     def read_until(self, is_enough: Callable[[list[Received]], bool]) -> list[Received]:
@@ -219,7 +219,7 @@ def test_each_decision_is_read_once_and_copies_of_a_killed_worker_have_its_mark(
     sampled = {trace_id: decision for trace_id, decision in decided.items() if decision.sampled}
     assert len(sampled) < len(decided)
     assert bool(sampled) == bool(scene.settings.review.sample)
-    reviewed = scene.way.read(scene.settings, scene.settings.queues.review)
+    reviewed = scene.way.read(scene.settings, scene.settings.queues.name("review"))
     assert {each.message_id: Decision.model_validate(each.decision) for each in reviewed} == sampled
 
 
@@ -232,13 +232,13 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
     settings = scene.settings
     if name == "rabbitmq task":
         with Connection(settings.broker.url) as connection, connection.channel() as channel:
-            Queue(settings.queues.rejected)(channel).declare()
+            Queue(settings.queues.name("rejected"))(channel).declare()
     with make_celery(settings) as app:
         publisher = Publisher(app, settings, store)
         errors = publisher.publish_all(publications(made))
         assert errors[:LIMIT] == [None] * LIMIT
         assert {str(error) for error in errors[LIMIT:]} == {
-            f"results: the queue {settings.queues.rejected} is full of unread decisions"
+            f"results: the queue {settings.queues.name('rejected')} is full of unread decisions"
         }
         with with_shop(settings, tmp_path):
             left = made[LIMIT:]

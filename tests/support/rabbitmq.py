@@ -207,7 +207,7 @@ def unacknowledged(url: str, queue: str) -> int:
 def own_queues() -> dict[str, str]:
     """Settings that name queues which no other test uses."""
     suffix = uuid.uuid4().hex
-    return {f"queues.{kind}": f"{kind}-{suffix}" for kind in QUEUES}
+    return {f"queues.{kind}": f"{kind}-{suffix}" for kind in ("traces", "decisions")}
 
 
 class RabbitMQ:
@@ -226,7 +226,9 @@ class RabbitMQ:
 
     def name(self, kind: str) -> str:
         """Name of the queue of traces, intake, accepted, rejected or dead."""
-        return f"{self.name('traces')}.{kind}" if kind in ("intake", "dead") else self._names[f"queues.{kind}"]
+        if kind == "traces":
+            return self._names["queues.traces"]
+        return f"{self._names['queues.traces' if kind in ('intake', 'dead') else 'queues.decisions']}.{kind}"
 
     def waiting(self, kind: str) -> int:
         """Messages on a queue that are ready to be delivered; 0 if there is no such queue."""

@@ -82,7 +82,7 @@ def results_queues(settings: Settings, kinds: Sequence[DecisionKind]) -> dict[st
 
 def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[str]:
     """Return the names of the streams that decisions of these kinds go to."""
-    return sorted(set(map(settings.queues.name, kinds))) if settings.results.via == "stream" else []
+    return list(map(settings.queues.name, kinds)) if settings.results.via == "stream" else []
 
 
 def system_of(broker: BrokerSettings) -> str:

@@ -61,7 +61,6 @@ class Publisher:
         published = (each for each in settings.results.publish if each != "revised" or settings.results.via != "task")
         kinds = sorted(published, key=lambda kind: kind != "review")
         queues, streams = results_queues(settings, kinds), results_streams(settings, kinds)
-        # By name, because several outcomes may share a queue.
         self._outboxes: dict[str, _Outbox] = {}
         for name, queue in queues.items():
             destination = Destination(system_of(settings.broker), name)

@@ -121,10 +121,7 @@ class QueueSettings(Section):
     traces: Annotated[dict[QueueName, TraceQueue], BeforeValidator(_as_table), Field(min_length=1, max_length=100)] = Field(
         default_factory=lambda: {"traces": TraceQueue()}
     )
-    accepted: QueueName = "decisions.accepted"
-    review: QueueName = "decisions.review"
-    rejected: QueueName = "decisions.rejected"
-    revised: QueueName = "decisions.revised"
+    decisions: QueueName = "decisions"
     message_bytes: Count = 1_048_576
     results_limit: Count = 100_000
 
@@ -135,7 +132,7 @@ class QueueSettings(Section):
             raise ValueError(f"traces: expected names that no queue beside another has, got {', '.join(sorted(clashes))}")
         # Workers consume every message on a queue of traces as a submission.
         if {*self.traces, *beside} & set(map(self.name, KINDS)):
-            raise ValueError(f"the queues of decisions need other names than {', '.join([*self.traces, *beside])}")
+            raise ValueError(f"decisions: the queues of decisions need other names than {', '.join([*self.traces, *beside])}")
         return self
 
     @field_serializer("traces")
@@ -150,7 +147,7 @@ class QueueSettings(Section):
 
     def name(self, kind: DecisionKind) -> str:
         """Return the name of the queue, or the stream, of decisions of this kind."""
-        return {"accepted": self.accepted, "review": self.review, "rejected": self.rejected, "revised": self.revised}[kind]
+        return f"{self.decisions}.{kind}"
 
 
 class ResultsSettings(Section):

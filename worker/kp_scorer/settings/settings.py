@@ -106,10 +106,10 @@ class Settings(Section):
     def is_ring(self, name: str) -> bool:
         """Return whether the queue or stream of this name drops its oldest decisions when it is full; otherwise workers wait.
 
-        It does if only rejected decisions or revisions go there. A queue of another app's tasks never does: the app may have
-        other tasks on it.
+        It does if rejected decisions or revisions go there. A queue of another app's tasks never does: the app may have other
+        tasks on it.
         """
-        return self.results.via != "task" and name not in (self.queues.accepted, self.queues.review)
+        return self.results.via != "task" and name not in (self.queues.name("accepted"), self.queues.name("review"))
 
     @property
     def kinds(self) -> tuple[DecisionKind, ...]:

@@ -48,8 +48,8 @@
                                 string   the run by which a conversation came first, its instrumentation and its times, as JSON;
                                          expires after an hour
 
-Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: called as
-``queues.accepted``, ``queues.review`` and ``queues.rejected`` say, and bounded by ``queues.results_limit``.
+Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: their names begin as
+``queues.decisions`` says, and ``queues.results_limit`` bounds them.
 
 Queues belong to the broker, and their consumers bound them.
 """
