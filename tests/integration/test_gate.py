@@ -10,12 +10,14 @@ import redis
 from kp_scorer import SettingsError, score_traces
 from kp_scorer.decider import Decider, open_gate
 from kp_scorer.decision import Decision
+from kp_scorer.decoding import Limits, check_late_outcome
 from kp_scorer.gate import Gate
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.offline import offline_decider
+from kp_scorer.reviser import Reviser
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store
-from kp_scorer.trace import ReasoningTrace
+from kp_scorer.trace import ReasoningTrace, outcome_key
 
 from tests.support.builders import Payload, make_trace, minimal_payload
 from tests.support.changed_settings import with_changed
@@ -47,6 +49,19 @@ def decide(decider: Decider, *traces: ReasoningTrace) -> list[Decision]:
     decisions = decider.decide(traces)
     assert all(isinstance(each, Decision) for each in decisions), decisions
     return [each for each in decisions if isinstance(each, Decision)]
+
+
+def revise(decider: Decider, number: int, success: bool, outcome: int = 0) -> Decision:
+    """Decide a trace again by a late outcome, as its worker does."""
+    ledger: Any = decider.ledger
+    assert decider.gate
+    ledger.load_scripts()
+    trace_id, outcome_id = f"kp:trace:{number}", f"kp:outcome:{number}-{outcome}-{success}"
+    key = outcome_key(ledger.outcome_secret(), trace_id)
+    late = {"@type": "LateOutcome", "id": outcome_id, "trace_id": trace_id, "success": success, "key": key}
+    (revision,) = Reviser(ledger, decider.gate.policy, max_attempts=5).revise([check_late_outcome(late, Limits())], [None])
+    assert isinstance(revision, Decision), revision
+    return revision
 
 
 def gate_of(decider: Decider) -> Gate:
@@ -83,6 +98,77 @@ def test_workers_rest_on_what_others_kept_and_one_that_starts_knows_the_same(
     report = command(settings, "audit")
     assert report.exit_code == 0, report.output
     assert "gate: 5 agree, 0 differ, 0 undecided, 0 beyond" in report.stderr
+
+
+def test_late_outcomes_change_what_is_kept(stores: tuple[Store, Store], settings: Settings) -> None:
+    first, second = (decider_on(store, settings, bar=0.5) for store in stores)
+    assert outcomes(decide(first, trace(0), trace(1, task=1, success=False))) == ["accepted", "rejected"]
+    second.refresh()
+    (facts,) = stores[0].all_facts()
+    for _ in range(2):
+        # The same again changes nothing.
+        assert revise(second, 0, success=False).outcome == "rejected"
+        assert revise(first, 1, success=True).outcome == "accepted"
+        assert (len(list(facts.all())), len(list(facts.all_kept())), facts.info()["kept"]) == (4, 3, 1)
+    # Another that says the same is another revision, and changes nothing that is kept.
+    assert revise(first, 0, success=False, outcome=1).revision == 3
+    assert len(list(facts.all())) == 4
+    anew = decider_on(stores[0], settings, bar=0.5)
+    for worker in (first, second):
+        assert same_is_known(gate_of(worker), gate_of(anew))
+        assert gate_of(worker).kept_count == 1
+    again, copy = decide(second, trace(2), trace(3, task=1))
+    assert (again.outcome, copy.outcome) == ("accepted", "rejected")
+    assert copy.gate
+    assert copy.gate.nearest
+    assert copy.gate.nearest.trace_id == "kp:trace:1"
+    # Its own success comes too late to keep out the one that took its place, and both are kept until they fail.
+    assert [revise(first, 0, success, outcome=2).outcome for success in (True, False)] == ["accepted", "rejected"]
+    assert revise(first, 2, success=False).outcome == "rejected"
+    assert revise(first, 1, success=False).outcome == "rejected"
+    assert facts.info()["kept"] == 0
+    assert outcomes(decide(first, trace(4), trace(5, task=1))) == ["accepted", "accepted"]
+    assert same_is_known(gate_of(first), gate_of(decider_on(stores[1], settings)))
+    assert same_is_known(gate_of(first), gate_of(second))
+    report = command(settings, "audit")
+    assert report.exit_code == 0, report.output
+    assert "gate: 6 agree, 0 differ, 0 undecided, 0 beyond" in report.stderr
+
+
+def test_forgetting_a_revised_trace_erases_the_notes_on_it(store: Store, settings: Settings, redis_client: redis.Redis) -> None:
+    decider = decider_on(store, settings, bar=0.5)
+    assert outcomes(decide(decider, trace(0), trace(1, task=1, success=False), trace(2, task=2))) == [
+        *("accepted", "rejected", "accepted")
+    ]
+    revise(decider, 0, success=False)
+    revise(decider, 1, success=True)
+    assert json.loads(command(settings, "cache", "info").stdout.splitlines()[-1])["kept"] == 2
+    # One is in the novelty log, and one is the fact; that of the second is stored once more.
+    for trace_id, vectors in (("kp:trace:0", 2), ("kp:trace:1", 3)):
+        assert json.loads(command(settings, "forget", trace_id).stdout)["vectors"] == vectors
+    (facts,) = store.all_facts()
+    for key in (facts.keys.log, facts.kept_keys.log):
+        entries: Any = redis_client.xrange(key)
+        assert [fields[b"i"] for _, fields in entries if b"i" in fields] == [b"kp:trace:2"]
+    assert same_is_known(gate_of(decider), gate_of(decider_on(store, settings)))
+    assert gate_of(decider).kept_count == 1
+    cleared = command(settings, "cache", "clear", "--yes")
+    assert "removed 1 kept traces" in cleared.output
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_an_outcome_that_comes_after_its_fact_has_gone_changes_nothing_that_is_kept(
+    store: Store, settings: Settings, success: bool, redis_client: redis.Redis, keys: Any
+) -> None:
+    decider = decider_on(store, settings, bar=0.5)
+    decide(decider, trace(0, success=not success), trace(1, task=1))
+    (facts,) = store.all_facts()
+    record, place = keys.record("kp:trace:0"), redis_client.hget(keys.record("kp:trace:1"), "fact")
+    for number, damage in enumerate((b"garbage", place, b"1-1")):
+        redis_client.hset(record, "fact", damage)
+        assert revise(decider, 0, success, number).outcome == ("accepted" if success else "rejected")
+        revise(decider, 0, not success, number)
+        assert [len(list(facts.all())), facts.info()["kept"], gate_of(decider).kept_count] == [2, 2 - success, 2 - success]
 
 
 def test_other_guards_hold_whatever_a_trace_adds(store: Store, settings: Settings) -> None:
@@ -140,6 +226,8 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
         {"x": "y"},
         {"i": "", "f": "[\n]", "v": ""},
         {"e": "never"},
+        {"r": b"\xff"},
+        {"i": "kp:trace:0", "r": "9-9"},
         {"i": "a", "f": "[]", "v": b"\xff"},
     ]
     # A note of an erasure that has not taken place.
@@ -147,7 +235,7 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
     for fields in garbage:
         redis_client.xadd(facts.keys.log, fields)
     assert outcomes(decide(decider, trace(1), trace(2, task=1))) == ["rejected", "accepted"]
-    assert [bool(each.fact) for each in facts.all()] == [True, *[False] * 5, True, True]
+    assert [bool(each.fact) for each in facts.all()] == [True, *[False] * 7, True, True]
     assert command(settings, "cache", "clear", "--yes").exit_code == 0
     assert outcomes(decide(decider, trace(3))) == ["accepted"]
 
@@ -168,7 +256,8 @@ def test_another_space_begins_with_nothing(store: Store, settings: Settings) -> 
         store.facts("other"),
     )
     assert gate
-    assert gate.catch_up() == 0
+    gate.catch_up()
+    assert gate.kept_count == 0
 
 
 def lines(count: int) -> list[Payload]:

@@ -51,6 +51,8 @@ class TraceRecord:
     revised: bytes = b""
     outcomes: str = ""
     revises: str = ""
+    fact: str = ""
+    """The serial number of its newest fact; in Redis that has a place."""
 
     def forget_place(self) -> None:
         self.epoch = self.entry = ""

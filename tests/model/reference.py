@@ -167,7 +167,7 @@ class Reference:
         record.state, record.decision = "decided", verdict.decision
         self.decided += 1
         self._count(verdict)
-        self.facts.append(self, verdict)
+        record.fact = self.facts.append(self, verdict)
         self.pending |= {each: 0 for each in record.outcomes.split() if each in self.pending}
         return "stored"
 
@@ -199,6 +199,7 @@ class Reference:
         record.state, record.decision = "decided", revision.decision
         self.decided += 1
         self.tallies[f"revised {revision.outcome}"] += 1
+        trace.fact = self.facts.revise(self, trace.fact, revision.change)
         return "stored"
 
     def _count(self, verdict: Verdict) -> None:

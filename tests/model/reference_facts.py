@@ -1,10 +1,10 @@
 """The specification of the facts that decisions leave for the gates of all workers."""
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kp_scorer.gate import GateBounds, GatePolicy
 from kp_scorer.store.keys import FactKeys, KeptFactKeys
-from kp_scorer.store.records import Verdict
+from kp_scorer.store.records import Change, Verdict
 
 from tests.model.records import KEYS
 from tests.support.word_embedder import WordEmbedder
@@ -17,18 +17,28 @@ POLICY: Final = GatePolicy(0.4)
 FACTS: Final = FactKeys(KEYS.of_facts(WordEmbedder.space)).log
 KEPT_FACTS: Final = KeptFactKeys(KEYS.of_facts(WordEmbedder.space)).log
 
-Fields = tuple[str, bytes, bytes]
-ERASED: Final[Fields] = "", b"", b""
-"""The note that a fact was erased, of which the specification leaves open which."""
+
+class Entry(NamedTuple):
+    """A fact, or a note about one, of which the specification leaves open which."""
+
+    trace_id: str
+    text: bytes = b""
+    vector: bytes = b""
+    is_note: bool = False
+    """True also for a fact that is stored once more, as its trace is kept from then on."""
+
+
+ERASED: Final = Entry("", is_note=True)
 
 
 class FactsModel:
-    """The facts as they should be: trace id, text and vector of each, oldest first."""
+    """The facts as they should be, oldest first, each with a serial number of its own."""
 
     def __init__(self) -> None:
-        self.stored: list[Fields] = []
-        self.kept_facts: list[Fields] = []
+        self.stored: list[tuple[int, Entry]] = []
+        self.kept_facts: list[tuple[int, Entry]] = []
         self.has_kept = False
+        self.serials = 0
 
     def lose(self, key: str) -> None:
         if key == FACTS:
@@ -37,22 +47,37 @@ class FactsModel:
             self.kept_facts.clear()
             self.has_kept = False
 
-    def append(self, books: "Reference", verdict: Verdict) -> None:
-        fields = verdict.trace_id, verdict.fact, verdict.vector
-        self._store(books, fields)
-        if verdict.is_kept:
-            self.kept_facts = [*self.kept_facts, fields][-BOUNDS.kept_elements :]
+    def append(self, books: "Reference", verdict: Verdict) -> str:
+        """Append the fact of a decision, and return its serial number."""
+        return self._append(books, Entry(verdict.trace_id, verdict.fact, verdict.vector), is_of_kept=verdict.is_kept)
+
+    def revise(self, books: "Reference", serial: str, change: Change) -> str:
+        """Note what becomes of the trace of a fact, if that is still there; return the serial number of its newest fact."""
+        there = dict((*self.kept_facts, *(self.stored if change == "kept" else ())))
+        entry = there.get(int(serial or 0))
+        if entry and change == "kept":
+            return self._append(books, entry._replace(is_note=True), is_of_kept=True)
+        if entry and change == "dropped":
+            self._append(books, Entry(entry.trace_id, is_note=True), is_of_kept=True)
+        return serial
+
+    def _append(self, books: "Reference", entry: Entry, *, is_of_kept: bool) -> str:
+        self._store(books, entry)
+        if is_of_kept:
+            self.kept_facts = [*self.kept_facts, (self.serials, entry)][-BOUNDS.kept_elements :]
             self.has_kept = True
         if self.has_kept:
             books.expires_in(KEPT_FACTS, BOUNDS.kept_ttl_ms)
+        return str(self.serials)
 
     def erase(self, books: "Reference", trace_id: str) -> None:
         for entries in (self.stored, self.kept_facts):
-            erased = [entry for entry in entries if entry[0] == trace_id]
-            entries[:] = [entry for entry in entries if entry not in erased]
+            erased = [each for each in entries if each[1].trace_id == trace_id]
+            entries[:] = [each for each in entries if each not in erased]
             for _ in erased:
                 self._store(books, ERASED)
 
-    def _store(self, books: "Reference", fields: Fields) -> None:
-        self.stored = [*self.stored, fields][-BOUNDS.most_facts :]
+    def _store(self, books: "Reference", entry: Entry) -> None:
+        self.serials += 1
+        self.stored = [*self.stored, (self.serials, entry)][-BOUNDS.most_facts :]
         books.expires_in(FACTS, BOUNDS.kept_ttl_ms)

@@ -14,7 +14,9 @@ def _steps(text: str) -> tuple[Step, ...]:
 _HELD_AND_FORGOTTEN: Final = "send_foreign 1, take 0, begin 0, forget 1, go_on, go_on, go_on"
 _PLACED_AND_FORGOTTEN: Final = "send_foreign 1, take 0, begin 0, finish, forget 1, go_on, go_on, go_on, go_on"
 _UNDECODABLE_BURIED: Final = "send_foreign 1 4, take 1, end"
-_DECIDED_AND_EXPIRED: Final = "send_foreign 0, take 0, begin, finish, finish, end, expire"
+_DECIDED: Final = "send_foreign {}, take 0, begin, finish, finish, end"
+_DECIDED_AND_EXPIRED: Final = f"{_DECIDED.format(0)}, expire"
+_REVISED: Final = "send_foreign {} {}, take, revise, revise, revise, revise, end"
 
 SCENARIOS: Final = {
     "a trace forgotten while it is decided, and something undecodable by its name before it is placed": _steps(
@@ -111,6 +113,12 @@ SCENARIOS: Final = {
     "a late outcome whose record is another's before its revision is stored": _steps(
         "send_foreign, take, begin, finish, finish, end, remember, send_foreign 0 7, take, revise, revise, come_back,"
         "send_foreign 0 8, take 1, revise 1, revise, revise, revise"
+    ),
+    "late outcomes by which a gate keeps a trace and drops it, and drops one and keeps it": _steps(
+        ", ".join(
+            f"{_DECIDED.format(trace)}, {_REVISED.format(trace, first)}, {_REVISED.format(trace, 13 - first)}"
+            for trace, first in ((1, 6), (0, 7))
+        )
     ),
     "two late outcomes of one trace, judged at once": _steps(
         "send_foreign, take, begin, finish, finish, end, send_foreign 0 6, send_foreign 0 7, take, take 1, revise, revise,"

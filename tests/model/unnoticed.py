@@ -32,7 +32,6 @@ UNNOTICED: Final[dict[str, list[str]]] = {
         "without last: #verdicts > 0 and verdicts[1].fact ~= ''",
         "reversed: verdict.trace ~= ''",
         "left out: copy(verdict)",
-        "left out: redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))",
         "reversed: has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory()))",
         "without first: has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory()))",
         "without last: has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory()))",
@@ -59,6 +58,9 @@ UNNOTICED: Final[dict[str, list[str]]] = {
     ],
     "erase_entries": [],
     "erase_records": [],
+    "facts": [
+        "left out: redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))",
+    ],
     "ledger": [
         "without last: ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN",
         "without first: state == 'dead' and died_by == dead_letter_id",

@@ -23,6 +23,7 @@ from kp_scorer.store.novelty_log import RedisLog
 from kp_scorer.store.records import SubmissionCounts
 
 from tests.support.changed_settings import with_changed
+from tests.support.gates import kept_in
 from tests.support.processes import wait_until
 
 
@@ -177,13 +178,17 @@ def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status]
 
 
 def _kept_as_decided(store: Store, decided: Mapping[str, Status]) -> None:
-    """Assert that each decision left one fact, by which an audit can recompute it, and that the accepted traces are kept."""
+    """Assert that each decision left one fact, by which an audit can recompute it, and that the gate keeps the accepted traces.
+
+    The facts say which first decisions accept, and the notes on them which revisions do.
+    """
     (facts,) = store.all_facts()
-    stored = [each.fact for each in facts.all() if each.fact]
+    stored = [each.fact for each in facts.all() if each.fact and not each.is_late]
     assert sorted(fact.trace_id for fact in stored) == sorted(decided), "not one fact for each decision"
     accepted = {trace_id for trace_id, status in decided.items() if status.decision and status.decision.outcome == "accepted"}
     assert {fact.trace_id for fact in stored if fact.is_kept} == accepted
-    assert {each.fact.trace_id for each in facts.all_kept() if each.fact} == accepted
+    newest = [each.decision for each in store.ledger.decided(list(decided)) if each]
+    assert kept_in(facts.all_kept()) == sorted(each.trace_id for each in newest if each.outcome == "accepted")
     report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
     _none("the gate decided otherwise than the facts give", report.differences)
     assert report.agreeing == len(decided), f"not all decisions of the gate can be audited: {report}"

@@ -32,6 +32,8 @@ class Fleet:
         self.stored: list[StoredFact] = []
         self.kept_facts: list[StoredFact] = []
         self.decisions: dict[str, Decision] = {}
+        self.newest: dict[str, tuple[Place, bool]] = {}
+        """The place of the newest fact of each trace, and whether the trace is accepted now."""
         self.now_ms = NOW_MS
 
     def read(self, after: Place | None) -> Facts:
@@ -58,16 +60,39 @@ class Fleet:
 
     def store(self, fact: Fact) -> None:
         stored = StoredFact(Place(self.now_ms, len(self.decisions)), fact)
+        self.newest[fact.trace_id] = stored.place, fact.is_kept
+        self._append(stored, is_of_kept=fact.is_kept)
+
+    def _append(self, stored: StoredFact, *, is_of_kept: bool) -> None:
         self.stored = [*self.stored, stored][-self.bounds.most_facts :]
-        if fact.is_kept:
+        if is_of_kept:
             self.kept_facts = [*self.kept_facts, stored][-self.bounds.kept_elements :]
 
+    def revise(self, trace_id: str) -> None:
+        """Note that a trace is accepted now, or no longer, as a late outcome has it."""
+        place, is_accepted = self.newest[trace_id]
+        now = self._note_at()
+        facts = [each.fact for each in (*self.kept_facts, *([] if is_accepted else self.stored)) if each.place == place]
+        if is_accepted and facts:
+            self._append(StoredFact(now, dropped=place), is_of_kept=True)
+        elif facts and facts[0]:
+            self._append(StoredFact(now, facts[0]._replace(is_kept=True), is_late=True), is_of_kept=True)
+            place = now
+        self.newest[trace_id] = place, not is_accepted
+
+    def revise_among(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if (trace_id := f"kp:trace:{number}") in self.newest:
+                self.revise(trace_id)
+
     def erase(self, place: Place) -> None:
-        self.now_ms += 1
-        self.stored = [each for each in self.stored if each.place != place]
-        self.kept_facts = [each for each in self.kept_facts if each.place != place]
-        self.stored.append(StoredFact(Place(self.now_ms, 0), None, place))
-        self.now_ms += 1
+        self.stored = [each for each in self.stored if place not in (each.place, each.dropped)]
+        self.kept_facts = [each for each in self.kept_facts if place not in (each.place, each.dropped)]
+        self.stored.append(StoredFact(self._note_at(), erased=place))
+
+    def _note_at(self) -> Place:
+        self.now_ms += 2
+        return Place(self.now_ms - 1, 0)
 
     def audit(self) -> dict[str, int]:
         def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
@@ -80,7 +105,6 @@ class Fleet:
 
 def parsed(text: bytes, vector: bytes) -> Fact:
     (fact,) = parse_facts([text], vector)
-    assert isinstance(fact, Fact)
     return fact
 
 
@@ -189,7 +213,8 @@ def test_damaged_facts_are_as_if_they_were_not_there() -> None:
     of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, 1_000, EAST[:2])
     fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
     gate = fleet.gate()
-    assert gate.catch_up() == 0
+    gate.catch_up()
+    assert gate.kept_count == 0
     intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true, 1000]'
     assert parsed(intact, b"\0\0").is_kept
     damages = [
@@ -210,13 +235,18 @@ def test_damaged_facts_are_as_if_they_were_not_there() -> None:
 
 
 class Step(NamedTuple):
-    """An action of one worker, which may start anew or read facts, and then decides some traces; or the erasure of a fact."""
+    """An action of one worker, which may start anew or read facts, and then decides some traces.
+
+    A fact may be erased, and traces revised, before it and between the two.
+    """
 
     worker: int
     starts: bool
     reads: bool
     traces: list[tuple[str, Vectors, bool]]
     erases: int | None
+    revises: list[int]
+    revises_later: list[int]
 
 
 VECTORS: Final = (
@@ -231,6 +261,8 @@ STEPS: Final = st.builds(
     st.booleans(),
     st.lists(st.tuples(st.sampled_from(["code", "law"]), VECTORS, st.booleans()), min_size=1, max_size=4),
     st.none() | st.integers(0, 30),
+    st.lists(st.integers(0, 30), max_size=2),
+    st.lists(st.integers(0, 30), max_size=2),
 )
 
 
@@ -249,10 +281,12 @@ def test_workers_know_the_same_however_they_came_to_it(
         fleet.now_ms += 1_000
         if step.erases is not None and step.erases < len(fleet.stored) and fleet.stored[step.erases].fact:
             fleet.erase(fleet.stored[step.erases].place)
+        fleet.revise_among(step.revises)
         if step.starts:
             gates[step.worker] = fleet.gate()
         if step.reads:
             gates[step.worker].catch_up()
+        fleet.revise_among(step.revises_later)
         fleet.decide(gates[step.worker], step.traces)
     for gate in gates:
         gate.catch_up()
@@ -296,9 +330,41 @@ def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:
     fleet = Fleet(GatePolicy(share=0.1, bar=0.5), BOUNDS._replace(kept_elements=2))
     one_at_a_time(fleet, (EAST, True), (NORTH, True), (UP, True))
     gate = fleet.gate()
-    assert gate.catch_up() == 2
+    gate.catch_up()
+    assert gate.kept_count == 2
     assert gate.weigh([("kp:trace:again", "code", UP)]).weigh(0).adds == pytest.approx(0, abs=1e-3)
     assert gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).nearest is None
+
+
+def test_a_late_failure_no_longer_covers_and_a_late_success_does() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
+    gate = fleet.gate()
+    assert one_at_a_time(fleet, (EAST, True), (NORTH, False), (EAST, True), (NORTH, True)) == [True, False, False, True]
+    gate.catch_up()
+    for number in (0, 1):
+        fleet.revise(f"kp:trace:{number}")
+    gate.catch_up()
+    assert gate.kept_count == 2
+    # To the north, two are kept now; to the east, the earlier runs stay covered.
+    east, north = (fleet.decide(gate, [("code", vector, True)])[0] for vector in (EAST, NORTH))
+    assert [east.adds, north.adds] == pytest.approx([1, 0], abs=1e-3)
+    assert [each.nearest and each.nearest[0] for each in (east, north)] == [None, "kp:trace:1"]
+    assert fleet.audit() == {"agreeing": 6, "beyond": 0, "undecided": 0}
+
+
+def test_notes_make_room_like_kept_traces() -> None:
+    fleet = Fleet(GatePolicy(share=0.1, bar=0.5), BOUNDS._replace(kept_elements=3))
+    gate = fleet.gate()
+    one_at_a_time(fleet, (EAST, True), (NORTH, True))
+    gate.catch_up()
+    fleet.revise("kp:trace:0")
+    for vector, count in ((UP, 2), (-EAST, 2), (-NORTH, 3)):
+        one_at_a_time(fleet, (vector, True))
+        gate.catch_up()
+        assert gate.kept_count == count
+        anew = fleet.gate()
+        anew.catch_up()
+        assert same_is_known(gate, anew)
 
 
 @given(st.lists(STEPS, min_size=1, max_size=5), st.data())

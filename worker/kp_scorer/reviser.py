@@ -12,7 +12,7 @@ from kp_scorer.errors import ServiceUnavailable, TraceDead
 from kp_scorer.gate import GatePolicy
 from kp_scorer.scoring import revise
 from kp_scorer.store.ledger import RedisLedger
-from kp_scorer.store.records import Identity, Record, Revision
+from kp_scorer.store.records import Change, Identity, Record, Revision
 from kp_scorer.store.records import Revised as Committed
 from kp_scorer.trace import LateOutcome
 
@@ -78,8 +78,16 @@ class Reviser:
         changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
         decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)
         return revision._replace(
-            supersedes=record.decision.decided_at, decision=decision.model_dump_json().encode(), outcome=decision.outcome
+            supersedes=record.decision.decided_at,
+            decision=decision.model_dump_json().encode(),
+            outcome=decision.outcome,
+            change=_change_of_kept(record.decision, decision),
         )
+
+
+def _change_of_kept(before: Decision, after: Decision) -> Change:
+    was_accepted, is_accepted = (each.outcome == "accepted" for each in (before, after))
+    return "" if not after.gate or was_accepted == is_accepted else "kept" if is_accepted else "dropped"
 
 
 def _result(revision: Revision, committed: Committed) -> Revised | None:

@@ -40,24 +40,32 @@ class Domain:
         """Return the covers of the runs at a place."""
         return self._covers * self._standing(self._covers_at, at)
 
-    def extend(self, added: Sequence[PlacedFact]) -> None:
-        """Add facts, oldest first."""
-        runs, now = added[-self.most_runs :], number_of(added[-1][0])
+    def extend(self, runs: Sequence[PlacedFact], kept_facts: Sequence[PlacedFact]) -> None:
+        """Add runs and kept traces, each oldest first."""
+        now = max(number_of(each[-1][0]) for each in (runs, kept_facts) if each)
+        runs, new = runs[-self.most_runs :], slice(len(self.runs), None)
         self.runs.extend(runs)
         recorded = np.array([fact.cover for _, fact in runs])
-        since = self.runs.as_of[-len(runs) :]
+        since = self.runs.as_of[new]
         # The first decisions of a space rest on nothing, so on no time either.
-        recorded_at = np.where(since, since, self.runs.at[-len(runs) :])
+        recorded_at = np.where(since, since, self.runs.at[new])
         self._covers = np.concatenate([self.covers(now), recorded * self._standing(recorded_at, now)])
         self._covers_at = now
         self.drop_runs(len(self.runs) - self.most_runs)
-        self.kept_rows.extend([each for each in added if each[1].is_kept])
         # Traces that were kept since the facts that the decision rests on cover the run, too.
-        first = int(np.searchsorted(self.kept_rows.at, since.min(), "right"))
+        first = int(np.searchsorted(self.kept_rows.at, since.min(initial=now), "right"))
+        self.kept_rows.extend(kept_facts)
         if first < len(self.kept_rows):
             at = self.kept_rows.at[first:]
             raised = self.runs.vectors @ self.kept_rows.vectors[first:].T * self._standing(at, now)
             self._covers = np.maximum(self._covers, np.where(at > self.runs.as_of[:, None], raised, 0.0).max(axis=1))
+
+    def drop_kept(self, at: int) -> None:
+        """Let the trace that is kept at a place cover no more runs; the covers of earlier runs stay the same.
+
+        Its row stays until it is dropped as the oldest one.
+        """
+        self.kept_rows.vectors[np.searchsorted(self.kept_rows.at, at)] = 0.0
 
     def drop_runs(self, count: int) -> None:
         """Drop the oldest runs with their covers; the covers of other runs stay the same."""

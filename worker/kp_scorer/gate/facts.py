@@ -40,10 +40,12 @@ class Fact(NamedTuple):
 
 
 class StoredFact(NamedTuple):
-    """An entry of the log of facts: a fact, or the note that the fact at a place was erased; neither if it is damaged."""
+    """An entry of the log of facts: a fact, or a note about the fact at a place; neither if it is damaged."""
 
     place: Place
-    fact: Fact | None
+    fact: Fact | None = None
+    is_late: bool = False  # True for an earlier fact once more, as its trace is kept from here on.
+    dropped: Place | None = None  # The fact whose trace is kept no longer.
     erased: Place | None = None
 
 
@@ -75,7 +77,6 @@ class MemoryFacts:
         """Store a fact."""
         self._last = Place(max(self._clock_ms(), self._last.time_ms), self._last.number + 1)
         (fact,) = parse_facts([text], vector)
-        assert isinstance(fact, Fact)
         self._unread.append(StoredFact(self._last, fact))
 
     def read(self, _: Place | None) -> Facts:
@@ -84,33 +85,25 @@ class MemoryFacts:
         return Facts(unread)
 
 
-def _place(text: str) -> Place:
-    """Parse a place in this century: as a number, a later one would not fit into 64 bits."""
+def parse_place(text: str) -> Place:
+    """Parse a place in this century: as a number, a later one would not fit into 64 bits. ValueError if it is damaged."""
     place = Place.parse(text)
     if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
         raise ValueError("expected a place in this century")
     return place
 
 
-def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact | Place]:
-    """Parse facts from their texts and their joined vectors; a text may name the place of an erased fact instead.
-
-    One of :data:`DAMAGES` if one of them is damaged.
-    """
+def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact]:
+    """Parse facts from their texts and their joined vectors; one of :data:`DAMAGES` if one of them is damaged."""
     parsed = json.loads(b"[%s]" % b",".join(texts))
-    count = sum(type(row) is list for row in parsed)
-    matrix = np.frombuffer(vectors, VECTOR).reshape(count, -1 if count else 0).astype(np.float32)
+    matrix = np.frombuffer(vectors, VECTOR).reshape(len(texts), -1 if texts else 0).astype(np.float32)
     if len(parsed) != len(texts) or not np.isfinite(matrix).all():
         raise ValueError("expected a fact in each text, and finite vectors")
-    rows, place_of = iter(matrix), cache(_place)
-    facts: list[Fact | Place] = []
-    for row in parsed:
-        if type(row) is str:
-            facts.append(place_of(row))
-            continue
+    place_of, facts = cache(parse_place), list[Fact]()
+    for row, vector in zip(parsed, matrix, strict=True):
         trace_id, domain, as_of, mates, cover, adds, is_kept, kept_ttl_ms = row
         if not math.isfinite(mates + cover + adds + kept_ttl_ms) or kept_ttl_ms <= 0:
             raise ValueError("expected finite numbers, and a lifetime")
         known = str(trace_id), str(domain), place_of(as_of), mates, cover, adds, is_kept is True, kept_ttl_ms
-        facts.append(Fact(*known, next(rows)))
+        facts.append(Fact(*known, vector))
     return facts

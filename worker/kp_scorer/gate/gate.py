@@ -11,8 +11,10 @@ its mates: those of its domain that are stored right before it, in the same step
 follows from the facts alone, and an audit can recompute every decision.
 """
 
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from kp_scorer.gate.batch import Batch, GatePolicy
 from kp_scorer.gate.domain import Domain, GateBounds, PlacedFact, number_of
@@ -35,14 +37,16 @@ class Gate:
         # The places that the log holds, as it is trimmed, and their domains. The garbage collector passes over pairs of a
         # number and a text, where it would visit ten thousand instances of Place in each collection.
         self._facts = deque[tuple[int, str]]()
-        self._kept_places = deque[tuple[int, str]]()
+        self._kept_places = OrderedDict[int, str | None]()  # Notes have no domain.
         self._cursor: Place | None = None
 
-    def catch_up(self) -> int:
-        """Read the facts to their end, and return the number of kept traces.
+    @property
+    def kept_count(self) -> int:
+        """The number of kept traces."""
+        return sum(int(np.count_nonzero(domain.kept_rows.vectors.any(axis=1))) for domain in self._domains.values())
 
-        Raises ServiceUnavailable if they cannot be read.
-        """
+    def catch_up(self) -> None:
+        """Read the facts to their end. Raises ServiceUnavailable if they cannot be read."""
         erased, is_anew = set[int](), False
         while True:
             tail = self._log.read(self._cursor)
@@ -50,13 +54,15 @@ class Gate:
                 self._begin()
                 continue
             # Later ones are among the facts, too.
-            self._keep([each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place])
+            earlier = [each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place]
+            self._apply(earlier, are_runs=False)
             self._apply(tail.facts)
+            self._trim(tail.facts)
             erased.update(number_of(stored.erased) for stored in tail.facts if stored.erased)
             if tail.more:
                 continue
-            if is_anew or not erased or erased.isdisjoint(place for place, _ in (*self._facts, *self._kept_places)):
-                return len(self._kept_places)
+            if is_anew or not erased or erased.isdisjoint((*self._kept_places, *(place for place, _ in self._facts))):
+                return
             # The effects of an erased fact on others cannot be undone one by one, so read all anew; but only once, as
             # a note may be false, and this must end.
             self._begin()
@@ -66,41 +72,45 @@ class Gate:
         """Return a batch that weighs traces, each an id, a domain and a vector, against what was read and those before it."""
         return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
 
-    def _keep(self, earlier: Sequence[StoredFact]) -> None:
-        by_domain = defaultdict[str, list[PlacedFact]](list)
-        kept_facts = [(place, fact) for place, fact, _ in earlier if fact and fact.vector.shape == (self._dimensions,)]
-        for place, fact in kept_facts:
-            by_domain[fact.domain].append((place, fact))
-        for domain, group in by_domain.items():
-            self._domains[domain].kept_rows.extend(group)
-        self._trim_kept(kept_facts)
+    def _apply(self, entries: Sequence[StoredFact], *, are_runs: bool = True) -> None:
+        """Apply entries in their order. Those between two notes are added together."""
+        by_domain = defaultdict[str, tuple[list[PlacedFact], list[PlacedFact]]](lambda: ([], []))
+        for place, fact, is_late, dropped, _ in entries:
+            if dropped:
+                self._extend(by_domain)
+                by_domain.clear()
+                self._kept_places[number_of(place)] = None
+                if (domain := self._kept_places.get(number_of(dropped))) is not None:
+                    self._domains[domain].drop_kept(number_of(dropped))
+            elif fact and fact.vector.shape == (self._dimensions,):
+                runs, kept_facts = by_domain[fact.domain]
+                runs += [(place, fact)] * (are_runs and not is_late)
+                if fact.is_kept:
+                    kept_facts.append((place, fact))
+                    self._kept_places[number_of(place)] = fact.domain
+        self._extend(by_domain)
+        while len(self._kept_places) > self._bounds.kept_elements:
+            _, domain = self._kept_places.popitem(last=False)
+            if domain is not None:
+                self._domains[domain].kept_rows.drop(1)
+                self._forget_if_empty(domain)
 
-    def _apply(self, tail: Sequence[StoredFact]) -> None:
-        by_domain = defaultdict[str, list[PlacedFact]](list)
-        kept_facts: list[PlacedFact] = []
-        for place, fact, _ in tail:
-            self._cursor, domain = place, ""
-            if fact and fact.vector.shape == (self._dimensions,):
-                domain = fact.domain
-                by_domain[domain].append((place, fact))
-                kept_facts += [(place, fact)] * fact.is_kept
-            self._facts.append((number_of(place), domain))
-        for domain, group in by_domain.items():
-            self._domains[domain].extend(group)
-        self._trim_kept(kept_facts)
+    def _extend(self, by_domain: Mapping[str, tuple[Sequence[PlacedFact], Sequence[PlacedFact]]]) -> None:
+        for domain, (runs, kept_facts) in by_domain.items():
+            if runs or kept_facts:
+                self._domains[domain].extend(runs, kept_facts)
+
+    def _trim(self, facts: Sequence[StoredFact]) -> None:
+        """Forget the facts that the log has dropped since it got these."""
+        for place, fact, *_ in facts:
+            self._cursor = place
+            self._facts.append((number_of(place), fact.domain if fact else ""))
         while len(self._facts) > self._bounds.most_facts:
             number, domain = self._facts.popleft()
             runs = self._domains[domain].runs if domain in self._domains else None
             if runs and runs.at[0] == number:
                 self._domains[domain].drop_runs(1)
                 self._forget_if_empty(domain)
-
-    def _trim_kept(self, added: Sequence[PlacedFact]) -> None:
-        self._kept_places.extend((number_of(place), fact.domain) for place, fact in added)
-        while len(self._kept_places) > self._bounds.kept_elements:
-            _, domain = self._kept_places.popleft()
-            self._domains[domain].kept_rows.drop(1)
-            self._forget_if_empty(domain)
 
     def _forget_if_empty(self, domain: str) -> None:
         if not (self._domains[domain].runs or self._domains[domain].kept_rows):

@@ -1,6 +1,6 @@
 """Recomputes what traces added from the facts, by definition, and compares it with the decisions."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from kp_scorer.decision import Decision, GateResult
 from kp_scorer.gate.batch import bar_of
 from kp_scorer.gate.domain import HALF_LIVES, GateBounds
-from kp_scorer.gate.facts import BEGINNING, Fact, StoredFact
+from kp_scorer.gate.facts import BEGINNING, Fact, StoredFact, Vectors
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.verification import Decisions
 
 _Stored = tuple[Place, Fact]
+_AT: Final = itemgetter(0)
 
 TOLERANCE: Final = 1e-3  # A smaller difference is rounding, summed over the runs of a domain.
 
@@ -52,6 +53,18 @@ def audit_gate(
     return report
 
 
+class _KeptTrace(NamedTuple):
+    """A trace that is kept from a place on, maybe until another."""
+
+    at: Place
+    vector: Vectors
+    dropped_at: Place | None
+
+    def is_dropped(self, by: Place) -> bool:
+        """Return whether it was dropped at this place, or before it."""
+        return self.dropped_at is not None and self.dropped_at <= by
+
+
 class _Basis(NamedTuple):
     """The figures of a decision, recomputed from the facts that are still stored."""
 
@@ -65,22 +78,26 @@ class _Replay:
 
     def __init__(self, facts: Sequence[StoredFact], kept_facts: Sequence[StoredFact], bounds: GateBounds) -> None:
         self._bounds = bounds
-        self.facts = [(each.place, each.fact) for each in facts if each.fact]
+        self.facts = [(each.place, each.fact) for each in facts if each.fact and not each.is_late]
         self._places = {each.place for each in facts}
         # Where facts were trimmed, erased or lost, others may rest on what is gone.
-        self._is_complete = len(self.facts) == len(facts) < bounds.most_facts and len(kept_facts) < bounds.kept_elements
+        self._is_complete = len(facts) < bounds.most_facts and len(kept_facts) < bounds.kept_elements
+        self._is_complete &= all(each.fact or each.dropped for each in facts)
         self._of_domain = defaultdict[str, list[_Stored]](list)
-        self._kept_before = defaultdict[str, list[_Stored]](list)
-        for each in kept_facts:
-            if each.fact and facts and each.place < facts[0].place:
-                self._kept_before[each.fact.domain].append((each.place, each.fact))
+        self._kept_traces = defaultdict[str, list[_KeptTrace]](list)
+        earlier = [each for each in kept_facts if facts and each.place < facts[0].place]
+        dropped = {each.dropped: each.place for each in (*earlier, *facts) if each.dropped}
+        for place, fact, *_ in (*earlier, *facts):
+            if fact and fact.is_kept:
+                self._kept_traces[fact.domain].append(_KeptTrace(place, fact.vector, dropped.get(place)))
 
     def basis(self, place: Place, fact: Fact) -> _Basis:
         """Recompute what a trace added. Facts come in their order."""
-        before, earlier = self._of_domain[fact.domain], self._kept_before[fact.domain]
+        before = self._of_domain[fact.domain]
         others = before[: len(before) - fact.mates]
-        rests_on = others[: bisect_right(others, fact.as_of, key=itemgetter(0))] + before[len(others) :]
-        runs, covering = rests_on[-self._bounds.most_runs :], earlier + [each for each in rests_on if each[1].is_kept]
+        mates = before[len(others) :]
+        runs = (others[: bisect_right(others, fact.as_of, key=_AT)] + mates)[-self._bounds.most_runs :]
+        kept_traces = self._kept_among(fact, mates[0][0] if mates else place, place)
         before.append((place, fact))
         # The fact's own setting, whatever it is now.
         now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms
@@ -91,15 +108,22 @@ class _Replay:
         def standing(since_ms: int) -> float:
             return aged(since_ms) if now_ms - since_ms < kept_ttl_ms else 0.0
 
-        own = max([float(each.vector @ fact.vector) * standing(at.time_ms) for at, each in covering], default=0.0)
+        covering = (each for each in kept_traces if not each.is_dropped(fact.as_of))
+        own = max([float(each.vector @ fact.vector) * standing(each.at.time_ms) for each in covering], default=0.0)
         adds = max(0.0, 1.0 - max(0.0, own))
         for at, run in runs:
             cover = run.cover * aged(run.as_of.time_ms or at.time_ms)
-            later = covering[bisect_right(covering, run.as_of, key=itemgetter(0)) :]
-            cover = max([cover, *(float(each.vector @ run.vector) * aged(since.time_ms) for since, each in later)])
+            later = (each for each in kept_traces[bisect_right(kept_traces, run.as_of, key=_AT) :] if not each.is_dropped(at))
+            cover = max([cover, *(float(each.vector @ run.vector) * aged(each.at.time_ms) for each in later)])
             adds += max(0.0, float(run.vector @ fact.vector) - cover) * standing(at.time_ms)
         is_complete = self._is_complete and (fact.as_of == BEGINNING or fact.as_of in self._places)
         return _Basis(adds, np.array([each.adds for _, each in runs]), is_complete)
+
+    def _kept_among(self, fact: Fact, mates: Place, end: Place) -> list[_KeptTrace]:
+        """Return what was kept up to the fact that a decision rests on, and among its mates, which are in this range."""
+        kept_traces = self._kept_traces[fact.domain]
+        own = slice(bisect_left(kept_traces, mates, key=_AT), bisect_left(kept_traces, end, key=_AT))
+        return kept_traces[: bisect_right(kept_traces, fact.as_of, key=_AT)] + kept_traces[own]
 
 
 def _differences(fact: Fact, decision: Decision, gate: GateResult, basis: _Basis) -> Iterator[dict[str, Any]]:

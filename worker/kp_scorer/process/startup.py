@@ -119,7 +119,8 @@ def open_facts(
     facts = store.facts(novelty.embedder.space if novelty else "")
     if gate := open_gate(routing, bounds, novelty, facts):
         store.ledger.facts = facts
-        log.info("gate_opened", kept=startup.wait_for("redis", gate.catch_up))
+        startup.wait_for("redis", gate.catch_up)
+        log.info("gate_opened", kept=gate.kept_count)
     return gate
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from kp_scorer.gate import Fact, GateBounds
-from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, parse_facts
+from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, parse_facts, parse_place
 from kp_scorer.novelty.log import Place
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
@@ -60,7 +60,7 @@ class RedisFacts:
         return list(entries)
 
     def erase(self, *trace_ids: str) -> Counter[str]:
-        """Remove the facts of traces; return how many of each were kept. Workers read all anew once they see the notes."""
+        """Remove the facts of traces; return how many of each were stored. Workers read all anew once they see the notes."""
         erased = [
             erase_entries(self._client, keys, self._record_prefix, trace_ids, self.bounds.kept_ttl_ms, self.bounds.most_facts)
             for keys in (self.keys, self.kept_keys)
@@ -74,26 +74,38 @@ class RedisFacts:
     def info(self) -> dict[str, Any]:
         """Describe the kept traces of this space."""
         sizes: Sequence[Any] = [self._client.memory_usage(each.log) or 0 for each in (self.keys, self.kept_keys)]
-        return {"space": self.space, "kept": int(self._client.xlen(self.kept_keys.log)), "bytes": sum(sizes)}
+        places = set[Place | None]()
+        for each in self.all_kept():
+            if each.fact:
+                places.add(each.place)
+            places.discard(each.dropped)
+        return {"space": self.space, "kept": len(places), "bytes": sum(sizes)}
 
 
 def _stored(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[StoredFact]:
-    texts = [fields.get(b"f") or b'"%s"' % fields.get(b"e", b"") for _, fields in entries]
-    parsed: Sequence[Fact | Place | None]
+    with_facts = [fields for _, fields in entries if b"f" in fields]
+    facts: Iterator[Fact | None]
     try:
-        parsed = parse_facts(texts, b"".join(fields.get(b"v", b"") for _, fields in entries))
+        facts = iter(parse_facts([each[b"f"] for each in with_facts], b"".join(each.get(b"v", b"") for each in with_facts)))
     except DAMAGES:
-        parsed = [_parsed(text, fields.get(b"v", b"")) for text, (_, fields) in zip(texts, entries, strict=True)]
-    places = [Place.parse(place.decode()) for place, _ in entries]
-    return [
-        StoredFact(place, None, part) if isinstance(part, Place) else StoredFact(place, part)
-        for place, part in zip(places, parsed, strict=True)
-    ]
+        facts = map(_fact, with_facts)
+    return [_entry(Place.parse(place.decode()), fields, next(facts) if b"f" in fields else None) for place, fields in entries]
 
 
-def _parsed(text: bytes, vector: bytes) -> Fact | Place | None:
-    """Parse one entry. Anyone with write access to Redis can store garbage here."""
+def _fact(fields: dict[bytes, bytes]) -> Fact | None:
+    """Parse one fact. Anyone with write access to Redis can store garbage here."""
     with suppress(*DAMAGES):
-        (part,) = parse_facts([text], vector)
-        return part
+        (fact,) = parse_facts([fields[b"f"]], fields.get(b"v", b""))
+        return fact
     return None
+
+
+def _entry(place: Place, fields: dict[bytes, bytes], fact: Fact | None) -> StoredFact:
+    if b"f" in fields:
+        is_late = b"r" in fields
+        return StoredFact(place, fact._replace(is_kept=True) if fact and is_late else fact, is_late)
+    with suppress(*DAMAGES):
+        if b"r" in fields:
+            return StoredFact(place, dropped=parse_place(fields[b"r"].decode()))
+        return StoredFact(place, erased=parse_place(fields.get(b"e", b"").decode()))
+    return StoredFact(place)

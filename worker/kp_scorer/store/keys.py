@@ -7,10 +7,11 @@
     {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
                                          expires with the log
     {prefix}:gate:{space}       stream   a fact for each decision, where routing.gate is "coverage": i trace id, f the fact as
-                                         JSON, v vector in two bytes a number; or field e: a fact that was erased; trimmed to
-                                         10,000
-    {prefix}:gate:{space}:kept  stream   the facts of kept traces, by the same ids; trimmed to ``gate.kept_elements`` and
-                                         ``gate.kept_ttl_s``. Both expire when the newest of them would
+                                         JSON, v vector in two bytes a number; and notes on facts, which ``lua/facts.lua``
+                                         lists; trimmed to 10,000
+    {prefix}:gate:{space}:kept  stream   the facts of kept traces, and notes on those that are kept no longer, by the same ids;
+                                         trimmed to ``gate.kept_elements`` and ``gate.kept_ttl_s``. Both expire when the newest
+                                         of them would
     {prefix}:pin:{space}:{name} hash     a pinned set: fields space, name, kind, version, entries, and for every 1,000 entries
                                          ``ids:N`` (JSON) and ``vectors:N``; at most 100,000 entries, until it is removed
     {prefix}:pinning:{random}   hash     a set that is being written; expires after a minute

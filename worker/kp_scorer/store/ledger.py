@@ -86,7 +86,9 @@ def _commit(
 
 
 @script(list[list[bytes]])
-def _revise(*, keys: Keys, record_ttl_ms: int, revisions: Sequence[Revision]) -> None: ...
+def _revise(
+    *, keys: Keys, facts: str, kept_facts: str, record_ttl_ms: int, bounds: GateBounds, revisions: Sequence[Revision]
+) -> None: ...
 
 
 @script(rows(lambda trace_id, *fields: LostSubmission(text_in(trace_id), *fields)))
@@ -197,7 +199,15 @@ class RedisLedger(LedgerReader):
 
     def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """Store revisions, each once, or have late outcomes wait. The first end stands, so repeating this is safe."""
-        replies = _revise(self._client, keys=self._keys, record_ttl_ms=self._ttl_ms, revisions=revisions)
+        replies = _revise(
+            self._client,
+            keys=self._keys,
+            facts=self.facts.keys.log,
+            kept_facts=self.facts.kept_keys.log,
+            record_ttl_ms=self._ttl_ms,
+            bounds=self.facts.bounds,
+            revisions=revisions,
+        )
         self._deciding.difference_update(revision.outcome_id for revision in revisions)
         replied = zip(revisions, replies, strict=True)
         return [cast("Revised", _committed(revision.outcome_id, *reply)) for revision, reply in replied]

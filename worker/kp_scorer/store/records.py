@@ -16,6 +16,8 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 TraceState = Literal["pending", "decided", "dead"]
 
+Change = Literal["", "kept", "dropped"]
+"""What a revision makes of its trace under a gate: kept from now on, or no longer; empty if that stays the same."""
 DAMAGED_DECISION: Final = "the ledger's record of it, decision: expected a decision"
 """The detail of a trace that is dead because the decision in its record cannot be read."""
 _MOST: Final = 253_402_300_799_999  # The last millisecond of the year 9999.
@@ -94,6 +96,7 @@ class Revision(NamedTuple):
     supersedes: str = ""  # The time of the decision that was judged again.
     decision: bytes = b""
     outcome: str = ""
+    change: Change = ""
 
 
 class LostSubmission(NamedTuple):

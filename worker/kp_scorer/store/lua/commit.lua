@@ -1,6 +1,6 @@
 -- Store decisions, and count them in the same step. The first end of a trace stands, so a commit is idempotent.
 --
--- Uses   ledger
+-- Uses   ledger, facts
 -- KEYS   pending, counts, tallies, copies, record_prefix, facts, kept_facts
 -- Checks pending, tallies
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
@@ -51,15 +51,6 @@ local function name_of(domain, is_known)
     return domain
 end
 
--- Store the fact of a decision, and once more if its trace is kept, where it stays for longer.
-local has_stored_facts = false
-local function remember(stored)
-    has_stored_facts = true
-    local fields = {'i', stored.trace_id, 'f', stored.fact, 'v', stored.vector}
-    local place = redis.call('XADD', facts, 'MAXLEN', most_facts, '*', unpack(fields))
-    if stored.is_kept then redis.call('XADD', kept_facts, 'MAXLEN', kept_elements, place, unpack(fields)) end
-end
-
 -- Copy a trace while somebody reads the copies. A failure must not leave the decision half stored.
 local has_copied = false
 local function copy(stored)
@@ -86,10 +77,14 @@ for i, verdict in ipairs(verdicts) do
     else
         -- The record was forgotten, or Redis came back without it, so this submission has not been counted.
         if state ~= 'pending' then to_pending(record, trace_id, digest, known_digest) end
-        to_end(record, trace_id, record_ttl_ms, 'decided', 'decision', verdict.decision)
+        local ended_as = {'decision', verdict.decision}
+        if verdict.fact ~= '' then
+            ended_as[3] = 'fact'
+            ended_as[4] = store_fact(verdict.is_kept, 'i', trace_id, 'f', verdict.fact, 'v', verdict.vector)
+        end
+        to_end(record, trace_id, record_ttl_ms, 'decided', unpack(ended_as))
         tally('decided ' .. name_of(verdict.domain, verdict.is_known))
         for guard in string.gmatch(verdict.guards, '%S+') do tally('guard ' .. guard) end
-        if verdict.fact ~= '' then remember(verdict) end
         if verdict.trace ~= '' then copy(verdict) end
         -- Late outcomes that wait for this decision are due at once.
         for outcome_id in string.gmatch(outcomes or '', '%S+') do redis.call('ZADD', pending, 'XX', 0, outcome_id) end
@@ -97,11 +92,7 @@ for i, verdict in ipairs(verdicts) do
     end
     lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')
 end
-if has_stored_facts then
-    redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
-    redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
-    redis.call('PEXPIRE', facts, kept_ttl_ms)
-end
+expire_facts()
 -- A copy that is left out is a gap in the other log. So copying ends, which its reader notices, before it takes too much memory.
 if has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory())) then redis.call('DEL', copies) end
 local grown = {}

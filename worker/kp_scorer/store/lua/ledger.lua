@@ -4,7 +4,8 @@
 -- A record is a hash: state (pending, decided, dead; none if only its place or late outcomes are known), digest, decision, label,
 -- reason, detail, letter; while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a
 -- worker holds it, attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter;
--- epoch and entry, its place in the novelty log. A field `letter` is the id of the dead letter that the trace died by.
+-- epoch and entry, its place in the novelty log; fact, the place of its newest fact under a gate. A field `letter` is the id of the
+-- dead letter that the trace died by.
 --
 -- A late outcome has such a record too; while it waits for its trace, `revises` is the id of that. The record of the trace has
 -- `outcomes`, the ids of those, each with a space behind it, and `revised`, the newest revision; `decision` stays the first one.
@@ -18,7 +19,7 @@ local made_pending, ended, decided_count = {}, {}, 0
 local function to_pending(record, trace_id, digest, known_digest, ...)
     local place = known_digest == digest and {} or {'epoch', 'entry'}
     redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
-        'owner', 'lease_ms', 'attempts', 'label', 'revised', 'revises', unpack(place))
+        'owner', 'lease_ms', 'attempts', 'label', 'revised', 'revises', 'fact', unpack(place))
     redis.call('PERSIST', record)
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now, ...)
     made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id

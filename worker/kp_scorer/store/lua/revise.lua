@@ -1,13 +1,15 @@
 -- Store revisions, each once and in the order of their trace's decisions, or have late outcomes wait for their traces. The first end
 -- of a late outcome stands, so this is idempotent.
 --
--- Uses   ledger
--- KEYS   pending, counts, tallies, runs, record_prefix, run_prefix
--- ARGV   record_ttl_ms, revisions... (outcome_id, digest, trace_id, submission, supersedes, decision, outcome)
+-- Uses   ledger, facts
+-- KEYS   pending, counts, tallies, runs, record_prefix, run_prefix, facts, kept_facts
+-- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
+--        revisions... (outcome_id, digest, trace_id, submission, supersedes, decision, outcome, change)
 -- Reply  (outcome, decision, reason, detail) for each, as `commit` replies; or `waits`, or `too_many`
 --
 -- A late outcome has a record as a trace has, with the revision as its decision. supersedes is the time of the decision that was
 -- judged again; it is empty, as is the revision, if there was none. If the trace has another by now, the reply is `again`.
+-- change says what becomes of the trace under a gate: `kept` or `dropped`, empty if that stays the same.
 
 local MOST_BYTES = 4000
 
@@ -37,6 +39,25 @@ local function wake(run_id)
     if number(until_ms) == number(due_ms) then redis.call('ZADD', runs, now, run_id) end
 end
 
+-- Note for gates that a trace is kept from now on, or no longer, unless its fact is stored no longer. The fact stays where it is, so
+-- that a worker that starts sees all that one that runs has seen.
+local function note(of_trace, trace_id, change)
+    local place = read(of_trace, 'fact')
+    -- Anyone with write access to Redis can store garbage in place of an id.
+    local function look(stream) return place and redis.pcall('XRANGE', stream, place, place)[1] end
+    local entry = look(kept_facts) or (change == 'kept' and look(facts)) or {'', {}}
+    local _, owner, _, fact, _, vector = unpack(entry[2], 1, 6)
+    if owner ~= trace_id then return end
+    if change == 'dropped' then
+        store_fact(true, 'i', trace_id, 'r', place)
+    elseif vector then
+        redis.call('HSET', of_trace, 'fact', store_fact(true, 'i', trace_id, 'f', fact, 'v', vector, 'r', place))
+    end
+end
+
+expect('stream', facts)
+expect('stream', kept_facts)
+
 local reply = {}
 for i, revision in ipairs(revisions) do
     local outcome_id, digest = revision.outcome_id, revision.digest
@@ -59,6 +80,7 @@ for i, revision in ipairs(revisions) do
             redis.call('PEXPIRE', of_trace, record_ttl_ms)
             to_end(record, outcome_id, record_ttl_ms, 'decided', 'decision', revision.decision)
             add(tallies, 'revised ' .. revision.outcome, 1)
+            if revision.change ~= '' then note(of_trace, revision.trace_id, revision.change) end
             reply[i] = {'stored'}
         else
             redis.call('HDEL', record, 'owner', 'lease_ms')
@@ -69,5 +91,6 @@ for i, revision in ipairs(revisions) do
         end
     end
 end
+expire_facts()
 apply_changes()
 return reply

@@ -1,0 +1,25 @@
+-- The facts that decisions leave for the gates of all workers, in the streams `facts` and `kept_facts`. The scripts that use this
+-- text define both, and their bounds. Gates apply the entries in their order.
+--
+-- An entry has `i`, the id of its trace, and
+--   f, v      the fact of a decision, with its vector
+--   f, v, r   the fact at the place `r` once more: its trace is kept from here on
+--   r         a note that the trace of the fact at this place is kept no longer
+-- or `e`, the place of an entry that was erased, which `erase_entries` notes.
+
+-- Append an entry, and once more, by the same id, if it is of a kept trace, where it stays for longer. Return its place.
+local has_stored_facts = false
+local function store_fact(is_of_kept, ...)
+    has_stored_facts = true
+    local place = redis.call('XADD', facts, 'MAXLEN', most_facts, '*', ...)
+    if is_of_kept then redis.call('XADD', kept_facts, 'MAXLEN', kept_elements, place, ...) end
+    return place
+end
+
+-- Drop kept traces that have expired, and have both streams expire once no entry counts, if anything was stored.
+local function expire_facts()
+    if not has_stored_facts then return end
+    redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
+    redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
+    redis.call('PEXPIRE', facts, kept_ttl_ms)
+end
