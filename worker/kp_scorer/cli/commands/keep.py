@@ -1,12 +1,10 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
-import fcntl
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import nullcontext
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -14,13 +12,13 @@ from typing import Any, Final, NamedTuple, get_args
 
 import click
 
-from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
+from kp_scorer.cli.kept_folder import KeptFolder
 from kp_scorer.cli.options import ledger_options, since_option
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
@@ -57,6 +55,7 @@ def _best(text: str) -> Best:
 @click.option(
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
+    callback=lambda _context, _option, path: path and KeptFolder(path),
     help="With --best, a folder that has what was kept before: add what adds.",
 )
 @click.option("--why", type=click.Path(), help="With --best, a file for a line about each trace: why it is kept or not.")
@@ -111,13 +110,14 @@ def keep(
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     source = _Input(excluded.filtered(batches) if excluded else batches, files)
-    with _locked(request.into), Candidates() as candidates:
+    with request.into or nullcontext(), Candidates() as candidates:
         rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
             training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
         else:
-            with open_output(request.file(), is_atomic=bool(request.into)) as write:
+            output = request.into.next_file() if request.into else request.output
+            with open_output(output, is_atomic=bool(request.into)) as write:
                 for row in rows:
                     # Fields outside the schema may hold NaN, as they were read.
                     write(json_line(row, allow_nan=True))
@@ -133,7 +133,7 @@ class _Request(NamedTuple):
     best: Best | None
     rank: Rank
     most_by_task: int | None
-    into: Path | None
+    into: KeptFolder | None
     why: str | None
     output: str
     stored: bool
@@ -159,7 +159,7 @@ class _Request(NamedTuple):
             raise click.UsageError("--as writes what is read from FILE: expected it without --into, and --stored --best")
         if not self.files and not (self.best and self.stored):
             raise click.UsageError("expected FILE")
-        for option, name in (("--output", self.output), ("--into", self.into), ("--why", self.why)):
+        for option, name in (("--output", self.output), ("--into", self.into.path if self.into else None), ("--why", self.why)):
             if name not in ("-", None) and any(
                 Path(name).resolve().is_relative_to(Path(read).resolve()) for read in self.files
             ):
@@ -176,18 +176,6 @@ class _Request(NamedTuple):
         sections = settings.model_dump(mode="json", include=_DECIDING, exclude_defaults=True).items()
         return {"as": self.shape, **how, **options} | {f"{name}.{key}": value[key] for name, value in sections for key in value}
 
-    def earlier(self) -> list[Path]:
-        """Return the files of what was kept before, in order."""
-        files = self.into.glob("kept-*.jsonl") if self.into else ()
-        return sorted((file for file in files if file.stem.removeprefix("kept-").isdecimal()), key=_number_in)
-
-    def file(self) -> str:
-        """Return the name of the file to write; in a folder the next one."""
-        if not self.into:
-            return self.output
-        last = max(map(_number_in, self.earlier()), default=0)
-        return str(self.into / f"kept-{last + 1:04}.jsonl")
-
     def document(self, line: Line, decision: Decision | None) -> Row:
         """Return what is written of a run, once it is kept."""
         if isinstance(line.trace, InvalidTrace):
@@ -200,29 +188,6 @@ class _Request(NamedTuple):
         if decision:
             document["metadata"] = {**document["metadata"], "quality_score": decision.score}
         return document
-
-
-def _number_in(file: Path) -> int:
-    return int(file.stem.removeprefix("kept-"))
-
-
-@contextmanager
-def _locked(folder: Path | None) -> Iterator[None]:
-    """Make the folder of ``--into`` if it is missing, and keep other commands from adding to it.
-
-    Raises BadParameter if another command adds to it already.
-    """
-    with ExitStack() as stack:
-        try:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(folder, os.O_RDONLY)
-                stack.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
-            raise click.BadParameter(escaped(f"{folder}: {problem}"), param_hint="--into") from None
-        yield
 
 
 class _Input:
@@ -251,10 +216,11 @@ class _Input:
 
 def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
     """Choose a set; return what is written of each run in it."""
+    earlier = request.into.earlier() if request.into else []
     if request.stored:
-        gather_stored(candidates, request.earlier(), request.since, settings)
+        gather_stored(candidates, earlier, request.since, settings)
     else:
-        gather_earlier(candidates, request.earlier(), settings.limits)
+        gather_earlier(candidates, earlier, settings.limits)
         scores, failures = request.rank == "score", request.shape == "pairs"
         gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
     chosen = list(choices(candidates, request.best or 0, request.rank, request.most_by_task or math.inf))

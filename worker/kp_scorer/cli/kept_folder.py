@@ -1,0 +1,50 @@
+"""The folder of ``kp-scorer keep --into``, to which each run of the command adds a file of what it keeps."""
+
+import fcntl
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import click
+
+from kp_scorer.characters import escaped
+
+
+class KeptFolder:
+    """A folder with a file of traces for each run of the command. As a context it keeps other commands from adding to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._open = ExitStack()
+
+    def earlier(self) -> list[Path]:
+        """Return the files of what was kept before, in order."""
+        files = self.path.glob("kept-*.jsonl")
+        return sorted((file for file in files if file.stem.removeprefix("kept-").isdecimal()), key=_number_in)
+
+    def next_file(self) -> str:
+        """Return the name of the file to write next."""
+        last = max(map(_number_in, self.earlier()), default=0)
+        return str(self.path / f"kept-{last + 1:04}.jsonl")
+
+    def __enter__(self) -> Self:
+        """Make the folder if it is missing, and lock it; raise BadParameter if another command adds to it already."""
+        with ExitStack() as opening:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(self.path, os.O_RDONLY)
+                opening.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
+                raise click.BadParameter(escaped(f"{self.path}: {problem}"), param_hint="--into") from None
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+
+def _number_in(file: Path) -> int:
+    return int(file.stem.removeprefix("kept-"))
