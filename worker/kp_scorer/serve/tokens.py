@@ -1,4 +1,4 @@
-"""The tokens of requests: the file that has them, and whether a request has one of them."""
+"""Reads the file of tokens, once at the start of the server, and admits requests that bring one of them."""
 
 import hmac
 import re
