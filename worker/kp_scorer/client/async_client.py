@@ -50,7 +50,7 @@ class AsyncClient(BaseClient, AbstractAsyncContextManager["AsyncClient"]):
         outcome_id: str | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Submit what has become known of a trace's outcome, and return the outcome's id, as ``Client.submit_outcome`` does."""
+        """Submit a late outcome of a trace, and return the outcome's id, as ``Client.submit_outcome`` does."""
         make = partial(self._late_outcome, trace_id, success=success, confidence=confidence, reason=reason, id=outcome_id)
         return await self.submit(await self._do(make, timeout_s, SUBMIT_TOO_LATE), timeout_s)
 

@@ -29,7 +29,7 @@ Submitted = str | InvalidTrace | TraceConflict
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _BATCH_SIZE: Final = 100  # The number of traces that go to the ledger, and to the broker, in one round trip.
-# The size of a batch without its last trace: all of it is in memory several times, and has to arrive in time.
+# A batch ends with the trace that brings it to this size: it is in memory several times, and has to arrive in time.
 _BATCH_BYTES: Final = 4_194_304
 
 SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
@@ -37,7 +37,7 @@ LOOK_UP_TOO_LATE: Final = "look up: no answer within {:g} s"
 
 
 class BaseClient:
-    """The part that both clients share. Only the I/O thread uses the connections; the rest never changes."""
+    """The part that both clients share. Only the I/O thread uses the connections; the other attributes never change."""
 
     def __init__(self, settings: Settings, namespace: str = "", queue: str = "") -> None:
         """Use the broker and the Redis of ``settings``, whose URLs must be set. It connects on first use.
@@ -67,11 +67,12 @@ class BaseClient:
 
     @classmethod
     def connect(cls, broker_url: str = "", redis_url: str = "", namespace: str = "", queue: str = "") -> Self:
-        """Make a client. What is not given comes from the environment, the configuration file, or a running ``kp-scorer up``.
+        """Make a client. Other settings come from the environment, the configuration file, or a running ``kp-scorer up``.
 
         Args:
-            broker_url: the queues, such as ``redis://queue:6379/0`` or ``amqp://user:secret@rabbit/``.
-            redis_url: the ledger; by default the broker, if that is Redis.
+            broker_url: the queues, such as ``redis://queue:6379/0`` or ``amqp://user:secret@rabbit/``; empty for that of the
+                settings.
+            redis_url: the ledger; by default that of the settings, or the broker, if that is Redis.
             namespace: goes into the id of every submitted trace, as in the constructor.
             queue: the queue of traces to submit to, as in the constructor.
 
@@ -110,7 +111,7 @@ class BaseClient:
     ) -> Generator[Future[list[Submitted]], None, None]:
         """Queue a call for each batch of traces while the one before runs; cancel a call that nobody waits for.
 
-        The iterable is read no further than the batch, which ``prepare`` makes a call.
+        ``prepare`` turns a batch into a call. The iterable is read no further than that batch.
         """
         iterator = iter(traces)
         ahead: Future[list[Submitted]] | None = None
@@ -159,7 +160,7 @@ class BaseClient:
 
 
 def id_or_raise(answers: Sequence[Submitted]) -> str:
-    """Return the id in the only answer, or raise the error that it is."""
+    """Return the only answer if it is an id; raise it if it is an error."""
     (answer,) = answers
     if isinstance(answer, str):
         return answer

@@ -39,8 +39,8 @@ class Client(BaseClient, AbstractContextManager["Client"]):
             TraceConflict: its id was submitted before with other content; nothing was sent.
             SettingsError: RabbitMQ has a queue of this name with other arguments.
             ServiceUnavailable: the broker or Redis cannot be reached, is full, or did not answer in time; or RabbitMQ has no
-                queue yet, and this user may not declare it. Submit the trace again, which is always safe. QueueFull, which is
-                one, if the queue has as many traces as its limit allows.
+                queue yet, and this user may not declare it. Submit the trace again, which is always safe. QueueFull, a
+                subclass, says that the queue has as many traces as its limit allows, or that Redis is nearly full.
         """
         return id_or_raise(self.submit_many([trace], timeout_s))
 
@@ -96,7 +96,7 @@ class Client(BaseClient, AbstractContextManager["Client"]):
         Args:
             trace_id: the id as ``submit`` returns it.
             success: whether the task was solved.
-            confidence: how sure that is, 0..1; by default as the trace says.
+            confidence: the confidence in ``success``, 0..1; by default the one that the trace states.
             reason: up to 200 characters, which the decision repeats.
             outcome_id: ``kp:outcome:`` and a text that nobody can guess. By default it follows from the arguments above, so
                 that the same outcome counts once.

@@ -103,7 +103,7 @@ class Embedder:
     """
     dimensions: int
     recipe: Recipe
-    has_threads = False  # True if the engine has threads. A fork does not copy them, so it cannot compute there.
+    has_threads = False  # True if the engine has threads. A fork does not copy them, so a forked process cannot embed.
     streams = 1  # The number of passes that run at once.
     # The number of threads that may call ``run`` at once; passes that do not run wait for a stream inside the engine.
     most_passes = 1
@@ -115,7 +115,7 @@ class Embedder:
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
         """Prepare a text for a pass.
 
-        A ``plain`` one is not a trace's, and is tokenized as one part; it shares no pass with traces.
+        A ``plain`` text is not that of a trace: it is tokenized as one part, and shares no pass with traces.
         """
         return self.tokenize_all([text], plain=plain)[0]
 
@@ -128,11 +128,11 @@ class Embedder:
         return self.embed_tokenized(texts)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Tokenize and embed texts, in order, with as many passes at once as there are streams."""
+        """Tokenize texts, and embed them as :meth:`embed_tokenized` does."""
         return self.embed_tokenized(self.tokenize_all(texts))
 
     def embed_tokenized(self, texts: Sequence[TokenizedText]) -> Vectors:
-        """Embed texts that were tokenized, in order, with as many passes at once as there are streams."""
+        """Embed tokenized texts, as many passes at once as there are streams; return vectors as :meth:`run` does, in order."""
         return self.embed([each.text for each in texts])
 
 
@@ -142,7 +142,7 @@ def rounded_up(length: int, step: int) -> int:
 
 
 def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, Int64s]:
-    """Return ids and mask of a group, of shape (texts, width)."""
+    """Return the ids of a group and its mask, which is 1 for each id and 0 for padding, both of shape (texts, width)."""
     ids = np.full((len(group), width), pad_id, np.int64)
     mask = np.zeros((len(group), width), np.int64)
     for index, row in enumerate(group):
@@ -154,7 +154,7 @@ def padded(group: Sequence[Ids], width: int, pad_id: int = 0) -> tuple[Int64s, I
 class CheckedEmbedder:
     """Checks every vector, and the embedder itself after a text has failed alone.
 
-    Threads may share it if they may share that.
+    Threads may share it if they may share the embedder.
     """
 
     def __init__(self, embedder: Embedder) -> None:
@@ -171,8 +171,8 @@ class CheckedEmbedder:
     def run(self, texts: Sequence[TokenizedText], *, together: bool, alone: bool) -> Vectors:
         """Run one pass; ``alone`` if it is of a text that failed before, and no other pass runs.
 
-        EmbedderUnhealthy if the embedder is at fault, and from then on always. Any other error, such as ``FloatingPointError``
-        for invalid vectors, is the fault of the texts.
+        Raises EmbedderUnhealthy if the embedder is at fault, and from then on always. Any other error, such as
+        ``FloatingPointError`` for invalid vectors, is the fault of the texts.
         """
         with self._checking(alone=alone):
             vectors = _valid(self._embedder.run(texts, together=together), len(texts))

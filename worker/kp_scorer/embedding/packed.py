@@ -19,7 +19,7 @@ from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS
 
 _NO_PADDING: Final = -1  # No token has this id.
 _LEAST_RECORDED: Final = 512  # The tokens of the smallest recorded pass; each further one has twice as many.
-_LEAST_TOKENS_OF_A_TEXT: Final = 16  # The average; a pass with more texts is not replayed.
+_LEAST_TOKENS_OF_A_TEXT: Final = 16  # On average: a pass of shorter texts is not replayed.
 
 _Weights = tuple[torch.Tensor, torch.Tensor]  # A matrix, and the bias that is added to its product.
 
@@ -86,8 +86,8 @@ class PackedModel:
     def vectors(self, ids: torch.Tensor, sizes: torch.Tensor, longest: int) -> torch.Tensor:
         """Return float32 unit vectors of shape (texts, dimensions); those of texts without tokens are NaN.
 
-        ``ids`` are those of all texts, int64 of shape (tokens,), and any more behind them; ``sizes`` are the texts' lengths on
-        the same device, int64 of shape (texts,), none of them larger than ``longest``.
+        ``ids``, int64 of shape (tokens,), has the ids of all texts; on a GPU others may follow, which belong to no text.
+        ``sizes``, int64 of shape (texts,) on the same device, has the texts' lengths, at most ``longest`` each.
         """
         starts = pad(sizes.cumsum(0), (1, 0))
         # The text of each token; for tokens that belong to none, a number beyond the last.
@@ -173,7 +173,7 @@ class PackedPasses:
     """Runs a packed model; any thread may run a pass. On a GPU, one pass is packed and copied while another runs."""
 
     def __init__(self, model: PackedModel, device: torch.device, max_tokens: int, longest: int, dimensions: int) -> None:
-        """Run texts of ``longest`` tokens at most. If a GPU is short of memory, ``max_tokens`` of a pass become fewer."""
+        """Run texts of ``longest`` tokens at most. A GPU short of memory lowers ``max_tokens``, the most of a pass."""
         self._model = model
         self._device = device
         self._longest = longest

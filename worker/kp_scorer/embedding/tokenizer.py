@@ -1,4 +1,4 @@
-"""A model's tokenizer: the first tokens of a text, and of a long one no more than those."""
+"""A model's tokenizer, which reads a long text only as far as the model does."""
 
 import json
 import re
@@ -14,18 +14,17 @@ from tokenizers import Tokenizer
 from kp_scorer.embedding.embedder import MAX_TOKENS, Ids
 from kp_scorer.errors import SettingsError
 
-# The characters for each token that are read for a tokenizer other than BERT's; prose has five.
+# A tokenizer other than BERT's reads at most this many characters of a text for each token; prose has five.
 _MOST_CHARS_PER_TOKEN: Final = 16
-# The approximate length of a piece. The most costly to tokenize, long words of syllables, take 10 ms.
+# The approximate length of a piece in characters. The most costly pieces, long words of syllables, take 10 ms to tokenize.
 _PIECE_CHARS: Final = 500
-_PLAIN_PIECES: Final = 6
-_PLAIN: Final = re.compile(r"[ \n]")  # Pieces end at such characters: the first 512 tokens of most long texts have this many.
+_PLAIN_PIECES: Final = 6  # The first 512 tokens of most long texts lie within this many pieces.
+_PLAIN: Final = re.compile(r"[ \n]")  # The characters at which these pieces end.
 _AT_ONCE: Final = 4_096  # The characters whose classes are looked up at once; more would take more memory and no less time.
 
 _DROPPED, _SPACE, _ALONE, _WORD, _UNKNOWN, _ADDED, _OF_ADDED = b"- 1wu[]"
-"""Classes of characters: dropped; white space; a token or more by itself; part of a word; part of a word that it makes unknown.
-
-The first character of an added token; its other characters.
+"""Classes of characters: dropped; white space; makes tokens by itself; part of a word; part of a word, which it makes unknown;
+the first character of an added token; another character of an added token.
 """
 _LETTERS: Final = re.compile(rb"[wu]+")
 _SURROGATES: Final = range(0xD800, 0xE000)
@@ -80,7 +79,7 @@ class Units:
         yield piece[::step]
 
     def _first(self, text: str, most: int, added: "re.Pattern[str]") -> Iterator[str]:
-        """Return up to ``most`` units from the beginning of a text."""
+        """Yield up to ``most`` units from the beginning of a text."""
         classes = bytearray()
         for start in range(0, len(text), _AT_ONCE):
             codes = np.frombuffer(text[start : start + _AT_ONCE].encode("utf-32-le", "surrogatepass"), "<u4")
@@ -100,7 +99,7 @@ class Units:
 
 
 def is_splittable(description: Mapping[str, Any]) -> bool:
-    """Return whether a tokenizer's description is that of BERT's, for which a text's units make its tokens.
+    """Return whether a tokenizer is of BERT's kind, so that the units of a text make exactly its tokens.
 
     Added tokens are matched in the text as a whole, before anything else. So none may overlap with another, lie within a word,
     or contain a character that is dropped. Every letter must be able to begin and to continue words, or a word of such letters
@@ -234,10 +233,7 @@ class Tokens:
         return [([*self._opening, *ids, *self._closing][:most], whole) for ids, whole in zip(rows, is_whole, strict=True)]
 
     def _read(self, units: Units, texts: Sequence[str], least: int, *, backwards: bool = False) -> list[Ids]:
-        """Return at least ``least`` ids from the beginning of each text or, ``backwards``, from its end.
-
-        All ids if it has fewer.
-        """
+        """Return at least ``least`` ids from the beginning of each text or, ``backwards``, its end; all if there are fewer."""
         rows: list[Ids] = [[] for _ in texts]
         readers = dict(enumerate(units.pieces(text, least, backwards=backwards) for text in texts))
         while readers:

@@ -84,12 +84,12 @@ class TorchEmbedder(TextEmbedder):
 
 
 def unit_vectors(model: SentenceTransformer, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the float32 unit vectors of texts."""
+    """Return float32 unit vectors of shape (texts, dimensions) for int64 ``ids`` and ``mask`` of shape (texts, width)."""
     transformer, *others = model
     body: Any = model.transformers_model
     features = {"input_ids": ids, "attention_mask": mask}
-    # Other models would pass it on to layers that do not expect it. And a model without types of tokens, such as GPT-2, has no
-    # type 0, but would add the word 0 to every token.
+    # Other models would pass the types of tokens on to layers that do not expect them. A model without types, such as GPT-2,
+    # would add the vector of word 0 to every token in place of that of type 0.
     if "token_type_ids" in signature(body.forward).parameters and "token_type_ids" in model.tokenizer.model_input_names:
         features["token_type_ids"] = torch.zeros_like(ids)
     features = transformer(features) | {"attention_mask": mask}

@@ -32,7 +32,7 @@ class Metrics:
     def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
         """Count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
 
-        Likewise findings of these checks, and what comes by these queues.
+        The series of these ``checks`` and ``queues`` exist from the start.
         """
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
@@ -126,13 +126,13 @@ class Metrics:
         about = "Other shortcomings of a Redis, which doctor names"
         self._shortcomings = gauge("redis_shortcomings", about, ("server",))
         self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, as it is short of memory or disk")
-        # 0 would mean that nothing waits.
+        # Until the first measurement these are NaN, because 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s, self._redis_used):
             unread.set(math.nan)
         self.set_info()
 
     def counted_as(self, domain: str) -> str:
-        """Return the name by which a domain is counted."""
+        """Return the label of a domain: its name if this process counts it by name, otherwise :data:`UNNAMED_DOMAIN`."""
         return domain if domain in self._domains else UNNAMED_DOMAIN
 
     def set_info(self, settings: str = "", **embedder: str) -> None:
@@ -169,7 +169,7 @@ class Metrics:
         self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
     def count_delivery(self, queue: str, deliveries: int) -> None:
-        """Count a delivery of a message; it is a redelivery if there were others before."""
+        """Count a delivery of a message that has had this many ``deliveries``, this one included."""
         self._deliveries.labels(queue).inc()
         if deliveries > 1:
             self._redeliveries.inc()
@@ -211,7 +211,7 @@ class Metrics:
     def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
         """Return what the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
 
-        ``full`` queues have no room; ``failing`` is the work that failed last, with the errors.
+        ``full`` names the queues without room. ``failing`` has the error of each kind of work that failed at its last attempt.
         """
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
