@@ -77,7 +77,7 @@ __all__ = [
 ]
 # fmt: on
 
-_MODULES: Final = {  # Where each name is defined; the others are in ``errors``.
+_MODULES: Final = {  # Public names by the module that defines them; all others are in ``errors``.
     "report.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},

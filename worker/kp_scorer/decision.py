@@ -63,11 +63,11 @@ class Guard(_Part):
     bound: Fraction | None = None
     """The largest confidence that counts, or the least novelty; None for ``copies``."""
     fired: bool
-    """True if it lowered the confidence or rejected the trace."""
+    """True if the guard lowered the confidence or rejected the trace."""
 
     @property
     def rejects(self) -> bool:
-        """True if it rejects the trace, whatever its score."""
+        """True if the guard rejects the trace, whatever its score."""
         return self.fired and self.name != "max_confidence"
 
 
@@ -79,7 +79,7 @@ class Findings(_Part, extra="forbid"):
     numbers: Annotated[dict[CheckName, float], Field(max_length=MOST_FINDINGS)] = {}
     """Other measurements of the check."""
     outcome: Demand | None = None
-    """The outcome that it demands, whatever the score; the strictest wins, and settings may allow less."""
+    """The outcome that the check demands, whatever the score. The strictest of all demands wins; settings may limit each."""
 
 
 class CheckResult(Findings, extra="ignore"):
@@ -88,7 +88,7 @@ class CheckResult(Findings, extra="ignore"):
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
     failure: CheckFailure | None = None
-    """Set if the check failed. If it may demand an outcome it then demands review, as nobody has checked the trace."""
+    """Set if the check failed. One that may demand an outcome then demands review, as nobody has checked the trace."""
 
 
 class Nearest(_Part):
@@ -105,13 +105,13 @@ class Novelty(_Part):
     nearest: Nearest | None = None
     """None if the window is empty, there is no embedder, or ``results.nearest`` is off."""
     duplicate_of: str | None = None
-    """Id of the earliest trace in the window with the same content; None if there is none, or as for ``nearest``."""
+    """Id of the earliest trace in the window with the same content; None if there is none, or if ``nearest`` is None."""
     embedder: str | None = None
     """Name of the model that embedded the trace."""
     embedded_tokens: int | None = None
     """The number of tokens of the text that were embedded; None if the embedder counts none."""
     unknown_tokens: int | None = None
-    """The number of these that stand for words that the model does not know, all by the same token."""
+    """The number of embedded tokens that stand for words unknown to the model, all of them the same token."""
     text_tokens: int | None = None
     """The number of tokens in the text; None if it has more than were embedded, as the rest is not tokenized."""
     space: str | None = None
@@ -129,15 +129,15 @@ class GateResult(_Part):
     """The amount that the trace adds to the kept traces of its domain, and the bar that it was measured against."""
 
     adds: Annotated[float, Field(ge=0)]
-    """The amount by which it would raise its own cover and those of the last runs of its domain, in whole runs."""
+    """The amount by which the trace would raise its own cover and those of the last runs of its domain, in whole runs."""
     bar: Annotated[float, Field(ge=0)]
-    """The amount that it has to add."""
+    """The amount that the trace has to add."""
     share: Annotated[float | None, Field(gt=0, lt=1)] = None
     """The share of its domain's traces that the bar follows; None if the bar is fixed."""
     eligible: bool
-    """True if it meets the requirement of ``routing.requires``."""
+    """True if the trace meets the requirement of ``routing.requires``."""
     nearest: Nearest | None = None
-    """The kept trace that covers it best; None if none does, or ``results.nearest`` is off."""
+    """The kept trace that covers this one best; None if none does, or ``results.nearest`` is off."""
     as_of: Annotated[str, Field(pattern=r"^[0-9]{1,15}-[0-9]{1,15}$")]
     """The newest earlier decision that this one rests on, as the id of its fact; 0-0 if there was none."""
 
@@ -168,13 +168,13 @@ class Received(_Part):
     worker: str
     """The worker's name, as ``kp-scorer stats`` shows it."""
     queued_ms: Annotated[int | None, Field(ge=0), _OR_LEFT_OUT] = None
-    """From sending to this delivery; omitted if neither the producer nor RabbitMQ says when the message was sent."""
+    """The time from sending to this delivery; omitted if neither the producer nor RabbitMQ says when the message was sent."""
     deliveries: Annotated[int, Field(ge=1)]
     """The number of deliveries, this one included; more than one if a worker ended or requeued the message."""
 
 
 class Stated(_Part):
-    """The outcome that the submission states, which a late outcome replaces, and the recoveries, which count beside either."""
+    """The outcome that the submission states, which a late outcome replaces, and the recoveries, which count with either."""
 
     success: bool
     confidence: Fraction
@@ -205,10 +205,10 @@ class Timings(_Part):
     """The milliseconds that each step took, for all traces that went through it together."""
 
     held_ms: Annotated[float | None, _OR_LEFT_OUT] = None
-    """From the delivery until the last look-up began: others were decided, or a service was away. Omitted offline."""
+    """The time from the delivery until the last look-up, while others were decided or a service was away. Omitted offline."""
     look_up_ms: float
     wait_ms: float = 0.0
-    """From the look-up until the engine began to embed the text."""
+    """The time from the look-up until the engine began to embed the text."""
     embed_ms: float
     place_ms: float
     batch_size: int
@@ -232,7 +232,7 @@ class Decision(_Part):
     domain: str
     """The domain as it was submitted."""
     agent_id: str | None = None
-    """This and ``framework`` are those of the trace; None also if longer than 200 characters."""
+    """The agent that the trace names; None if its name is longer than 200 characters. The same holds for ``framework``."""
     framework: str | None = None
     visibility: Visibility | None = None
     """This and ``privacy_level`` are those of the trace."""

@@ -1,4 +1,4 @@
-"""The kept runs that are most like a task: of the files that `keep` writes, or of what a fleet has accepted.
+"""Finds the kept runs that are most like a task, in files that `keep` writes or among what a fleet has accepted.
 
 Beside each file is its index, which is mapped and not loaded: the vector of each successful run's task, and where its line
 begins. It is built on first use, and again once the file has changed.
@@ -78,7 +78,7 @@ class KeptRuns:
     def __init__(self, path: Path | str | None = None, settings: Settings | None = None) -> None:
         """Read a file that ``keep`` has written, or a folder of such; without ``path``, what the fleet has accepted.
 
-        Vectors are those of the settings' embedder, or count words if there is none. The settings are by default those of the
+        Vectors are those of the settings' embedder; without one, they count words. The settings are by default those of the
         environment and the configuration file; for what a fleet has accepted, they must name its embedder.
 
         Raises:
@@ -165,7 +165,7 @@ class KeptRuns:
 
 
 _Index = tuple[Vectors, NDArray[np.int64]]
-"""The vectors of a file's successful runs, of shape (runs, dimensions), and where their lines begin."""
+"""The vectors of a file's successful runs, of shape (runs, dimensions), and the offsets of their lines in bytes."""
 
 
 def _mapped(index: IO[bytes], origin: str, dimensions: int) -> _Index | None:
@@ -180,7 +180,7 @@ def _mapped(index: IO[bytes], origin: str, dimensions: int) -> _Index | None:
 
 
 def _successes(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield where the line of each successful run begins, and its task."""
+    """Yield the offset in bytes of the line of each successful run, and its task."""
     with open_regular(file) as lines:
         offset = 0
         for number, line in enumerate(iter(lambda: lines.readline(_LIMITS.message_bytes + 1), b""), 1):
@@ -239,11 +239,11 @@ def _read(similarity: float, file: Path, offset: int) -> SimilarRun:
 def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
     """Return runs as a block for an agent's context, of ``most_tokens`` at most, where two bytes count as a token.
 
-    System texts are left out, long messages cut, and so are runs, the least similar first. Each message is JSON on a line of
-    its own, so that none can look like another part of the block.
+    The block has no system texts. To save room, it cuts long messages first, and then leaves out the least similar runs. Each
+    message is JSON on a line of its own, so that none can look like another part of the block.
     """
     most_bytes = most_tokens * _BYTES_PER_TOKEN
-    # Written once, as what has room is found by trying.
+    # Write the messages once, because the loop below tries several times how many have room.
     spoken = [[message for message in run.messages if message.get("role") != "system"] for run in runs]
     written = [[escaped(json.dumps(message, ensure_ascii=False)) for message in messages] for messages in spoken]
     text = ""

@@ -73,7 +73,8 @@ class Reviser:
             return revision
         if record.decision.stated is None:
             return TraceDead(late.id, "invalid", _TOO_OLD)
-        # Copies of a decision are recognised by its time, and of two the later one counts, whatever the clocks say.
+        # Readers tell decisions on a trace apart by their times, and the latest counts. So a revision must be later, even if
+        # this clock is behind.
         at = max(datetime.now(UTC), datetime.fromisoformat(record.decision.decided_at) + timedelta(milliseconds=1))
         changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
         decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)

@@ -242,7 +242,7 @@ class LateOutcome(_Part):
     @model_validator(mode="before")
     @classmethod
     def _with_id(cls, payload: Any) -> Any:
-        # Without an id of its own, what says the same is the same.
+        # An outcome without an id gets one from its content, so that the same outcome counts once.
         if not isinstance(payload, dict) or payload.get("id") is not None:
             return payload
         content = json.dumps(
@@ -251,7 +251,7 @@ class LateOutcome(_Part):
         return {**payload, "id": OUTCOME_ID_PREFIX + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}
 
     def digest(self) -> bytes:
-        """Return the 16-byte digest of everything but the id. Without the key, a forged one would be the same."""
+        """Return the 16-byte digest of everything but the id. It includes the key, so that a forged outcome has another."""
         return _hashed(json.dumps(self.model_dump(mode="json", exclude={"id"}), sort_keys=True))
 
     def is_authentic(self, secret: str) -> bool:
@@ -278,7 +278,7 @@ class Digests(NamedTuple):
 
 def _hashed(canonical: str) -> bytes:
     digest, content = hashlib.blake2b(digest_size=16, person=_DIGEST_VERSION), memoryview(canonical.encode())
-    # hashlib releases the interpreter for larger pieces, and another thread may keep it for 5 ms.
+    # Hash small pieces: for larger ones hashlib releases the interpreter, which another thread may then keep for 5 ms.
     for start in range(0, len(content), _UNRELEASED_BYTES):
         digest.update(content[start : start + _UNRELEASED_BYTES])
     return digest.digest()

@@ -237,7 +237,7 @@ class Converter:
                     self._chats.drop_parts_of(run)
                     yield self._trace(run)
         except NotRecorded as error:
-            # One line says what to set for a service.
+            # Report each remedy once: it applies to a service, not to a run.
             if (expected := error.problems[0].expected) in self._switches or len(self._switches) > _MOST_UNRECOGNIZED:
                 self.counts["mute"] += 1
             else:

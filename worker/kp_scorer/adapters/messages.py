@@ -82,10 +82,10 @@ class Transcript:
 
 
 def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """Return the pieces in an input or output: messages, an object that holds them, or a text; None if it is none of these.
+    """Return the pieces in an input or output, which is messages, an object that holds messages, or a text; otherwise None.
 
-    With ``is_model``, every object with a role is a message. Inputs and outputs of other spans may be anything. An answer may
-    lack its role.
+    With ``is_model``, every object with a role is a message; this raises NotConverted if one cannot be read. An answer may
+    lack its role. Without ``is_model``, inputs and outputs may be anything.
     """
     try:
         return _pieces_in(content, speaker, transcript, is_model=is_model)

@@ -12,7 +12,7 @@ from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
 
-OWN_KIND: Final = "row.kind"  # The attribute that rows of stores get.
+OWN_KIND: Final = "row.kind"  # The converter gives this attribute to spans that were rows of a store's table.
 _ERROR: Final = (2, "STATUS_CODE_ERROR", "ERROR")
 _EVENT: Final = re.compile(r"gen_ai\.(system|user|assistant|tool|unknown)\.message|gen_ai\.(choice|unknown)")
 _ACTS: Final = re.compile(r"function_?(?:call|response)|tool_?(?:call|use|result)\b", re.IGNORECASE)

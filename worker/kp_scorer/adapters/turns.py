@@ -17,7 +17,7 @@ from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 
 _ENVELOPES: Final = ("payload", "data", "event", "message", "item", "part", "update", "content")
 _OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of what is in them stands.
-_MOST_LEVELS: Final = 6  # Of envelopes, and of objects around a list of turns.
+_MOST_LEVELS: Final = 6  # The most envelopes, or objects around a list of turns, that are opened.
 _MOST_ASKED: Final = 50  # The items of a list that are looked at to see what it holds.
 QUESTIONS: Final = (
     "query question instruction prompt input chatinput task problem message user human userinput goal objective intent".split()  # noqa: SIM905

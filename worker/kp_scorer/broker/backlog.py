@@ -73,7 +73,7 @@ class Backlog(NamedTuple):
 
 
 def count_oversized(app: Celery, queues: Iterable[str]) -> dict[str, int]:
-    """Return by list the numbers of messages that were too large for a worker and are kept beside these queues on Redis."""
+    """Count by list the messages that were too large for a worker, which Redis keeps in lists beside these queues."""
     lists = [QueueKeys(name).oversized for name in queues]
     return with_redis(app, "oversized", lambda client: {each: int(client.llen(each)) for each in lists})
 
@@ -81,13 +81,13 @@ def count_oversized(app: Celery, queues: Iterable[str]) -> dict[str, int]:
 def lists_beside(app: Celery, queue: Queue) -> list[str]:
     """Return the names of lists on Redis that no worker consumes, although options of Celery put calls for this queue there.
 
-    These options are ``priority_steps`` and ``sep``, where they lead to lists that no worker joins to the queue, and
-    ``global_keyprefix``. Redis looks through the names of all keys, for a user who may list them.
+    The options are ``priority_steps`` and ``sep``, if they lead to lists that no worker joins to the queue, and
+    ``global_keyprefix``. This scans the names of all keys, and finds nothing for a user who may not scan.
     """
 
     def find(producer: Producer) -> list[str]:
         channel = producer.channel
-        # A pattern spares Redis the types of all other keys, which took most of the time.
+        # With a pattern, Redis looks up the types of matching keys only. Looking up all types took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])
 
         def names_of(kind: str) -> Iterator[str]:
@@ -100,7 +100,7 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
         prefixes = {name: found[1] for name in similar if (found := parts(name))}
         beside = {name for name, prefix in prefixes.items() if not prefix or prefix.endswith(":")}
         if prefixes.keys() - beside:
-            # The list may be another program's. With a prefix of its own, kombu has also written a binding.
+            # The list may belong to another program. It is kombu's if there is a binding with the same prefix.
             bound = {name.removesuffix(f"_kombu.binding.{queue.name}") for name in names_of("set")}
             beside |= {name for name, prefix in prefixes.items() if prefix in bound}
         return sorted(beside)
@@ -111,7 +111,7 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> UnreadDecisions:
     """Count the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
 
-    ``reports`` are those of the workers that say which have no room.
+    The ``reports`` of workers say which queues and streams have no room.
     """
     counts, used = {}, {}
     for name, queue in results_queues(settings, settings.kinds).items():
@@ -144,7 +144,7 @@ def _bytes_on(app: Celery, key: str) -> int:
 def _used_by_part(
     app: Celery, settings: Settings, store: Store, spaces: Collection[str], decisions: int, servers: Mapping[str, Condition]
 ) -> dict[str, dict[str, int]]:
-    """Measure what each part takes in each Redis, beside the bytes of ``decisions``; empty if this user may not look."""
+    """Measure the bytes of each part in each Redis, and add those of ``decisions``; empty if this user may not scan."""
     parts = {"redis": store.used_by_part(spaces)}
     if not parts["redis"]:
         return {}
@@ -183,7 +183,7 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
     for queues in submission_queues(settings.broker, settings.queues).values():
         submissions[queues.traces.name] = waiting(app, queues.traces)
         if queues.intake:
-            # Passively: producers declare this queue, perhaps with other arguments.
+            # Declare this queue passively: producers may have declared it with other arguments.
             with suppress(NoQueue):
                 intake = Queue(queues.intake.name, exchange=Exchange(""), no_declare=True)
                 submissions[intake.name] = waiting(app, intake)
@@ -191,10 +191,10 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> Backlog:
-    """Measure the backlog, in one or two round trips for each queue and some ten for what takes memory.
+    """Measure the backlog, in one or two round trips for each queue, and about ten to measure memory.
 
-    ``reports`` are those of the workers that say which queues have no room, and which logs there are. A worker passes its own:
-    if each of many read those of all, Redis would do little else.
+    The ``reports`` of workers say which queues have no room, and which novelty logs exist. A worker passes its own report only:
+    if each of many workers read all reports, Redis would do little else.
     """
     unread = unread_decisions(app, settings, store, reports)
     servers = conditions(app, settings.broker, settings.redis, store)

@@ -50,7 +50,7 @@ def _queues_of(name: str, limit: int, broker: BrokerSettings) -> SubmissionQueue
         "x-dead-letter-strategy": "at-least-once",
         **({"x-max-length": limit} if limit else {}),
     }
-    # It has an exchange of its own, because a user who may write to the default exchange can send to any queue.
+    # The queue has an exchange of its own, because a user who may write to the default exchange can send to any queue.
     traces = _quorum_queue(name, arguments, exchange=name)
     # Clients declare a durable queue without arguments by default, and RabbitMQ refuses a client that declares it otherwise.
     return SubmissionQueues(traces, _quorum_queue(dead_name(name)), _queue(intake_name(name)), limit)
@@ -86,12 +86,12 @@ def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[s
 
 
 def system_of(broker: BrokerSettings) -> str:
-    """Return the name of a broker for spans."""
+    """Return the system of a broker as spans name it: ``redis`` or ``rabbitmq``."""
     return "redis" if broker.is_redis else "rabbitmq"
 
 
 def _queue(name: str, arguments: dict[str, Any] | None = None, exchange: str = "", *, declare: bool = True) -> Queue:
-    """Return a durable queue. By the default exchange it is a plain list on Redis, without bindings that could be lost."""
+    """Return a durable queue. On Redis, a queue of the default exchange is a plain list, and has no bindings to lose."""
     return Queue(name, exchange=Exchange(exchange), routing_key=name, queue_arguments=arguments, no_declare=not declare)
 
 

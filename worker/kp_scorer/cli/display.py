@@ -82,7 +82,7 @@ def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Se
 
 
 class BehindFailures:
-    """Counts the successes that are not accepted as they are like a failed run, which came first and so scored more."""
+    """Counts the successes that are not accepted and score less than an earlier failure that is like them."""
 
     def __init__(self, settings: Settings) -> None:
         self._scores: dict[str, float] = {}  # The scores of the failed runs, by trace id.
@@ -90,7 +90,7 @@ class BehindFailures:
         self._is_possible = settings.novelty.against == "all" and settings.routing.gate == "score"
 
     def add(self, decision: Decision) -> None:
-        """Count a decision, which comes after those with which it was compared."""
+        """Count a decision. The decisions that it was compared with must be added before."""
         nearest = decision.novelty.nearest
         if self._is_possible and decision.stated and not decision.stated.success:
             self._scores[decision.trace_id] = decision.score
@@ -98,7 +98,7 @@ class BehindFailures:
             self._count += decision.score < self._scores.get(nearest.trace_id, 0.0)
 
     def note(self) -> None:
-        """Print how many there are, and the setting that compares successes with successes alone."""
+        """Print the number of these successes, and the setting that compares successes with successes alone."""
         if self._count:
             behind = plural(self._count, "success scores", "successes score")
             print_note(f"{behind} less than the failed run before that is like it: try --set novelty.against=succeeded")
@@ -112,7 +112,7 @@ class DecisionTable:
 
     def __init__(self, *, has_tasks: bool = False) -> None:
         self._is_begun = False
-        # Print text rather than to the console's own stream: a progress bar may be drawn below it.
+        # Render rows to text, and print that rather than to the console's own stream: a progress bar may be drawn below.
         self._console = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)
         width = (self._console.width - _COLUMNS) // 2 if has_tasks else 0
         self._task_width = width if width >= _LEAST_TASK else 0

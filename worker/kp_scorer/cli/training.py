@@ -37,7 +37,7 @@ _TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction",
 
 
 def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision | None) -> Row:
-    """Return what a shape has of a run, until it is known what the run stands for."""
+    """Return the row of a run in a shape, still without the number of runs that it stands for."""
     place = {"file": line.file, "line": line.number}
     score = decision.score if decision else None
     if shape == "source":
@@ -47,7 +47,7 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
         return {"trace_id": trace.id, **place, "score": score, "decision": made, "source": source}
     chat = chat_of(line.run) if line.run else chat_of_trace(trace)
     about = {"task": task_of(trace, line.document), "domain": trace.metadata.task_domain, "success": trace.metadata.success}
-    # As texts, because a table has one type for the objects of all calls or tools, which would get the fields of all.
+    # Write tools as text: a table has one type for the objects of a column, so each tool would get the fields of all others.
     tools = json.dumps(chat.tools, ensure_ascii=False) if chat.tools else None
     return {"messages": chat.messages, "tools": tools, "trace_id": trace.id, **about, "score": score, **place}
 
@@ -68,7 +68,7 @@ def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], sta
 
 
 def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, int], list[int]]:
-    """Return the places of failures of the kept successes' tasks, no more of a task than its successes, in order."""
+    """Return the places of failed runs by task, in order: of a task at most as many as it has kept successes."""
     kept_runs = (candidates.runs[place] for place in places)
     wanted = Counter((run.domain, run.task) for run in kept_runs if run.success)
     failures = defaultdict[tuple[str, int], list[int]](list)
@@ -92,7 +92,7 @@ class Against:
         self.left_out: list[Row] = []
 
     def filtered(self, batches: Iterable[Sequence[Line]]) -> Iterator[list[Line]]:
-        """Yield the input without the runs whose task is in the file, and in the end print which were left out."""
+        """Yield the input without the runs whose task is in the file; at the end print which were left out."""
         for batch in batches:
             yield [line for line in batch if isinstance(line.trace, InvalidTrace) or not self._has(line.trace)]
         note_ids([row["trace_id"] for row in self.left_out], "left out, as their tasks are in the file of --against")
@@ -127,7 +127,7 @@ def _task_in(number: int, line: bytes) -> str:
 
 
 class TrainingFile:
-    """A file of rows, which gets its name once a second look finds nothing secret in it, with its manifest and its card."""
+    """A file of rows, with its manifest and card. It gets its name only after a second search has found no secrets."""
 
     def __init__(self, output: str, secrets: SecretsAction) -> None:
         if not output.endswith((".jsonl", ".parquet")):
@@ -140,13 +140,13 @@ class TrainingFile:
         self._dropped_ids: list[str] = []
         self._redaction: Any = None
         if secrets != "keep":
-            # It needs an extra, and takes a second to load.
+            # This module needs an extra, and takes a second to load.
             from kp_scorer.checks import redaction
 
             self._redaction, self._redactor = redaction, redaction.Redactor()
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Write the rows, and look at them again; raise ScorerError if something secret is left in them."""
+        """Write the rows, then search the file for secrets once more; raise ScorerError if one is left."""
         with open_regular(self._partial, "w", follow=False, encoding="utf-8") as file:
             for row in rows:
                 clean = self._redactor.redacted(row) if self._redaction else row
@@ -195,7 +195,7 @@ class TrainingFile:
 
 
 def _to_parquet(path: Path) -> None:
-    """Make Parquet of a file of rows, with the columns of their shape: inferred types would differ from file to file."""
+    """Convert a file of rows to Parquet, with the columns of their shape: inferred types would differ from file to file."""
     import pyarrow
     from pyarrow import parquet
 

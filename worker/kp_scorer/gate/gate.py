@@ -69,7 +69,7 @@ class Gate:
             is_anew = True
 
     def weigh(self, traces: Sequence[tuple[str, str, Vectors]]) -> "Batch":
-        """Return a batch that weighs traces, each an id, a domain and a vector, against what was read and those before it."""
+        """Return a batch that weighs traces, each an id, a domain and a vector, against the facts and the traces before it."""
         return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
 
     def _apply(self, entries: Sequence[StoredFact], *, are_runs: bool = True) -> None:

@@ -32,7 +32,7 @@ class _Text:
     tokenized: TokenizedText
     objective: TokenizedText | None
     longest: int  # The tokens of its longest part, or of the objective if that is longer.
-    rounded_lengths: Sequence[int]  # Those of its parts and the objective; empty if any texts may share a pass.
+    rounded_lengths: Sequence[int]  # Rounded lengths of its parts and of the objective; empty if any texts may share a pass.
     deliveries: list[Delivery]
     put_at: float = field(default_factory=time.perf_counter)
 
@@ -40,8 +40,8 @@ class _Text:
 class EmbedStage:
     """Batches continuously: no pass waits for another to form, and no text for others that came with it.
 
-    The text whose turn it is goes first, and as many as fit of those behind it go along; if the engine pads, only those of its
-    rounded length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a
+    The text whose turn it is goes first, and takes along as many of those behind it as fit; if the engine pads, only those of
+    its rounded length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a
     backlog.
     """
 
@@ -95,7 +95,7 @@ class EmbedStage:
         with self._changed:
             self._by_text |= {text.key: text for text in texts}
             self._waiting += texts
-            # So a trace from a queue that was idle waits only for the running passes, not for all texts of other queues.
+            # In this order, a trace from an idle queue waits only for the running passes, not for all texts of other queues.
             self._waiting.sort(key=lambda text: text.deliveries[0].turn)
             self._changed.notify(len(texts))
 

@@ -58,10 +58,10 @@ class PublishStage:
         delivery.is_suspect = False
 
     def resolve(self, delivery: Delivery, resolved: Revised | BaseException) -> None:
-        """Set a delivery's decision or dead-lettering by what resolved its trace.
+        """Set the decision of a delivery, or the reason for its dead letter, by the result or error of deciding its trace.
 
-        Raises ``resolved`` if it is ServiceUnavailable or SettingsError, after which the trace is to be decided again, or an
-        error of our own in reading the message.
+        Raises ``resolved`` if it is ServiceUnavailable or SettingsError, so that the trace is decided again, or if it is an
+        error of this package in reading the message.
         """
         match resolved:
             case Decision():
@@ -122,7 +122,7 @@ class PublishStage:
         try:
             failures = self.publisher.publish_all([self._publication(*each) for each in decided])
         except BaseException as broken:
-            # For instance, all of them may not fit into memory at once.
+            # The messages may not fit into memory together, for instance.
             failures = [broken] * len(decided)
         for (delivery, decision), error in zip(decided, failures, strict=True):
             if error is not None:

@@ -24,7 +24,7 @@ from kp_scorer.scoring import (
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.trace import STEP_TYPES, ReasoningTrace
 
-_STEPS: Final = 2**50  # The values in 0..1 among which the lowest that passes is searched: exact to the last bits.
+_STEPS: Final = 2**50  # The search for the lowest value that passes divides 0..1 into steps this small: exact to the last bits.
 _COLUMNS: Final = 80
 _PAGE: Final = Console(width=_COLUMNS)
 _TOOLS_NAMED: Final = 6
@@ -80,7 +80,7 @@ def _least(decision: Decision, dimension: str) -> float | None:
     def passes(step: int) -> bool:
         return with_dimension(decision, dimension, step / _STEPS).outcome == "accepted"
 
-    # The score never falls as a dimension rises, whatever the overrides, so a search finds it. A formula may be bits off.
+    # The score never falls as a dimension rises, whatever the overrides, so bisection works. A formula would be less exact.
     step = bisect_left(range(_STEPS + 1), True, key=passes)
     return step / _STEPS if step <= _STEPS else None
 
@@ -251,12 +251,12 @@ def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | 
 
 
 def _change(term: Term, most: float) -> str:
-    """Return how far a term is from its least value. In such a trace it can be at most ``most``."""
+    """Describe how far a term is from its least value. ``most`` is the highest value that the trace can have."""
     if term.least is None:
         return "not even 1 is enough"
     if not term.least:
         return "any at all"
-    # Rounded up, so that the printed value is enough; but not for an error in the last bits.
+    # Round up, so that the printed value is enough, but not because of an error in the last bits.
     rounded = math.ceil(term.least * 10_000 - 1e-6) / 10_000
     least = f"{rounded:.4f} or more"
     if term.least <= term.value:

@@ -15,7 +15,7 @@ from kp_scorer.report.summary import Analysis
 
 
 def check_installed() -> None:
-    """Raise SettingsError if what draws the page is not installed."""
+    """Raise SettingsError if a package that draws the page is not installed."""
     for module in ("jinja2", "vl_convert"):
         if find_spec(module) is None:
             raise SettingsError(f"report: there is no {module}: install kp-scorer[report], or take --text")
@@ -25,11 +25,11 @@ def page(
     analysis: Analysis, source: str, refused: int, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Return the page for an analysis of decisions from ``source``, which had ``refused`` lines that could not be read."""
-    # Imported here, because all else must work without them.
+    # Import Jinja here, because everything but the page must work without it.
     from jinja2 import Environment, StrictUndefined
 
     def escaped_text(value: Any) -> Any:
-        # Jinja escapes what HTML acts on, and this what a terminal does.
+        # Jinja escapes what HTML acts on; this escapes what a terminal acts on.
         return value if hasattr(value, "__html__") else escaped_lines(str(value))
 
     script, style = _drawing_script(), _asset("page.css")

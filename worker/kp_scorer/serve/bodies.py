@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 class Bodies:
-    """The bodies in memory, counted by token, so that none keeps the others out."""
+    """The bodies in memory, counted by token, so that no token keeps the others out."""
 
     def __init__(self, most_bytes: int, tokens: int) -> None:
         """Admit bodies of ``most_bytes`` each, unpacked; if there are several tokens, each may use half of the memory."""

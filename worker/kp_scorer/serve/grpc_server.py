@@ -58,7 +58,7 @@ async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_request
 
     Raises SettingsError if the port cannot be used.
     """
-    # It logs errors with their messages, which may quote a trace.
+    # gRPC logs errors with their messages, which may quote a trace.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     server = grpc.aio.server(options=list(_OPTIONS.items()), maximum_concurrent_rpcs=most_requests)
     exports = _Exports(app, BODIES // 2 if tokens > 1 else BODIES)

@@ -23,7 +23,7 @@ log = structlog.get_logger("kp_scorer.store.dead_letters")
 
 
 class DeadLettering(NamedTuple):
-    """The reason why a submission, or a message that is none, gets no decision."""
+    """The reason why a submission, or a message that is not a submission, gets no decision."""
 
     reason: Reason
     detail: str  # Field paths and figures, never content.
@@ -192,7 +192,7 @@ class DeadLetters:
         return int(self._client.zcard(self._keys.dead_letters))
 
     def read(self, *beginnings: str) -> Iterator[DeadLetter]:
-        """Yield all dead letters, or those whose ids begin like this, in the order in which they were last dead-lettered."""
+        """Yield all dead letters, or those whose ids have one of these beginnings, the one last dead-lettered at the end."""
         ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
         wanted = (letter_id for letter_id in map(text_in, ids) if letter_id.startswith(beginnings or ""))
         while chunk := list(islice(wanted, _READ_AT_ONCE)):

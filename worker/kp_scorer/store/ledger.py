@@ -120,7 +120,7 @@ class RedisLedger(LedgerReader):
         self.worker = uuid.uuid4().hex  # The id of this worker, unique among all.
         self._lease = _Lease(self.worker, _WORKER_LEASE_MS, _WORKERS_REMEMBERED_MS, lease_ms)
         self._deciding: set[str] = set()
-        # Commits carry traces to be copied. Before the first renewal they may do so in vain, so that no copy is left out.
+        # True if commits must carry their traces for the stream of copies. Until the first renewal this is unknown, so they do.
         self.copies_traces = True
         self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Commits store facts here; without a gate there are none.
 
@@ -170,7 +170,7 @@ class RedisLedger(LedgerReader):
 
         Any thread may call this.
         """
-        # MEMORY USAGE, because users of an earlier version of users.acl may not call EXISTS.
+        # Use MEMORY USAGE, because users of an earlier version of users.acl may not call EXISTS.
         self.copies_traces = self._client.memory_usage(self._keys.copies) is not None
         # Copy the ids, as other threads acquire and commit meanwhile.
         deciding = tuple(self._deciding)
@@ -184,7 +184,7 @@ class RedisLedger(LedgerReader):
         _release(self._client, keys=self._keys, worker=self.worker, trace_ids=trace_ids)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store each decision, in order, unless its trace has ended. The first end stands, so repeating a commit is safe."""
+        """Store each decision, in order, unless its trace has ended. A trace ends only once, so repeating a commit is safe."""
         replies = _commit(
             self._client,
             keys=self._keys,
@@ -198,7 +198,7 @@ class RedisLedger(LedgerReader):
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
-        """Store revisions, each once, or have late outcomes wait. The first end stands, so repeating this is safe."""
+        """Store revisions, or make late outcomes wait for traces. An outcome ends only once, so repeating this is safe."""
         replies = _revise(
             self._client,
             keys=self._keys,

@@ -121,7 +121,7 @@ class RedisLog:
 def erase_entries(
     client: redis.Redis, keys: LogKeys, record_prefix: str, trace_ids: Sequence[str], ttl_ms: int, most: int
 ) -> Counter[str]:
-    """Remove the entries of traces, and note each for those that have read it; return how many each trace had.
+    """Erase the entries of traces, and note each erasure for the mirrors; return the number of entries by trace.
 
     The notes expire after ``ttl_ms``; there are at most ``most``.
     """

@@ -9,13 +9,13 @@ import redis
 from kp_scorer.store.decision_stream import bytes_in
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
 
-_SCANNED: Final = 1_000  # Every worker does this every ten seconds, so all of it may take Redis some 3 ms.
+_SCANNED: Final = 1_000  # Every worker measures every ten seconds, so a measurement may take Redis no more than some 3 ms.
 _MEASURED: Final = 100
-_ITEMS: Final = 50  # The fields of a key whose sizes count for all of its fields.
+_ITEMS: Final = 50  # Redis estimates the size of a key from this many of its fields.
 
 
 def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of records, novelty logs with all that traces are compared with, dead letters and spans of runs.
+    """Return the bytes of records, of novelty logs with facts and pinned sets, of dead letters, and of the spans of runs.
 
     Only the logs of these ``spaces`` and their ``pinned`` sets are measured. The result is empty if this user may not scan.
     """
@@ -65,7 +65,7 @@ def _ended(client: redis.Redis, keys: Keys, records: Sequence[bytes]) -> list[by
 
 
 def _indexed(client: redis.Redis, index: str, count: int, key_of: Callable[[str], str]) -> int:
-    """Return the bytes of the keys of all ids in an index, by some of them drawn at random."""
+    """Return the bytes of the keys of all ids in an index, estimated from a random sample."""
     pipeline = client.pipeline(transaction=False)
     for place in sample(range(count), min(count, _MEASURED)):
         pipeline.zrange(index, place, place)

@@ -1,7 +1,7 @@
 """Conversations of the command lines of Amazon Q Developer and Kiro, as ``/save`` writes them.
 
-Each turn of ``history`` has what was put to the model and its answer: as a pair, or in later versions as an object. Either has
-one key that names its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``; ``Response`` or ``ToolUse``.
+Each turn of ``history`` is the input of the model and its answer: a pair, or in later versions an object. One key of an input
+names its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``. One key of an answer does: ``Response`` or ``ToolUse``.
 """
 
 from collections.abc import Iterator, Sequence

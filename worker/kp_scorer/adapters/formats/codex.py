@@ -28,7 +28,7 @@ def run_id(line: Node) -> str:
 
 
 def continues(lines: Sequence[Node], line: Node) -> bool:
-    """Return whether a line begins the session from which the one before was forked, and whose lines that one repeats."""
+    """Return whether a line begins the parent of this session: the file of a forked session repeats its parent's lines."""
     parents = {each.at("payload", key).text() for each in lines[:_MOST_FORKS] for key in _PARENTS}
     return line.at("payload", "id").text() in parents - {""}
 

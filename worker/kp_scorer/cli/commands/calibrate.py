@@ -27,7 +27,7 @@ from kp_scorer.trace import namespace_of
 _NO_LABEL: Final = "no trace has a label: expected traces in FILE, --labels, or --stored after `kp-scorer label`"
 _OTHER_DOMAINS: Final = "(all others)"  # The row of all domains without a threshold of their own; no domain has such brackets.
 _NEAR: Final = 0.02
-_NAMED: Final = 5  # The number of producers to name, beginning with those of most traces.
+_NAMED: Final = 5  # At most this many producers are named, those with the most traces first.
 _LEAST_SHARE: Final = 0.001
 _DIGITS: Final = 12  # Rounding to this many digits makes a share in percent exact: 99.9 / 100 is not 0.999.
 _HEAD: Final = (
@@ -81,7 +81,7 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
     notes: list[str] = []
     calibration = calibrate_samples(_samples(gathered, target, settings, notes), target, settings.scoring.thresholds)
     if gathered.are_of_domains:
-        # The threshold of all others does not follow from these.
+        # Traces of chosen domains say nothing about the threshold of all other domains.
         calibration = calibration._replace(other_domains=Cohort(0, lack="too_few"))
     scoring = with_thresholds(calibration, settings.scoring)
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
@@ -95,7 +95,7 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
 
 
 def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list[str]) -> dict[str, Sample]:
-    """Read the decisions with their labels, by domain; print what is to know of them, and add to the notes for the file."""
+    """Read the decisions with their labels, by domain. Print notes on them, and add those for the file to ``notes``."""
     needs_labels = gathered.labels is not None or target.of == "precision"
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.

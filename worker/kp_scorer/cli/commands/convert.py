@@ -32,7 +32,7 @@ def convert(files: tuple[str, ...], settings: Settings, conversion: Conversion) 
             refused += 1
             refusal(line.number, line.trace, line.file)
         else:
-            # Fields that a trace does not have may hold NaN, as they were read.
+            # The line may have fields that traces lack, and these may hold NaN.
             print_text(json_line(line.document, allow_nan=True))
     if not done:
         print_note(f"nothing to convert in {', '.join(files)}")

@@ -27,7 +27,7 @@ _MOST_ID_BYTES: Final = 2**20  # The longest line with an id.
 
 
 Letters = defaultdict[str, list[DeadLetter]]
-"""Dead letters by the trace that they are about; empty for those that name none."""
+"""Dead letters by the id of their trace, which is empty if they name none."""
 
 
 @click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")
@@ -80,11 +80,11 @@ def _forget_traces(store: Store, typed_ids: Iterator[str]) -> tuple[int, int]:
 
 
 def _forget_subject(store: Store, settings: Settings, subject: Subject) -> tuple[int, bool]:
-    """Erase all that is a subject's; return how many traces that were, and whether there was nothing at all."""
+    """Erase all data of a subject; return the number of its traces, and whether it had no data at all."""
     counts, erased, letters = Counter[str](), 0, Letters(list)
     with make_celery(settings) as app, progress("searched") as advance:
         search = Search(store, app, settings, subject, advance)
-        # Queues come first: the records, which say whose a late outcome is, are there.
+        # Search the queues first, while there are records that tell whose a late outcome is.
         for name, _ in search.messages(remove=True):
             counts[name] += 1
         for trace_id, letter, _ in search.dead_letters():

@@ -79,7 +79,8 @@ def report(
         kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
     points = list[Point]()
     rows = []
-    runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()  # By the hash of a task; the name is a trace's.
+    # By the hash of a task; its name is the id of its first trace.
+    runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()
     for each in gathered.traces:
         if each.trace:
             task = hash(each.task)
@@ -202,7 +203,7 @@ def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[D
 
 
 def pending_words(trace_id: str, waiting: Record) -> Iterator[str]:
-    """Describe how long a trace is pending, and what has happened to it."""
+    """Describe how long a trace has been pending, and what has happened to it."""
     yield from flowing(f"{trace_id}: pending since {_moment(waiting.since_ms)}")
     if waiting.resends:
         yield f"It was lost on its way and sent again, {plural(waiting.resends, 'time')}."

@@ -132,9 +132,9 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
 def outcome(
     trace_id: str, success: bool, confidence: float | None, reason: str | None, outcome_id: str | None, settings: Settings
 ) -> None:
-    """Submit what has become known of a trace's outcome: the trace is decided again by it, and the revision published.
+    """Submit how a trace turned out later: the trace is decided again by this outcome, and the revision is published.
 
-    Each outcome counts once; without --id, one that says the same is the same. It waits for a trace that is not decided yet.
+    Each outcome counts once, and without --id, equal outcomes are one. An outcome waits until its trace is decided.
 
     kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it.
     """
@@ -198,7 +198,7 @@ def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] |
     """Label decided traces as good or bad: one, or those in FILE, as JSON Lines {"trace_id": "kp:trace:…", "good": true}.
 
     A label is kept as long as its decision, and a new label replaces it. `calibrate`, `quality` and `report` use labels with
-    --stored. Without ID and FILE, prints the labels in the ledger, as such lines.
+    --stored. Without ID and FILE, prints the labels in the ledger, in the form of FILE.
 
     kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it. Exits with 1 if a trace is not
     decided.

@@ -4,11 +4,11 @@
 -- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, pending, counts, record_prefix, dead_letter_prefix
 -- ARGV   dead_letter_id, reason, detail, trace_id, digest, deliveries, worker, queued_ms, payload, unreadable,
 --        record_ttl_ms, ttl_ms, most, most_bytes
--- Reply  (decision, has_too_many): the decision on this very submission, and then no dead letter, or an empty string; 1 if others
---        are to make room
+-- Reply  (decision, has_too_many): the decision on this very submission, which then gets no dead letter, or an empty string; 1 if
+--        other dead letters have to make room
 --
--- trace_id is empty if the submission has no name, digest if it could not be decoded. unreadable is the decision on it that the
--- caller cannot read, or empty; so are worker and queued_ms where nobody says.
+-- trace_id is empty if the submission has no id, and digest if it could not be decoded. unreadable is the stored decision on it if
+-- the caller cannot read that one, otherwise empty. worker and queued_ms are empty if they are unknown.
 
 local record, dead_letter = trace_id ~= '' and record_prefix .. trace_id or nil, dead_letter_prefix .. dead_letter_id
 expect('hash', dead_letter)
@@ -23,7 +23,7 @@ local function is_decision(text)
     local is_json, fields = pcall(cjson.decode, text)
     return is_json and type(fields) == 'table' and fields.trace_id == trace_id and fields.schema_version ~= nil
 end
--- A damaged record is not to be believed; the index tells whether the trace is pending.
+-- A damaged record cannot be trusted; the index tells whether the trace is pending.
 local is_damaged = record and reason == 'damaged' and state ~= 'pending' and not (state == 'decided' and is_decision(decision))
 if is_damaged then
     redis.call('DEL', record)
@@ -40,8 +40,8 @@ redis.call('HSET', dead_letter, 'last_ms', now, 'reason', reason, 'detail', deta
 redis.call('HDEL', dead_letter, 'worker', 'queued_ms')
 if worker ~= '' then redis.call('HSET', dead_letter, 'worker', worker) end
 if queued_ms ~= '' then redis.call('HSET', dead_letter, 'queued_ms', queued_ms) end
--- Bytes that could not be decoded may come under several names, or none. Their dead letter has the first, and ends no other's
--- record, until it is known whose they are.
+-- Bytes that could not be decoded may come under several trace ids, or none. Until it is known whose they are, their dead letter
+-- has the first id, and ends no record of another.
 local named = redis.call('HGET', dead_letter, 'trace_id') or ''
 local is_known = digest ~= '' or is_same
 if named == '' or is_known then
@@ -60,7 +60,7 @@ local ends_pending = state == 'pending' and is_same
 -- A submission that is dead-lettered again was counted when it was new, and a pending one when it became pending.
 if is_new and not ends_pending then add(counts, 'submitted', 1) end
 if is_new or ends_pending then add(counts, 'dead', 1) end
--- Another content's record is none of this submission's business.
+-- Leave the record of other content alone.
 if record and (not state or state == 'dead' or ends_pending) then
     if known_digest ~= digest and (digest ~= '' or not state) then
         redis.call('HDEL', record, 'digest', 'epoch', 'entry')

@@ -1,9 +1,9 @@
--- Where the spans of runs are removed. The scripts that use this text name the keys of runs.
+-- Functions that remove the spans of runs. The scripts that use them name the keys.
 
 -- Span ids stay for this time, because an exporter without an answer sends its spans again.
 local REMEMBERED_MS = 3600000
 
--- Take a run out of the open ones, and out of its sender's share; return whether it was there.
+-- Remove a run from the open runs, and from its sender's share; return whether it was open.
 local function leave_open(run_id)
     if redis.call('ZREM', runs, run_id) == 0 then return false end
     local sender, bytes = unpack(redis.call('HMGET', run_prefix .. run_id, ':sender', ':bytes'))

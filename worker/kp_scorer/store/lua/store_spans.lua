@@ -7,11 +7,15 @@
 -- Reply  (outcome, rejected): stored, closed (the run is submitted or about to be), dead, too_large or full; the number of new
 --        spans that are rejected, or of all spans if the run is dead
 --
--- A run is a hash: span ids, each with its span, and :bytes, :spans, :first_ms; :too_large once spans were rejected for its size;
--- :has_waited once it has waited in vain for spans that it lacks; :until_ms once it waits for an outcome, :outcome when one has come;
--- :closed once it takes no more, with what it then knew of its outcome, or 1, and how it has ended once it has;
--- :attempts, the claims that may have ended a process; :agent, once it is closed, the id of the agent's span; :queue and :sender,
--- where its trace goes, if whoever sent its first spans has a queue, and by whom it counts, if there are several.
+-- A run is a hash. It has each span by its id, and these fields:
+--   :bytes, :spans, :first_ms   the size and number of its spans, and the time of the first
+--   :queue, :sender             the queue of its trace and the sender that it counts for, if the token of its first spans has them
+--   :too_large                  set once spans were rejected for the size of the run
+--   :attempts                   the number of claims that may have ended a process
+--   :has_waited                 set once the run waits, for spans that it lacks or for its outcome; further spans clear it
+--   :until_ms, :outcome         the time until which it waits for its outcome; set once an outcome has come
+--   :closed                     set once it takes no more spans: what is known of its outcome, or 1; later, how it has ended
+--   :agent                      the id of the agent's span, once the run is closed
 
 local run = run_prefix .. run_id
 expect('hash', run)
