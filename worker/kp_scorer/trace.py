@@ -29,9 +29,8 @@ _UNRELEASED_BYTES: Final = 2_047
 _DIGEST_VERSION: Final = b"kp-digest-1"
 """The version of the rules for digests. With another one, every redelivery across an upgrade would be a conflict."""
 
+_RARE_ESCAPE: Final = re.compile(r"\\[rtfbu]")
 _CONTROLS: Final = re.compile(r"\\(?:b|u00..)")  # The escapes of JSON for controls other than white space.
-_AS_VISIBLE: Final = (("\\\\", "\\/"), ('\\"', "\\'"), *((escape, " ") for escape in ("\\n", "\\r", "\\t", "\\f")))
-"""Replacements of escapes in JSON, after which every backslash begins an escape, and every quotation mark delimits a text."""
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
@@ -214,12 +213,12 @@ class ReasoningTrace(_Part):
 
         Missing fields do not count, so a field that a later version adds changes only the digests of traces that have it.
         """
-        return _hashed(self._canonical())
+        return _hashed(self._canonical().encode())
 
     def digests(self) -> "Digests":
         """Return the digest of the content, and that of its visible part."""
         canonical = self._canonical()
-        return Digests(_hashed(canonical), _hashed(_as_visible(canonical)))
+        return Digests(_hashed(canonical.encode()), _hashed(_as_visible(canonical)))
 
     def _canonical(self) -> str:
         excluded: dict[str, Any] = {"id": True, "metadata": {"created_at", "quality_score", "quality_threshold"}}
@@ -252,7 +251,7 @@ class LateOutcome(_Part):
 
     def digest(self) -> bytes:
         """Return the 16-byte digest of everything but the id. It includes the key, so that a forged outcome has another."""
-        return _hashed(json.dumps(self.model_dump(mode="json", exclude={"id"}), sort_keys=True))
+        return _hashed(json.dumps(self.model_dump(mode="json", exclude={"id"}), sort_keys=True).encode())
 
     def is_authentic(self, secret: str) -> bool:
         """Return whether the key belongs to the trace; ``secret`` is that of the ledger."""
@@ -276,21 +275,23 @@ class Digests(NamedTuple):
     """
 
 
-def _hashed(canonical: str) -> bytes:
-    digest, content = hashlib.blake2b(digest_size=16, person=_DIGEST_VERSION), memoryview(canonical.encode())
+def _hashed(content: bytes) -> bytes:
+    digest, view = hashlib.blake2b(digest_size=16, person=_DIGEST_VERSION), memoryview(content)
     # Hash small pieces: for larger ones hashlib releases the interpreter, which another thread may then keep for 5 ms.
-    for start in range(0, len(content), _UNRELEASED_BYTES):
-        digest.update(content[start : start + _UNRELEASED_BYTES])
+    for start in range(0, len(view), _UNRELEASED_BYTES):
+        digest.update(view[start : start + _UNRELEASED_BYTES])
     return digest.digest()
 
 
-def _as_visible(text: str) -> str:
+def _as_visible(text: str) -> bytes:
     """Return canonical JSON in NFC, without invisible characters, with single spaces, and none at the ends of texts."""
-    for escape, stand_in in _AS_VISIBLE:
-        text = text.replace(escape, stand_in)
-    if "\\u00" in text or "\\b" in text:
-        text = _CONTROLS.sub("", text)
-    if not text.isascii() or "\x7f" in text:
+    # After the first two, every backslash begins an escape, and every quotation mark delimits a text.
+    text = text.replace("\\\\", "\\/").replace('\\"', "\\'").replace("\\n", " ")
+    if _RARE_ESCAPE.search(text):
+        text = _CONTROLS.sub("", text.replace("\\r", " ").replace("\\t", " ").replace("\\f", " "))
+    if text.isascii() and "\x7f" not in text:
+        spaced = b" ".join(text.encode().split())  # Of bytes, this takes two thirds of the time.
+    else:
         # The cell of Braille without dots looks like a space, but Python does not count it as one.
-        text = normalized("NFC", without_unseen(text)).replace("\u2800", " ")
-    return " ".join(text.split()).replace(' "', '"').replace('" ', '"')
+        spaced = " ".join(normalized("NFC", without_unseen(text)).replace("\u2800", " ").split()).encode()
+    return spaced.replace(b' "', b'"').replace(b'" ', b'"')
