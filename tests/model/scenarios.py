@@ -120,6 +120,9 @@ SCENARIOS: Final = {
             for trace, first in ((1, 6), (0, 7))
         )
     ),
+    "a forged outcome that is dead before Redis comes back older": _steps(
+        "send_foreign 4 8, take 5 11, revise 7 3, remember 1 6, revise 8 3, revise 11 9, end 3, come_back 9 7"
+    ),
     "two late outcomes of one trace, judged at once": _steps(
         "send_foreign, take, begin, finish, finish, end, send_foreign 0 6, send_foreign 0 7, take, take 1, revise, revise,"
         "revise 1, revise 1, revise, revise, revise, revise, revise"
