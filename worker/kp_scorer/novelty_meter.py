@@ -54,8 +54,8 @@ class NoveltyMeter:
     ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
         """Embed traces, and their objectives where texts are pinned; return a text and its vectors for each trace, in order.
 
-        ``alone`` means that there is one trace, which failed before together with others. EmbedderUnhealthy if the embedder
-        fails whatever it is given; any other error is the fault of the traces.
+        ``alone`` means that there is one trace, which failed before together with others. Raises EmbedderUnhealthy if the
+        embedder fails whatever it is given; any other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
         objectives = [objective for objective in map(self.objective_of, traces) if objective is not None]

@@ -56,12 +56,12 @@ def dead_letter(
 
 
 _RECEIVED_AT_ONCE: Final = 100
-_BYTES_AT_ONCE: Final = 1_048_576  # The size of a batch without its last message. All of a batch is in memory.
+_BYTES_AT_ONCE: Final = 1_048_576  # A batch ends with the message that brings it to this size, as all of it is in memory.
 _BATCHES: Final = 5  # The batches of one call, so that a worker can stop before the queue is empty.
 
 
 def drain_all(drainers: Sequence["QueueDrainer"]) -> None:
-    """Have each drainer move messages; then raise the first error, as one queue that takes no more must not delay others."""
+    """Make each drainer move messages, and raise the first error only then: a queue that is full must not delay the others."""
     errors = []
     for drainer in drainers:
         try:

@@ -93,7 +93,7 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
 def check_room(app: Celery, queues: SubmissionQueues) -> None:
     """Raise QueueFull if a queue of traces has a limit that is reached, before the ledger notes what it will refuse.
 
-    On Redis nothing else keeps the limit, which those who send at the same time may pass by a batch each.
+    On Redis nothing else enforces the limit, so clients that send at the same time may each exceed it by a batch.
     """
     if queues.limit:
         with suppress(NoQueue):

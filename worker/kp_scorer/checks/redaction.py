@@ -46,7 +46,7 @@ class Redactor:
         if not isinstance(value, str):
             return value
         if (inner := _json_in(value)) is not None:
-            # Its names tell more, and what is replaced leaves it JSON.
+            # Search the text as JSON: the names in it are hints, and it stays JSON.
             redacted = self.redacted(inner)
             value = value if redacted == inner else json.dumps(redacted, ensure_ascii=False)
         pieces, end = list[str](), 0
@@ -121,7 +121,7 @@ def _passes_luhn(digits: str) -> bool:
 
 
 def _json_in(text: str) -> Any:
-    """Return the object or list that a text is as JSON; None if it is none."""
+    """Parse a text as a JSON object or list; return None if it is neither."""
     if not text.startswith(("{", "[")):
         return None
     try:

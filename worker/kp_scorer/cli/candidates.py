@@ -37,7 +37,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
-_QUICK: Final = 1  # A level of zlib. What is read waits only for seconds.
+_QUICK: Final = 1  # A level of zlib; documents wait on disk only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
 _LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
 
@@ -65,7 +65,7 @@ class Candidates:
             self._files = files.pop_all()
         self.runs: list[Run] = []
         self.repeated = 0  # The number of traces that have the id of an earlier one.
-        self._offsets = array("q", [0])  # Where each document begins, and the last one ends.
+        self._offsets = array("q", [0])  # The offset of each document, and the end of the last one.
         self._all_ids: set[str] = set()
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
         self.space = ""  # The space of the vectors from a novelty log.
@@ -154,7 +154,7 @@ def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits
 
 
 Document = Callable[[Line, Decision | None], Mapping[str, Any]]
-"""Makes what is written of a run, if it is kept."""
+"""Makes the row that is written for a run if it is kept."""
 
 
 def gather(

@@ -173,7 +173,7 @@ _OPTIONS: Final = (
 )
 """The options for converting."""
 CONVERTING: Final = ("format_name", *SuppliedFields._fields, *(f"{name}_field" for name in _FIELDS))
-"""Their names as parameters."""
+"""The names of these options as parameters."""
 
 
 def converting_options(command: Command) -> Command:

@@ -26,7 +26,7 @@ NO_EMBEDDER: Final = (
 """A command that scores without an embedder prints this once."""
 _MOST_NAMED: Final = 3
 OWN_SHARE: Final = "for a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes"
-# Each opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
+# Each is opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
@@ -127,7 +127,7 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, f
 
 
 def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
-    """Print what became of how many traces or domains, if of any, and name the first ones."""
+    """Print the number of traces or domains and ``what_became`` of them, and name the first ones; print nothing for none."""
     if trace_ids:
         more = f" and {len(trace_ids) - _MOST_NAMED} more" if len(trace_ids) > _MOST_NAMED else ""
         print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")

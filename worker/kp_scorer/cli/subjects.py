@@ -43,7 +43,7 @@ class Subject(NamedTuple):
     namespace: str
 
     def owns(self, owner: Owner) -> bool:
-        """Return whether this is the subject's."""
+        """Return whether this owner's content belongs to the subject."""
         return namespace_of(owner.trace_id) == self.namespace if self.namespace else owner.agent == self.agent
 
 
@@ -62,7 +62,7 @@ def subject_options(command: Command) -> Command:
 
 
 class Search:
-    """Searches every place in Redis for what is a subject's, in chunks; each thing may come twice if it changes meanwhile."""
+    """Searches every place in Redis for the data of a subject, in chunks. An item may come twice if it changes meanwhile."""
 
     def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
         """Call ``advance`` to show how much was searched."""
@@ -86,7 +86,7 @@ class Search:
     def vectors(self) -> Iterator[tuple[str, str, str, Any]]:
         """Yield space, place, trace id and vector of the entries of novelty logs, and of the facts of gates.
 
-        Those of an agent are known by their records alone.
+        Which of them are an agent's, only the records of their traces say.
         """
         for log in self._store.novelty_logs():
             yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))

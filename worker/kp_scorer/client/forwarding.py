@@ -61,7 +61,7 @@ class _Answer(NamedTuple):
 
 class _NoRedirects(HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
-        # Otherwise the secrets would go there too.
+        # Otherwise the secrets would go to the new address, too.
         return
 
 

@@ -43,9 +43,9 @@ def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -
 
 
 def is_embedder_installed(settings: EmbeddingSettings) -> bool:
-    """Return whether the settings ask for an embedder whose packages are installed. It may still fail to load.
+    """Return whether the settings ask for an embedder whose packages are installed, without loading it.
 
-    Takes no time.
+    It may still fail to load.
     """
     if settings.embedder == "words":
         return True
@@ -65,7 +65,7 @@ def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUP) -> int:
         for line in own.read_text("utf-8").splitlines():
             if line.startswith("0::"):
                 group = PurePath(line.removeprefix("0::").lstrip("/"))
-    # Each of the groups that it lies in may have a limit, too. No limit is "max".
+    # Each group around that of the process may have a limit, too. No limit is "max".
     for each in (group, *group.parents):
         with suppress(OSError, ValueError):
             quota, period = (cgroup / each / "cpu.max").read_text("ascii").split()
@@ -82,7 +82,7 @@ def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
     reasons = []
-    # Each imports its engine when it is called, because the package must work without it.
+    # Each of these functions imports its engine when it is called, because the package must work without that.
     for load in _CANDIDATES[settings.embedder]:
         try:
             return load(model, recipe, threads)

@@ -66,7 +66,7 @@ class TextEmbedder(Embedder):
         return self._sum(vectors.reshape(len(parts), len(texts), self.dimensions))
 
     def _sum(self, vectors: Vectors) -> Vectors:
-        """Combine the parts' vectors, of shape (parts, texts, dimensions), into those of the texts."""
+        """Combine the parts' vectors, of shape (parts, texts, dimensions), into vectors of shape (texts, dimensions)."""
         if len(vectors) == 1:
             only: Vectors = vectors[0]
             return only

@@ -54,8 +54,8 @@ def running() -> Running | None:
         with open_regular(path, follow=False) as note:
             noted = Running(**json.loads(note.read(_MOST_BYTES)))
             try:
-                # A shared lock: with exclusive ones, two commands that look at the same time would take each other for the
-                # server.
+                # Use a shared lock: with exclusive ones, two commands that look at the same time would take each other for
+                # the server.
                 fcntl.flock(note, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):

@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    # True if all later traces are compared with it; False if only those are whose own mark is False.
+    # True if all later traces are compared with it; False if only those are for which this is False too.
     is_comparable: bool = True
     visible: bytes = b""  # The digest that copies share; empty if it is ``digest``.
 

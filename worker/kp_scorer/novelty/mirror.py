@@ -86,7 +86,7 @@ class Mirror:
         return self._vectors[[self._row(place) for place in places]]
 
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
-        """Return the largest similarity of a vector, placed after the newest entry, to a comparable one; None without any."""
+        """Return the largest similarity to a comparable entry that a vector would have at this time; None if there is none."""
         rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
         similarities = np.minimum(self._vectors[rows.start : rows.stop] @ vector, self._bounds[1, rows.start : rows.stop])
         largest = float(similarities.max(initial=-np.inf))

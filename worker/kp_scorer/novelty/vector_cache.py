@@ -1,4 +1,4 @@
-"""The cache of vectors that KnowledgePulse's SDK exports, in memory: how similar is a vector to the newest ones?"""
+"""The cache of vectors that KnowledgePulse's SDK exports, in memory, with which a vector is compared."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ Vector = Sequence[float] | NDArray[np.float32]
 class VectorCache:
     """The newest ``max_elements`` vectors of ``dimensions`` numbers, each for ``ttl_ms``, as the reference SDK has them.
 
-    It belongs to one process, and one thread at a time. Workers share a log in Redis in its place.
+    It belongs to one process, and one thread at a time. Workers share a log in Redis instead.
     """
 
     def __init__(self, max_elements: int = 1_000, dimensions: int = 384, ttl_ms: float = 86_400_000) -> None:

@@ -14,7 +14,7 @@ Sink = Callable[[Sequence[Delivery]], None]  # Passes deliveries on to the next 
 
 
 class FairQueue:
-    """The deliveries that wait, in the order of their turns, which the queues have by weight, however much waits in each.
+    """The deliveries that wait, in the order of their turns. Queues take turns by weight, however much waits in each.
 
     This is start-time fair queueing (Goyal, Vin, Cheng: 1996). A queue that was idle begins at the present turn, less a small
     ``credit`` of turns, as a busy one may have nothing here for a moment. The deliveries of a single queue keep their order.

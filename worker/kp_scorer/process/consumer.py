@@ -189,7 +189,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             if is_late_outcome(payload):
                 delivery.trace = check_late_outcome(payload, limits)
                 return
-            # Most are small. Writing each as JSON again, for its exact size, would take half of the time.
+            # Most messages are small. Writing each as JSON again, for its exact size, would take half of the time.
             is_small = PACKED_BY not in message.headers and is_surely_within(raw_body(message), limits)
             delivery.trace = (check_trace if is_small else decode_trace)(payload, limits)
         except InvalidTrace as error:

@@ -31,7 +31,7 @@ def start_maintenance(
     metrics: Metrics,
     look_at_backlog: Callable[[], None],
 ) -> None:
-    """Start the tasks, and have metrics show since when none of their calls has succeeded."""
+    """Start the tasks, and make metrics show the time since the last successful call of each."""
     every_s = min(_RESEND_EVERY_S, settings.ledger.resend_after_s / 4)
     tasks.start("submission_resender", partial(resend_lost, app, queues, store, settings.ledger, metrics, {}), every_s)
     tasks.start("dead_letter_dropper", store.dead_letters.make_room, every_s)

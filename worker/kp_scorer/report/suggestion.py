@@ -118,7 +118,7 @@ def _around(value: float, off: Floats) -> Share:
 
 
 def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[Integers, Floats, Floats]:
-    """Choose a threshold in each resample; return its place, and its share and precision in the sample minus those there."""
+    """Choose a threshold in each resample; return its place, and how much larger its share and precision are in the sample."""
     flat, rng = traces.reshape(-1), np.random.default_rng(_RESAMPLE_SEED)
     filled = np.flatnonzero(flat)
     drawn, total = np.zeros_like(flat), flat.sum()

@@ -37,7 +37,7 @@ def _section(section: Section) -> Iterator[str]:
     yield from textwrap.wrap(section.lead, COLUMNS, initial_indent="  ", subsequent_indent="  ")
     for chart in section.charts:
         if chart.counts:
-            # Rounded up, so that every bin with a trace has a bar.
+            # Round up, so that every bin with a trace has a bar.
             bars = "".join(_HEIGHTS[-(-count * (len(_HEIGHTS) - 1) // max(chart.counts))] for count in chart.counts)
             yield f"  {set_cell_size(chart.title, _NAME - 2)}{set_cell_size(chart.detail, _DETAIL)}{bars}"
     for content in section.tables:

@@ -89,7 +89,7 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
     parameters = dict(parsed.query_params())
     names = (*(_SENTINEL_PARAMETERS if scheme in SENTINEL_SCHEMES else ()), *(_TLS_FILES if scheme in TLS_SCHEMES else ()))
     if not parameters.keys() <= set(names):
-        # Not even ssl_cert_reqs: certificates are always verified.
+        # Not even ssl_cert_reqs is accepted, as certificates are always verified.
         raise ValueError(f"expected {'no parameters but ' + ', '.join(names) if names else 'no parameters'} after a ?")
     database = path if scheme.startswith("redis") else ""
     if not re.fullmatch(r"[0-9]{0,9}", database):

@@ -17,7 +17,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 TraceState = Literal["pending", "decided", "dead"]
 
 Change = Literal["", "kept", "dropped"]
-"""What a revision makes of its trace under a gate: kept from now on, or no longer; empty if that stays the same."""
+"""The change that a revision makes under a gate: its trace is kept from now on, or no longer; empty for no change."""
 DAMAGED_DECISION: Final = "the ledger's record of it, decision: expected a decision"
 """The detail of a trace that is dead because the decision in its record cannot be read."""
 _MOST: Final = 253_402_300_799_999  # The last millisecond of the year 9999.
@@ -35,7 +35,7 @@ class Record(NamedTuple):
 
     state: TraceState
     digest: bytes  # Empty if the submission could not be decoded.
-    decision: Decision | None = None  # None unless decided. The first one, from a look-up the newest.
+    decision: Decision | None = None  # None unless decided. The first decision; from a look-up, the newest.
     reason: Reason | None = None  # None unless dead. An unreadable record is dead, with the reason ``damaged``.
     detail: str = ""
     attempts: int = 0  # The number of workers that ended while they decided it.
@@ -49,7 +49,7 @@ class Record(NamedTuple):
 class Tallies(NamedTuple):
     """The numbers of stored decisions."""
 
-    domains: dict[str, int]  # By domain. Beyond a number of domains, further ones share the empty name.
+    domains: dict[str, int]  # By domain. Once there are many domains, further ones share the empty name.
     guards: dict[str, int]  # By the guard that fired.
     revised: dict[str, int]  # By the outcome of the revision.
 

@@ -237,7 +237,7 @@ class Runs:
         return _finish_run(self._client, keys=self._keys, run_id=run_id, ended=ended, kept_ms=self._kept_ms)
 
     def forget(self, trace_id: str, ended: Ended = "forgotten") -> bool:
-        """Remove the spans of the run of this trace, of a forwarded one if it is closed; return whether there were any."""
+        """Remove the spans of the run that became a trace; a ``forwarded`` one must be closed. Return whether it had any."""
         return trace_id.startswith(RUN_PREFIX) and self.finish(trace_id.removeprefix(RUN_PREFIX), ended)
 
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:

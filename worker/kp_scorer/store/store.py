@@ -38,13 +38,13 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
     node: str  # Its name in Celery.
     not_ready: tuple[str, ...] = ()  # The reasons why it takes no work; empty if it takes work.
     full: tuple[str, ...] = ()  # The queues and streams that have no room for its decisions.
-    failing: dict[str, str] = {}  # The work that it does again and again and that failed last, with the error.
+    failing: dict[str, str] = {}  # Its periodic work that failed at the last attempt, with the error.
     settings: str = ""  # A digest of the settings in which workers must agree.
     space: str = ""  # The space of its vectors; empty without an embedder.
     embedder: str = ""  # Name and engine; empty without an embedder.
     in_flight: int = 0
     window_entries: int = 0  # The entries of the novelty log in its mirror.
-    decisions: dict[Outcome, dict[str, int]] = {}  # By outcome and domain.
+    decisions: dict[Outcome, dict[str, int]] = {}  # Their numbers, by outcome and domain.
     dead_letters: int = 0
     redeliveries: int = 0
     queued: Timing = Timing()  # From sending to delivery, for messages that say when they were sent.

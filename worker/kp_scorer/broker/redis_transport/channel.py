@@ -31,7 +31,7 @@ from kp_scorer.store.decision_stream import Published, Room
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0
 _RECEIVED_AT_ONCE: Final = 32
-# The bytes of one receive without its last message. All of it is in memory several times over.
+# One receive ends with the message that brings it to these bytes, as all of it is in memory several times over.
 _RECEIVED_BYTES: Final = 1_048_576
 _RECLAIMED_AT_ONCE: Final = 1_000
 
@@ -260,7 +260,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         try:
             content_type, headers, body, parsed = open_item(received.message)
         except Exception:
-            # One of the many things that no message is.
+            # The item is not a message, so all of it becomes the body.
             content_type, headers, body, parsed = ListItem("application/octet-stream", {}, received.message)
         leave_packed(headers)
         # RabbitMQ counts in the same way: deliveries before this one.

@@ -1,4 +1,4 @@
-"""``kp-scorer audit``: hold the decisions against the novelty logs."""
+"""``kp-scorer audit``: check the decisions against the novelty logs."""
 
 import sys
 from collections.abc import Sequence

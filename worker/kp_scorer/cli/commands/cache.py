@@ -84,10 +84,10 @@ def warm(file: str | None, yes: bool, settings: Settings) -> None:
 
     A space is new if the model, the recipe or the type of vectors is another one.
 
-    Embeds traces with the settings that those workers will have, and decides nothing: without FILE each trace that the present
-    workers decide, until Ctrl-C or SIGTERM, and then those that they have decided by then; of FILE (- for standard input),
-    which is as for `submit`, the last novelty.max_elements. Entries count as new from now on. A trace that is submitted later
-    is never compared with its own entry.
+    Embeds traces with the settings that those workers will have, and decides nothing. Without FILE these are the traces that
+    the present workers decide until Ctrl-C or SIGTERM. With FILE (- for standard input), in the form that `submit` reads, they
+    are its last novelty.max_elements. Entries count as new from now on. A trace that is submitted later is never compared with
+    its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
     line for each trace that is invalid, that has no vector, or whose id has another content, and one with the space, the number
@@ -264,7 +264,7 @@ def unpin(name: str, settings: Settings) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @service_options
 def clear(yes: bool, settings: Settings) -> None:
-    """Empty the cache: the next traces are compared with nothing, also not with kept ones. Decisions stay."""
+    """Empty the cache: the next traces are compared with nothing, not even with kept ones. Decisions stay."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             entries = log.info().entries

@@ -104,7 +104,7 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
 def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
     """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay.
 
-    Spans go to `serve` again, which converts them by its settings of then.
+    `serve` receives spans again, and converts them by the settings that it has then.
     """
     stayed = 0
     with Client(settings) as client:
@@ -133,7 +133,7 @@ def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) 
     if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
-        # Otherwise it was dead-lettered again meanwhile.
+        # One that is not dropped was dead-lettered again meanwhile.
         _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
 
 

@@ -55,10 +55,10 @@ def forward(
     webhook posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks are. langfuse posts a score to the run's
     trace, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. otlp posts an event gen_ai.evaluation.result, under the span of the
     agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS. otlp-spans posts, with the same headers, the spans of
-    accepted runs that `serve` keeps for serve.keep_spans_s. With --share-of-rest, those of a sample of the others say by the
-    attribute SampleRate how many runs one stands for.
+    accepted runs that `serve` keeps for serve.keep_spans_s. With --share-of-rest, it also posts those of a
+    sample of the other runs, whose attribute SampleRate says how many runs each stands for.
 
-    While the receiver is away decisions wait in their queue. One that it refuses is added to --dead-letters.
+    While the receiver is away, decisions wait in their queue. A decision that it refuses is added to --dead-letters.
     """
     if receiver == "otlp-spans" and outcome == "revised":
         raise click.UsageError("--outcome: expected another one, as the first decision on a run says where its spans go")
@@ -71,7 +71,7 @@ def forward(
         for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
             refusal = forwarder.forward(decision, stopping)
             if refusal is None:
-                # Outside of the loop it is not acknowledged.
+                # Leaving the loop here does not acknowledge the decision.
                 break
             if refusal:
                 refused += 1
@@ -91,7 +91,7 @@ def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision
         with open_regular(file, "a", follow=False, encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
             lines.flush()
-            # It is acknowledged next, and then nowhere else.
+            # The decision is acknowledged next, and then it is nowhere else.
             os.fsync(lines.fileno())
     except OSError as error:
         raise click.BadParameter(f"{file}: {error.strerror}", param_hint="--dead-letters") from None

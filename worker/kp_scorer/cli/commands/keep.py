@@ -87,13 +87,14 @@ def keep(
 ) -> None:
     """Write the traces in FILE that are worth keeping, each once, as JSON Lines.
 
-    With --best these are a set: of each domain the successful traces that together are most like all of its traces, the failed
-    ones among them, so that what is often asked is covered and copies are left out. It needs no model. --why says of each kept
-    trace how many others it stands for, and of each other trace which kept one stands for it. With --into they are given what
-    the folder has, and written to a new file in it.
+    With --best these are a set: of each domain the successful traces that together are most like all of its traces, failed
+    ones included, so that what is often asked is covered and copies are left out. This needs no model. --why says for each kept
+    trace how many others it stands for, and for each other trace which kept one stands for it. --into adds a new file to a
+    folder, with traces that cover what those in the folder do not.
 
-    With --best and --stored they are chosen of what the fleet has decided, by the vectors in the novelty log, which holds the
-    newest 11,000 by default. Redis has no texts: without FILE a line about each kept trace is written, with its id.
+    --best with --stored chooses among the traces that the fleet has decided, by the vectors in the novelty log, which holds the
+    newest 11,000 by default. As Redis has no texts, it writes only a line about each kept trace, with its id, unless FILE has
+    the texts.
 
     Without --best they are the traces that are accepted when they are scored offline and in order, as by `score`; their
     metadata.quality_score becomes their score.
@@ -101,7 +102,7 @@ def keep(
     With --as messages or pairs, secrets, addresses and numbers are replaced, and a manifest and a card are written beside the
     file; SCORING.md describes the rows.
 
-    Lines that are invalid, and with --stored traces without a decision, are left out, named on stderr, and exit 1.
+    Invalid lines, and with --stored traces without a decision, are left out and named on stderr, and the exit code is 1.
     """
     request = _Request(files, bool(settings.checks.names), **options)
     request.check()
@@ -177,7 +178,7 @@ class _Request(NamedTuple):
         return {"as": self.shape, **how, **options} | {f"{name}.{key}": value[key] for name, value in sections for key in value}
 
     def document(self, line: Line, decision: Decision | None) -> Row:
-        """Return what is written of a run, once it is kept."""
+        """Return the row of a run, to be written if it is kept."""
         if isinstance(line.trace, InvalidTrace):
             raise TypeError("expected a line with a trace")
         if self.shape != "traces":
@@ -194,7 +195,7 @@ class _Input:
     """The traces of an input with the names of their files, and the numbers of lines without a trace or a decision."""
 
     def __init__(self, batches: Iterator[list[Line]], names: Sequence[str]) -> None:
-        self.files: dict[str, None] = {}  # Those in which lines were read.
+        self.files: dict[str, None] = {}  # The files in which lines were read.
         self.refused = self.undecided = 0
         self._batches, self.names = batches, names
 
@@ -215,7 +216,7 @@ class _Input:
 
 
 def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
-    """Choose a set; return what is written of each run in it."""
+    """Choose a set; return the row of each run in it."""
     earlier = request.into.earlier() if request.into else []
     if request.stored:
         gather_stored(candidates, earlier, request.since, settings)
@@ -254,7 +255,7 @@ def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row
 
 
 def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iterator[Row]:
-    """Yield what is written of each run with the outcome."""
+    """Yield the row of each run with the outcome."""
     results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()

@@ -19,8 +19,8 @@ from kp_scorer.store.store import WorkerReport
 def stats(settings: Settings) -> None:
     """Print the numbers of submissions, of what became of them, of the queues and of each worker: one JSON line, or text.
 
-    Always submitted = pending + decided + dead; a note on stderr says if it is not, or if a Redis has evicted keys. Nothing
-    shows other records that Redis lost, as one that came back from an older snapshot did. A trace from another producer counts
+    Always submitted = pending + decided + dead; a note on stderr says if it is not, or if a Redis has evicted keys. Other
+    losses do not show, such as those of a Redis that came back from an older snapshot. A trace from another producer counts
     once a worker has received it. `full` lists the results queues and streams that accept no more decisions, so that workers
     wait; on a stream, a decision is unread until every consumer group has acknowledged it. `dropped` counts by reason the dead
     letters that made room for others. With Redis as the broker, `oversized` counts messages too large for a worker, which are

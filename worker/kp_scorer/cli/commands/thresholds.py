@@ -51,8 +51,8 @@ def quality(gathered: Gathered, settings: Settings) -> None:
     "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`, or from late outcomes.
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
-    trace weighs 1 / the probability by which it was sampled. Of a FILE without sampled decisions, all with a label in --labels
-    count, each the same. An interval holds in 19 of 20 cases, if all sampled traces are
+    trace weighs 1 / the probability by which it was sampled. In a FILE without sampled decisions, all with a label in --labels
+    count the same. An interval holds in 19 of 20 cases, if all sampled traces are
     labelled, or some that were chosen without knowing them. Prints a JSON line for the gate and for each threshold, of all
     domains together and of each domain with 50 labels or more; smaller domains are together (domain null). To a terminal it
     prints a table.

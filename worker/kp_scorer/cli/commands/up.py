@@ -37,7 +37,7 @@ Process = subprocess.Popen[bytes]
 _RESTART_PAUSE_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.2
 _WORKERS_STOP_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 100.0  # For workers, which finish what they have in flight, and then for Redis.
+_STOP_TIMEOUT_S: Final = 100.0  # Workers finish what they have in flight, and then Redis ends.
 _DEMO_TIMEOUT_S: Final = 600.0
 
 

@@ -9,7 +9,7 @@
 use_reserve('zset', runs)
 
 local run = run_prefix .. run_id
--- Only a closed run has been decided. An open one of this id is another one.
+-- Only a closed run has been decided. An open run with this id is a later one.
 if ended == 'forwarded' and not redis.call('HGET', run, ':closed') then return 0 end
 if ended ~= 'submitted' or kept_ms == 0 then return remove_run(run_id, ended) and 1 or 0 end
 if not leave_open(run_id) then return 0 end

@@ -1,14 +1,20 @@
 -- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define what it refers
 -- to: `pending`, `counts`, the keys of dead letters and their bounds.
 --
--- A record is a hash: state (pending, decided, dead; none if only its place or late outcomes are known), digest, decision, label,
--- reason, detail, letter; while it is pending: since_ms, submission, resends, owner of whoever decides it and lease_ms, until when a
--- worker holds it, attempts; as_letter, the digest of what its client noted and the id that this has, or would have, as a dead letter;
--- epoch and entry, its place in the novelty log; fact, the place of its newest fact under a gate. A field `letter` is the id of the
--- dead letter that the trace died by.
+-- A record is a hash with these fields:
+--   state                           pending, decided or dead; none if only the trace's place or its late outcomes are known
+--   digest                          of the content
+--   since_ms, submission, resends   while it is pending: since when, the bytes that the client noted, how often it was sent again
+--   owner, lease_ms, attempts       while it is pending: who holds it and until when, how many workers may have ended by it
+--   as_letter                       the digest of those bytes, and the id that they have, or would have, as a dead letter
+--   decision, label                 the first decision, and the label
+--   revised, outcomes               the newest revision, and the ids of late outcomes, each with a space behind it
+--   revises                         of a late outcome that waits for its trace: the id of that trace
+--   reason, detail, letter          why it is dead, and the id of the dead letter that it died by
+--   epoch, entry                    its place in the novelty log
+--   fact                            the place of its newest fact under a gate
 --
--- A late outcome has such a record too; while it waits for its trace, `revises` is the id of that. The record of the trace has
--- `outcomes`, the ids of those, each with a space behind it, and `revised`, the newest revision; `decision` stays the first one.
+-- A late outcome has such a record too.
 
 -- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
 -- script, with one command for all traces.

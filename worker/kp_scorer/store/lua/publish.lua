@@ -5,7 +5,7 @@
 -- ARGV   most, most_bytes, is_ring, messages...
 -- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
 --
--- `most` messages have room, and `most_bytes` of them, unless these are 0. A ring drops the oldest for the newest.
+-- The queue has room for `most` messages, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
 
 use_reserve('list', queue)
 local function size_of(i) return #messages[i] end

@@ -4,7 +4,7 @@
 -- ARGV   most, most_bytes, is_ring, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
 -- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
 --
--- `most` unread entries have room, and `most_bytes` of them, unless these are 0. A ring drops the oldest for the newest.
+-- The stream has room for `most` unread entries, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
 
 local MOST_EXACT = 2 ^ 53
 
