@@ -1,5 +1,6 @@
 """The ledger beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,12 @@ import pytest
 import redis
 from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.decider import Decider
+from kp_scorer.decoding import Limits, check_late_outcome
+from kp_scorer.errors import ServiceUnavailable, TraceDead
+from kp_scorer.gate import GatePolicy
+from kp_scorer.reviser import Reviser
+from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store, ledger_reader
 from kp_scorer.store import ledger as ledger_module
@@ -17,8 +23,9 @@ from kp_scorer.store.ledger import RedisLedger
 from kp_scorer.store.records import Identity, Submission, SubmissionCounts, Verdict
 from kp_scorer.store.scripts import Script, nothing
 
-from tests.support.builders import decision_on, store_decisions
+from tests.support.builders import decision_on, make_trace, store_decisions
 from tests.support.changed_settings import settings_at
+from tests.support.late_outcomes import late_outcome
 from tests.support.traces import new_id
 
 TTL_MS = 60_000
@@ -47,6 +54,18 @@ def test_a_resend_is_counted_also_while_redis_is_full(
     limit_memory(1)
     ledger.count_resend(TRACE_ID)
     assert redis_client.hget(keys.record(TRACE_ID), "resends") == b"1"
+
+
+def test_a_worker_does_not_hold_what_it_finds_to_be_poison(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+    trace, late = make_trace(), check_late_outcome(json.loads(late_outcome("a-secret-of-a-producer")), Limits())
+    for identity in (Identity(trace.id, trace.digest()), Identity(late.id, late.digest())):
+        ledger.acquire([identity])
+        ledger.release([identity.trace_id])
+        redis_client.hset(keys.record(identity.trace_id), "attempts", 5)
+    (pending,) = Decider(ledger, Policy(), None, max_attempts=5).acquire([trace], alone=True)
+    (end,) = Reviser(ledger, GatePolicy(share=0.1), max_attempts=5).revise([late], [None], alone=True)
+    assert [each.reason for each in (pending.resolved, end) if isinstance(each, TraceDead)] == ["poison", "poison"]
+    assert [redis_client.hget(keys.record(each.id), "owner") for each in (trace, late)] == [None, None]
 
 
 def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: RedisLedger) -> None:

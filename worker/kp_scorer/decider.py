@@ -122,6 +122,9 @@ class Decider:
             pending.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
             pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
+        if dead := [pending for pending in decisions if isinstance(pending.resolved, TraceDead)]:
+            # Dead letters end them, which the ledger does not see: it would hold them for good if Redis came back older.
+            self.release(dead)
         return decisions
 
     def check(self, pending: PendingDecision) -> None:

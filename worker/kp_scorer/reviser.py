@@ -54,6 +54,9 @@ class Reviser:
             raise
         for at, result in zip(claimed, revised, strict=True):
             results[at] = result
+        if dead := [each.trace_id for each in results if isinstance(each, TraceDead)]:
+            # Dead letters end them, which this ledger does not see: it would hold them for good if Redis came back older.
+            self.ledger.release(dead)
         return results
 
     def _revise(self, outcomes: Sequence[LateOutcome], received: Sequence[Received | None]) -> list[Revised | None]:
@@ -63,9 +66,6 @@ class Reviser:
         records = self.ledger.look_up([each.trace_id for each in outcomes])
         judged = [self._judge(*each, secret) for each in zip(outcomes, records, received, strict=True)]
         committed = iter(self.ledger.revise([each for each in judged if isinstance(each, Revision)]))
-        if refused := [each.trace_id for each in judged if isinstance(each, TraceDead)]:
-            # Dead letters end them, which this ledger does not see: it would hold them for good if Redis came back older.
-            self.ledger.release(refused)
         return [_result(each, next(committed)) if isinstance(each, Revision) else each for each in judged]
 
     def _judge(self, late: LateOutcome, record: Record | None, received: Received | None, secret: str) -> Revision | TraceDead:
