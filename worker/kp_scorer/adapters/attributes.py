@@ -135,7 +135,7 @@ def _nested(paths: dict[str, Any]) -> Any:
 
 
 def attributes_of_run(spans: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the attributes of a run in OTLP's JSON: the root's win over other spans', and a span's over its resource's."""
+    """Return the attributes of a run in OTLP's JSON. The root wins over other spans, and a span over its resource."""
     root_last = sorted(spans, key=lambda span: not span.get("parentSpanId"))
     pairs = (pair for span in root_last for pair in span["attributes"] if isinstance(pair, dict))
     values = {str(pair.get("key")): pair.get("value") for pair in pairs}

@@ -61,7 +61,7 @@ def is_turn(value: object) -> bool:
 
 
 def turns_of(records: Iterable[Node]) -> Iterator[Node]:
-    """Yield messages and blocks for the turns that records are. Records that are none are skipped."""
+    """Yield the messages and blocks of records that are turns; skip other records."""
     for record in (each._replace(value=_step_in(each.value)) for each in records):
         if turn := turn_in(record):
             yield turn

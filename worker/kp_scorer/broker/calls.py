@@ -104,7 +104,7 @@ def described(error: Exception) -> str:
 
 
 def waiting(app: Celery, queue: Queue) -> int:
-    """Return the number of messages in a queue, without those in flight; NoQueue if it is another app's and missing."""
+    """Return the number of messages in a queue, without those in flight; raise NoQueue if it is another app's and missing."""
     passive, if_missing = queue.no_declare, [queue] if queue.no_declare else []
     declared = with_producer(
         app, queue.name, lambda producer: queue(producer.channel).queue_declare(passive=passive), if_missing

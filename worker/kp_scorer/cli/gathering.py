@@ -58,7 +58,7 @@ class Gathered:
     refused: int = 0
     """The number of lines without trace or decision, or of damaged records in the ledger; complete once all are read."""
     are_of_domains: bool = False  # True if --domain has chosen some domains.
-    kind: str = "decisions"  # The word for them in errors.
+    kind: str = "decisions"  # The word for the decisions in errors.
     labels: Mapping[str, bool] | None = None  # From --labels, by trace id.
     is_stored: bool = False  # True if the ledger is read.
     dead_letters: int = 0  # The number of dead letters, of all producers; 0 unless the ledger was read.

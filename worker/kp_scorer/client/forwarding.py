@@ -71,8 +71,8 @@ class Forwarder:
     def __init__(self, receiver: Receiver, url: str, variables: Mapping[str, str], store: Store, one_in: int = 0) -> None:
         """Read secrets in environment ``variables``; an empty ``url`` is read there too, except for a webhook.
 
-        The spans of one in ``one_in`` of the runs that are not accepted are handed on, too. Raises SettingsError if a secret is
-        missing.
+        Of the runs that are not accepted, the spans of one in ``one_in`` are handed on, too. Raises SettingsError if a secret
+        is missing.
         """
         make: Sequence[_Make] = self._as_webhook, self._as_score, self._as_event, self._as_spans
         self._make = dict(zip(get_args(Receiver), make, strict=True))[receiver]

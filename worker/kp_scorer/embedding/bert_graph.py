@@ -43,7 +43,7 @@ def build(model: ModelFiles) -> Any:
     """Build the graph of an encoder of BERT's family with mean pooling, or the first token's vector, and normalisation.
 
     Its inputs are ids and mask, int64 of shape (texts, tokens), its output float32 unit vectors of shape (texts, dimensions).
-    Weights are rounded to float16. EngineUnavailable if the model's files describe anything else.
+    Weights are rounded to float16. Raises EngineUnavailable if the model's files describe anything else.
     """
     pooling, encoder = _pooling(model.path), _Encoder(model.tokenizer.parent)
     ids, mask = (_ops.parameter([-1, -1], np.int64, name) for name in ("ids", "mask"))
@@ -81,7 +81,7 @@ def _pooling(directory: Path) -> str:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Read the configuration of an encoder; EngineUnavailable if the graph is not that of such a model."""
+    """Read the configuration of an encoder; raise EngineUnavailable if the graph is not that of such a model."""
     config: dict[str, Any] = read_json(directory / "config.json")
     lowers = [file for file in directory.glob("sentence_*_config.json") if read_json(file).get("do_lower_case")]
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"

@@ -86,7 +86,7 @@ class MemoryFacts:
 
 
 def parse_place(text: str) -> Place:
-    """Parse a place in this century: as a number, a later one would not fit into 64 bits. ValueError if it is damaged."""
+    """Parse a place in this century, as a later one would not fit into 64 bits; raise ValueError if it is damaged."""
     place = Place.parse(text)
     if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
         raise ValueError("expected a place in this century")

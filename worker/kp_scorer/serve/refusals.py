@@ -52,7 +52,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ServiceUnavailable):
-        # Exporters try again, and any peer may.
+        # Exporters try again, and any peer may cause this, so log it seldom.
         if _SELDOM.is_due(message):
             log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503

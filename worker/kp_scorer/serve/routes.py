@@ -83,7 +83,7 @@ class _Handlers:
         self._limits = settings.limits
         self._of_bodies = settings.limits.model_copy(update={"message_bytes": most_bytes, "values": _MOST_VALUES})
         # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
-        # delays none.
+        # does not delay these requests.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
         self._kept = KeptRuns(settings.serve.kept, settings) if settings.serve.kept else None
         self._of_kept = anyio.CapacityLimiter(1)

@@ -86,8 +86,8 @@ local function bytes_of(key)
     return redis.call('MEMORY', 'USAGE', key, 'SAMPLES', 2000) or 0
 end
 
--- Return how many of the first `count` values fit onto a key that has `unread` ones: until it has `most` of them, or `most_bytes`,
--- by the size of each; 0 bytes are no limit. An empty key has room for the first, however large.
+-- Return how many of the first `count` values a key with `unread` ones has room for. It may have `most` values, and takes no more
+-- once their sizes reach `most_bytes`; 0 bytes are no limit. So an empty key has room for the first value, however large.
 local function room_for(count, size_of, key, unread, most, most_bytes)
     count = math.max(0, math.min(count, most - unread))
     if most_bytes == 0 then return count end
