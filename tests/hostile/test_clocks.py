@@ -55,7 +55,7 @@ def test_what_was_lost_with_a_worker_that_leased_it_while_the_clock_was_ahead_is
 ) -> None:
     store.ledger.submit([Submission("kp:trace:lost", bytes(16), b"{}")])
     store.ledger.acquire([Identity("kp:trace:lost", bytes(16))], alone=False)
-    redis_client.hincrby(keys.record("kp:trace:lost"), "lease_ms", A_DAY_MS)
+    redis_client.hincrby(keys.record("kp:trace:lost"), "held_until_ms", A_DAY_MS)
     assert wait_until(lambda: store.ledger.claim_lost(1, empty_ms_ago=0))
 
 

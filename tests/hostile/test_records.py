@@ -43,8 +43,8 @@ DAMAGES: Final[dict[str, dict[str, Any]]] = {
     "dead without a reason": {"state": "dead"},
     "dead of an unknown reason": {"state": "dead", "reason": SECRET},
     "bytes that are no text": {"state": b"\xff\xfe", "detail": b"\xff"},
-    "attempts": {"attempts": SECRET, "owner": "gone", "lease_ms": SECRET},
-    "a lease without an end": {"owner": "gone", "lease_ms": "nan", "attempts": "1e400"},
+    "attempts": {"attempts": SECRET, "owner": "gone", "held_until_ms": SECRET},
+    "a lease without an end": {"owner": "gone", "held_until_ms": "nan", "attempts": "1e400"},
     "a place that is none": {"entry": SECRET},
 }
 """Fields to set in the record of a pending trace. The last three are the ledger's own notes, which it can do without."""
@@ -118,7 +118,7 @@ def test_damaged_records_end_no_round_of_the_reconciler(
 ) -> None:
     trace_ids = [f"kp:trace:{number}" for number in range(7)]
     store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in trace_ids])
-    for trace_id, name in zip(trace_ids[:3], ("since_ms", "resends", "lease_ms"), strict=True):
+    for trace_id, name in zip(trace_ids[:3], ("since_ms", "resends", "held_until_ms"), strict=True):
         redis_client.hset(keys.record(trace_id), name, SECRET)
     redis_client.hdel(keys.record(trace_ids[3]), "submission", "since_ms", "digest")
     redis_client.hset(keys.record(trace_ids[5]), "state", SECRET)

@@ -15,7 +15,7 @@ from tests.model.server import Dump
 HasMessage = Callable[[str, bytes], bool]
 """Returns whether a message with this id, and content of this digest, is on its way or in flight."""
 
-_PENDING_ONLY: Final = ("since_ms", "submission", "resends", "owner", "lease_ms", "attempts")
+_PENDING_ONLY: Final = ("since_ms", "submission", "resends", "owner", "held_until_ms", "attempts")
 
 
 class Invariants:

@@ -45,7 +45,7 @@ class TraceRecord:
     resends: int = 0
     attempts: int = 0
     owner: str = ""
-    lease_ms: int = 0
+    held_until_ms: int = 0
     epoch: str = ""
     entry: str = ""
     revised: bytes = b""
@@ -57,8 +57,8 @@ class TraceRecord:
     def forget_place(self) -> None:
         self.epoch = self.entry = ""
 
-    def release(self, lease_ms: int = 0) -> None:
-        self.owner, self.lease_ms = "", lease_ms
+    def release(self, held_until_ms: int = 0) -> None:
+        self.owner, self.held_until_ms = "", held_until_ms
 
 
 @dataclass

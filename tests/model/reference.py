@@ -112,12 +112,12 @@ class Reference:
         if record.state == "pending" and record.digest == digest:
             if record.owner not in ("", worker):
                 if self.workers.get(record.owner, 0) > self.now:
-                    is_held = record.lease_ms > self.now
+                    is_held = record.held_until_ms > self.now
                 else:
                     record.attempts += 1
                     record.release()
             if not is_held and (alone or not record.attempts):
-                record.owner, record.lease_ms = worker, self.now + TRACE_LEASE_MS
+                record.owner, record.held_until_ms = worker, self.now + TRACE_LEASE_MS
         state: TraceState = "pending" if record.state == "pending" else "decided" if record.state == "decided" else "dead"
         reason: Reason | None = record.reason or None  # type: ignore[assignment]
         return Record(
@@ -140,7 +140,7 @@ class Reference:
         for trace_id in deciding:
             record = self.records.get(trace_id)
             if record and record.owner == worker:
-                record.lease_ms = self.now + TRACE_LEASE_MS
+                record.held_until_ms = self.now + TRACE_LEASE_MS
 
     def _is_heard(self, worker: str) -> None:
         self.workers[worker] = self.now + WORKER_LEASE_MS
@@ -342,11 +342,11 @@ class Reference:
             if sent_ms >= before:
                 continue
             record = self.records[trace_id]
-            is_held_by_worker = record.lease_ms > self.now - RESEND_AFTER_MS
+            is_held_by_worker = record.held_until_ms > self.now - RESEND_AFTER_MS
             if not is_held_by_worker and not record.submission and self.now - record.since_ms >= KEPT_MS:
                 self._forget_pending(trace_id)
                 continue
-            self.pending[trace_id] = min(self.now, record.lease_ms) if is_held_by_worker else self.now
+            self.pending[trace_id] = min(self.now, record.held_until_ms) if is_held_by_worker else self.now
             is_early = record.revises and self.record(record.revises).state != "decided"
             waits = is_early and self.now - record.since_ms < RECORD_TTL_MS
             if not is_held_by_worker and record.submission and not waits:

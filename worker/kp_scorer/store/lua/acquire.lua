@@ -17,7 +17,7 @@ for i, identity in ipairs(identities) do
     local trace_id, digest = identity.trace_id, identity.digest
     local record = record_prefix .. trace_id
     local state, known_digest, decision, reason, detail, attempts, owner, held_until_ms =
-        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'lease_ms')
+        read(record, 'state', 'digest', 'decision', 'reason', 'detail', 'attempts', 'owner', 'held_until_ms')
     if not state or (state == 'dead' and known_digest ~= digest) then
         to_pending(record, trace_id, digest, known_digest)
         state, known_digest, decision, reason, detail, attempts, owner = 'pending', digest, false, false, false, 0, false
@@ -32,11 +32,11 @@ for i, identity in ipairs(identities) do
             else
                 -- The trace may have ended its worker.
                 attempts = add(record, 'attempts', 1)
-                redis.call('HDEL', record, 'owner', 'lease_ms')
+                redis.call('HDEL', record, 'owner', 'held_until_ms')
             end
         end
         if not is_held and (alone or attempts == 0) then
-            redis.call('HSET', record, 'owner', worker, 'lease_ms', now + lease_ms)
+            redis.call('HSET', record, 'owner', worker, 'held_until_ms', now + lease_ms)
         end
     end
     reply[i] = {state, known_digest or '', decision or '', reason or '', detail or '', attempts, is_held and 1 or 0}

@@ -23,7 +23,7 @@ local reply = {}
 for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. string.format('%.0f', before), 'LIMIT', 0, most)) do
     local record = record_prefix .. trace_id
     local state, submission, resends, digest, since_ms, held_until_ms, revises =
-        read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'lease_ms', 'revises')
+        read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'held_until_ms', 'revises')
     held_until_ms = number(held_until_ms)
     -- A later time is from before the clock went back: no lease is longer than lease_ms.
     if held_until_ms > now + lease_ms then held_until_ms = 0 end

@@ -5,7 +5,7 @@
 --   state                           pending, decided or dead; none if only the trace's place or its late outcomes are known
 --   digest                          of the content
 --   since_ms, submission, resends   while it is pending: since when, the bytes that the client noted, how often it was sent again
---   owner, lease_ms, attempts       while it is pending: who holds it and until when, how many workers may have ended by it
+--   owner, held_until_ms, attempts  while it is pending: who holds it and until when, how many workers may have ended by it
 --   as_letter                       the digest of those bytes, and the id that they have, or would have, as a dead letter
 --   decision, label                 the first decision, and the label
 --   revised, outcomes               the newest revision, and the ids of late outcomes, each with a space behind it
@@ -25,7 +25,7 @@ local made_pending, ended, decided_count = {}, {}, 0
 local function to_pending(record, trace_id, digest, known_digest, ...)
     local place = known_digest == digest and {} or {'epoch', 'entry'}
     redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
-        'owner', 'lease_ms', 'attempts', 'label', 'revised', 'revises', 'fact', unpack(place))
+        'owner', 'held_until_ms', 'attempts', 'label', 'revised', 'revises', 'fact', unpack(place))
     redis.call('PERSIST', record)
     redis.call('HSET', record, 'state', 'pending', 'digest', digest, 'since_ms', now, ...)
     made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id
@@ -35,7 +35,7 @@ end
 local function to_end(record, trace_id, ttl_ms, state, ...)
     ended[#ended + 1] = trace_id
     if state == 'decided' then decided_count = decided_count + 1 end
-    redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'lease_ms', 'attempts', 'revises')
+    redis.call('HDEL', record, 'since_ms', 'submission', 'resends', 'owner', 'held_until_ms', 'attempts', 'revises')
     redis.call('HSET', record, 'state', state, ...)
     redis.call('PEXPIRE', record, ttl_ms)
 end

@@ -8,6 +8,6 @@ for _, trace_id in ipairs(trace_ids) do
     local record = record_prefix .. trace_id
     if read(record, 'owner') == worker then
         redis.call('HDEL', record, 'owner')
-        redis.call('HSET', record, 'lease_ms', now)
+        redis.call('HSET', record, 'held_until_ms', now)
     end
 end

@@ -14,7 +14,7 @@ local reply = {}
 for i, trace_id in ipairs(trace_ids) do
     local record = record_prefix .. trace_id
     local is_held = read(record, 'owner') == worker
-    if is_held then redis.call('HSET', record, 'lease_ms', now + lease_ms) end
+    if is_held then redis.call('HSET', record, 'held_until_ms', now + lease_ms) end
     reply[i] = is_held and 1 or 0
 end
 return reply

@@ -83,7 +83,7 @@ for i, revision in ipairs(revisions) do
             if revision.change ~= '' then note(of_trace, revision.trace_id, revision.change) end
             reply[i] = {'stored'}
         else
-            redis.call('HDEL', record, 'owner', 'lease_ms')
+            redis.call('HDEL', record, 'owner', 'held_until_ms')
             redis.call('HSET', record, 'submission', revision.submission, 'revises', revision.trace_id)
             if not trace_state then redis.call('PEXPIRE', of_trace, record_ttl_ms) end
             wake(string.match(revision.trace_id, '[^:]*$'))
