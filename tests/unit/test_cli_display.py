@@ -18,7 +18,7 @@ from kp_scorer.cli.ids import resolve_among
 from kp_scorer.decision import Decision, Stated
 from kp_scorer.report.phrases import short_id, why
 from kp_scorer.settings import load_settings
-from kp_scorer.trace import TRACE_ID_PREFIX, begins
+from kp_scorer.trace import TRACE_ID_PREFIX, has_beginning
 
 from tests.support import builders
 from tests.support.builders import MIDDLING
@@ -128,7 +128,7 @@ def test_beginning_resolves_to_the_only_id_that_has_it(ids: set[str], data: st.D
     meant = data.draw(st.sampled_from(sorted(ids)))
     end = meant.removeprefix(TRACE_ID_PREFIX)
     beginning = end[: data.draw(st.integers(1, len(end)))]
-    others = {each for each in ids if begins(each, beginning)} - {meant}
+    others = {each for each in ids if has_beginning(each, beginning)} - {meant}
     if beginning == end or not others:
         assert resolve_among(beginning, ids) == meant
     elif TRACE_ID_PREFIX + beginning not in others:

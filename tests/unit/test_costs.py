@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.broker.headers import PACKED_BY
 from kp_scorer.broker.wire import TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, check_values, decode_trace, is_surely_within, least_bytes, loads
+from kp_scorer.decoding import Limits, check_values, compact_bytes, decode_trace, is_surely_within, loads
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, decode_json, maximal_payload, minimal_payload, step
@@ -67,7 +67,7 @@ def test_values_are_counted_without_parsing(value: object, ascii_alone: bool, in
 def test_least_bytes_are_no_more_than_the_smallest_encoding(value: object, ascii_alone: bool, indent: int | None) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_alone, indent=indent).encode("utf-8", "surrogatepass").replace(b"/", b"\\/")
     shortest = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-    least = least_bytes(raw, LIMITS.values)
+    least = compact_bytes(raw, LIMITS.values)
     assert least <= len(shortest)
     assert least == len(shortest) or b"\\u" in raw
 

@@ -23,7 +23,7 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 """The pattern is too narrow for the text of a trace."""
 
 MOST_FINDINGS: Final = 32
-MOST_OF_FAILURES: Final = 0.3  # The largest outcome dimension of a failure: beyond that the trace was a success.
+FAILURE_FACTOR: Final = 0.3  # The part of its confidence that a failure keeps. So a larger outcome dimension is a success's.
 _UNREADABLE: Final = 0.3
 """Above this share of unknown tokens, texts look alike. Each stands for a whole word, so by characters the share is larger."""
 
@@ -281,7 +281,7 @@ class Decision(_Part):
     def succeeded(self) -> bool:
         """True if the trace succeeded: by its late outcome, else as it stated, else by its outcome dimension."""
         outcome = self.revised_by or self.stated
-        return outcome.success if outcome else self.dimensions.outcome_confidence > MOST_OF_FAILURES
+        return outcome.success if outcome else self.dimensions.outcome_confidence > FAILURE_FACTOR
 
     @property
     def is_guarded(self) -> bool:

@@ -22,8 +22,8 @@ from pydantic_core import from_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import LateOutcome, ReasoningTrace
 
-MOST: Final = 10**15  # The largest number in settings: scripts in Redis compute with doubles, RabbitMQ with 64 bits.
-Count = Annotated[int, Field(ge=1, le=MOST)]
+LARGEST_NUMBER: Final = 10**15  # The largest number in settings: scripts in Redis compute with doubles, RabbitMQ with 64 bits.
+Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
@@ -115,10 +115,11 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
             raise _invalid(f"expected nesting of at most {depth}")
 
 
-def least_bytes(raw: bytes, most_values: int) -> int:
-    """Return the size of unparsed JSON without escapes and without white space between values.
+def compact_bytes(raw: bytes, most_values: int) -> int:
+    """Return the size that unparsed JSON would have in bytes without escapes and without white space between values.
 
-    A parsed text may take four bytes of memory for each of these. Raises InvalidTrace for more texts than ``most_values``.
+    A parsed text may take four bytes of memory for each of these bytes. Raises InvalidTrace if there are too many texts for
+    ``most_values``.
     """
     escapes = raw.replace(b"\\\\", b"")
     # An escape of six bytes stands for a control character, which takes two bytes at least, or for another, which takes one.

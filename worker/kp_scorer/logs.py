@@ -171,7 +171,7 @@ def _escaped(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {**event, **texts}
 
 
-class Seldom:
+class LogThrottle:
     """Limits log lines to one a minute for each key."""
 
     _MOST: Final = 1_000
@@ -179,8 +179,8 @@ class Seldom:
     def __init__(self) -> None:
         self._logged_at: dict[Hashable, float] = {}
 
-    def is_due(self, key: Hashable) -> bool:
-        """Return whether no line with this key was due within the last minute."""
+    def admit(self, key: Hashable) -> bool:
+        """Admit a line with this key and return True, unless one was admitted within the last minute."""
         now_s = time.monotonic()
         if now_s - self._logged_at.get(key, -math.inf) < 60:
             return False

@@ -37,7 +37,7 @@ class NoveltyMeter:
         self._has_logged_unreadable = False
         self._window = window
         self.cache = NoveltyCache(log, window, embedder.dimensions)
-        self.checked = CheckedEmbedder(embedder)
+        self.checked_embedder = CheckedEmbedder(embedder)
         self._pins = pins
 
     @property
@@ -64,8 +64,8 @@ class NoveltyMeter:
 
     def _embed(self, texts: Sequence[str], *, alone: bool, plain: bool = False) -> Sequence[tuple[TokenizedText, Vector]]:
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        tokenized = self.checked.tokenize_all(list(rows), alone=alone, plain=plain)
-        vectors = self.checked.embed(tokenized, alone=alone)
+        tokenized = self.checked_embedder.tokenize_all(list(rows), alone=alone, plain=plain)
+        vectors = self.checked_embedder.embed(tokenized, alone=alone)
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
     def candidate(self, trace: ReasoningTrace, digests: Digests, vector: Vector) -> Candidate:

@@ -109,9 +109,9 @@ class Scorer:
         novelty = self._decider.novelty
         if novelty is None:
             return novelty_of(None)
-        tokenized = novelty.checked.tokenize_all([text], alone=True)[0]
+        tokenized = novelty.checked_embedder.tokenize_all([text], alone=True)[0]
         try:
-            (vector,) = novelty.checked.embed([tokenized], alone=True)
+            (vector,) = novelty.checked_embedder.embed([tokenized], alone=True)
         except FloatingPointError:
             raise InvalidTrace([Problem("$", "expected a text that the embedder has a vector for")]) from None
         return novelty_of(novelty.cache.mirror.similarity(vector, time.time_ns() // 1_000_000))

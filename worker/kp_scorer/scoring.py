@@ -12,7 +12,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from pydantic import BaseModel
 
 from kp_scorer.decision import (
-    MOST_OF_FAILURES,
+    FAILURE_FACTOR,
     Decision,
     Dimensions,
     FiredOverride,
@@ -31,7 +31,7 @@ UNKNOWN_NOVELTY: Final = 0.5  # The novelty if there is nothing to compare with:
 DEFAULT_THRESHOLD: Final = 0.75  # The reference SDK's threshold.
 DEFAULT_PROFILE: Final = "default"
 _STEPS_FOR_FULL_TERM: Final = 20
-_RECOVERIES: Final = 2  # A success after more than these scores higher.
+_RECOVERIES_WITHOUT_BONUS: Final = 2  # A success after more recoveries scores higher.
 
 PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
     {
@@ -152,7 +152,7 @@ class Score(NamedTuple):
 def score(trace: ReasoningTrace, novelty: float, policy: Policy) -> Score:
     """Score a trace whose novelty (0..1) is known."""
     parts = dimensions(trace, novelty, cap_step_term=policy.cap_step_term, max_confidence=policy.max_confidence)
-    return _score(*_weighing(trace.metadata.task_domain, policy), parts, _overrides(trace))
+    return _score(*_profile_and_weights(trace.metadata.task_domain, policy), parts, _overrides(trace))
 
 
 def decide_again(decision: Decision, policy: Policy) -> Decision:
@@ -163,7 +163,7 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     submission requested, if that applied, and the result of the gate.
     """
     overrides = (fired.name for fired in decision.overrides)
-    scored = _score(*_weighing(decision.domain, policy), decision.dimensions, overrides)
+    scored = _score(*_profile_and_weights(decision.domain, policy), decision.dimensions, overrides)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
     novelty = decision.novelty
     # The decision may not name the other trace, but it has the guard that fired.
@@ -189,9 +189,9 @@ def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float]
     bounded = min(confidence, decision.bound("max_confidence"))
     parts = decision.dimensions.model_copy(update={"outcome_confidence": bounded * success_factor(late.success)})
     fired = {each.name for each in decision.overrides} - {"recovered_from_errors"}
-    if late.success and decision.stated.recoveries > _RECOVERIES:
+    if late.success and decision.stated.recoveries > _RECOVERIES_WITHOUT_BONUS:
         fired.add("recovered_from_errors")
-    scored = _score(decision.profile, decision.weights, parts, (name for name in _AFTER if name in fired))
+    scored = _score(decision.profile, decision.weights, parts, (name for name in _EFFECTS if name in fired))
     guards = tuple(
         guard.model_copy(update={"fired": confidence > bounded}) if guard.name == "max_confidence" else guard
         for guard in decision.guards
@@ -244,8 +244,8 @@ def recoveries(trace: ReasoningTrace) -> int:
 
 
 def success_factor(success: bool) -> float:
-    """Return the factor of the confidence: a failure leaves three tenths of it."""
-    return 1.0 if success else MOST_OF_FAILURES
+    """Return the factor by which the outcome dimension multiplies a confidence: 1 for a success, 0.3 for a failure."""
+    return 1.0 if success else FAILURE_FACTOR
 
 
 def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> ComplexityTerms:
@@ -256,7 +256,7 @@ def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> C
     return ComplexityTerms(len(types) / len(STEP_TYPES) * 0.5, recovery, steps / _STEPS_FOR_FULL_TERM * 0.2)
 
 
-def _weighing(domain: str, policy: Policy) -> tuple[str, Dimensions]:
+def _profile_and_weights(domain: str, policy: Policy) -> tuple[str, Dimensions]:
     profile = policy.profile(domain)
     return profile, policy.profiles[profile]
 
@@ -272,24 +272,24 @@ def _score(profile: str, weights: Dimensions, parts: Dimensions, overrides: Iter
     value = composite = min(1.0, total)
     fired: list[FiredOverride] = []
     for name in overrides:
-        value = _AFTER[name](value)
+        value = _EFFECTS[name](value)
         fired.append(FiredOverride(name=name, score=value))
     return Score(value, parts, profile, weights, composite, tuple(fired))
 
 
-_AFTER: Final[Mapping[Override, Callable[[float], float]]] = {
+_EFFECTS: Final[Mapping[Override, Callable[[float], float]]] = {
     "single_thought": lambda _: 0.1,
     "recovered_from_errors": lambda value: min(1.0, value + 0.1),
     "single_tool": lambda value: max(0.0, value - 0.1),
 }
-"""For each override, the score after it by the score before it."""
+"""The effect of each override: a function from the score before it to the score after it, in the order of application."""
 
 
 def _overrides(trace: ReasoningTrace) -> Iterator[Override]:
     """Yield the rules that change the score of a trace, in the order in which they apply."""
     if len(trace.steps) == 1 and trace.steps[0].type == "thought":
         yield "single_thought"
-    if recoveries(trace) > _RECOVERIES and trace.metadata.success:
+    if recoveries(trace) > _RECOVERIES_WITHOUT_BONUS and trace.metadata.success:
         yield "recovered_from_errors"
     if len(tool_names(trace)) == 1:
         yield "single_tool"

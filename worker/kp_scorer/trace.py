@@ -57,7 +57,7 @@ def namespaced(trace_id: str, namespace: str) -> str:
     return start + trace_id.removeprefix(TRACE_ID_PREFIX)
 
 
-def begins(trace_id: str, beginning: str) -> bool:
+def has_beginning(trace_id: str, beginning: str) -> bool:
     """Return whether an id has this beginning, after ``kp:trace:`` or after its namespaces."""
     own = trace_id.removeprefix(TRACE_ID_PREFIX)
     return own.startswith(beginning) or own.rpartition(":")[2].startswith(beginning)

@@ -98,8 +98,8 @@ def integer(node: Node, expected: str = "nanoseconds since 1970", sign: str = ""
     return int(text)
 
 
-def own_id_in(node: Node) -> str:
-    """Return an id. In hexadecimal its case means nothing; in base64, as Protobuf's own JSON has bytes, it does."""
+def normalized_id(node: Node) -> str:
+    """Return an id in lower case if it is hexadecimal; in base64, which Protobuf's own JSON uses for bytes, case matters."""
     return text if (text := node.text()).endswith("=") else text.lower()
 
 

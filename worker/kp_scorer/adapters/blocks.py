@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-from kp_scorer.adapters.node import Node, as_json, parsed, spelt
+from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name, parsed
 from kp_scorer.adapters.pieces import ERROR_KEYS, Piece, is_failure, utterance
 from kp_scorer.adapters.roles import SPEAKERS, named_type, role_of, with_role
 
@@ -44,7 +44,7 @@ _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", 
 
 def is_called(value: object) -> bool:
     """Return whether a value that is marked as a call has what a call needs."""
-    return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in spelt(value))
+    return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in keys_by_plain_name(value))
 
 
 def pieces_of_block(block: Node) -> Iterator[Piece]:
@@ -101,7 +101,7 @@ def call_and_result(call: Node) -> Iterator[Piece]:
 
 def _inner(block: Node, keys: Iterable[str]) -> Node:
     """Return the object within a block that has the fields of a call or of a result; the block itself if it has them."""
-    names = spelt(block.object())
+    names = keys_by_plain_name(block.object())
     inner = next((block.at(names[key]) for key in keys if key in names and isinstance(block.value[names[key]], dict)), block)
     for key in ("value", "state", "run"):
         if isinstance(own := inner.object().get(key), dict):
@@ -114,13 +114,13 @@ def _inner(block: Node, keys: Iterable[str]) -> Node:
 
 def _name_of(fields: dict[str, Any]) -> str:
     """Return the name of the tool in a call or a result; empty if it has none."""
-    names = spelt(fields)
+    names = keys_by_plain_name(fields)
     return next((name for key in _NAMES if key in names and isinstance(name := fields[names[key]], str) and name), "")
 
 
 def _name(holder: Node) -> Node:
     """Return the field with the name of a tool, which is named in errors."""
-    names = spelt(holder.object())
+    names = keys_by_plain_name(holder.object())
     texts = (holder.at(names[key]) for key in _NAMES if key in names and isinstance(holder.value[names[key]], str))
     return next(texts, holder.at(_NAMES[0]))
 
@@ -146,7 +146,7 @@ def returned_in(value: object) -> tuple[str, bool]:
     if isinstance(value, list) and len(value) == 1 and sort_of(value[0]) == "result":
         value = value[0]
     if isinstance(value, dict):
-        names = spelt(value)
+        names = keys_by_plain_name(value)
         if key := next((names[each] for each in _RESULT_KEYS if each in names and isinstance(value[names[each]], dict)), ""):
             return returned_in(value[key])
         fields, is_error = set(value), is_failure(value)
@@ -179,9 +179,9 @@ def sort_of(block: object) -> str:
     """Return the sort of a block: call, built-in call, result, thought, text or left out; empty if it is none of them."""
     if not isinstance(block, dict):
         return ""
-    kind, names, function = type_of(block), spelt(block), block.get("function")
+    kind, names, function = type_of(block), keys_by_plain_name(block), block.get("function")
     if isinstance(block.get("state"), dict):
-        names = spelt(block["state"]) | names
+        names = keys_by_plain_name(block["state"]) | names
     # In Chat Completions a call has arguments, and the definition of a tool has none.
     is_of_function = isinstance(function, dict) and {"name", "arguments"} <= set(function)
     has_call_id = any(key in names for key in _CALL_IDS)

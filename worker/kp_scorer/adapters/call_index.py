@@ -67,8 +67,8 @@ class Calls:
         """Return whether there is a call of this id."""
         return bool(self._by_key.get((call_id,)))
 
-    def id_of(self, call: Piece) -> str:
-        """Return what identifies a call: its id, or else its words."""
+    def identity_of(self, call: Piece) -> str:
+        """Return the text that identifies a call: its id, or else its name and arguments."""
         return call.call_id or self._words(call)
 
     def _words(self, call: Piece) -> str:
@@ -79,7 +79,7 @@ class Calls:
 
     def add(self, call: Call, piece: Piece) -> None:
         """Note a call by the piece that shows it."""
-        own, words = self.id_of(piece), self._words(piece)
+        own, words = self.identity_of(piece), self._words(piece)
         self.add_words(call, piece)
         if piece.call_id:
             self._by_key[own,].append(call)
@@ -100,8 +100,8 @@ class Calls:
         A list may lack its beginning, so its calls are the newest ones. Two calls of one id and name are the same even if their
         arguments differ, as exporters rephrase those, unless the id occurs more often than before.
         """
-        ids = Counter(map(self.id_of, calls))
-        keys = Counter((self.id_of(call), self._words(call)) for call in calls)
+        ids = Counter(map(self.identity_of, calls))
+        keys = Counter((self.identity_of(call), self._words(call)) for call in calls)
         words = Counter(map(self._words, calls))
         # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
         last = {own: iter(self._by_key[own,][-count:]) for own, count in ids.items()}
@@ -109,7 +109,7 @@ class Calls:
         rephrased = {text: iter(self._by_key[text,][-count:]) for text, count in words.items()}
         matches = []
         for call in calls:
-            own = self.id_of(call)
+            own = self.identity_of(call)
             at_its_place = next(last[own], None)
             if at_its_place:
                 # A tool that is retried has more calls than the model made.

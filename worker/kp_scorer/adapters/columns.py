@@ -23,8 +23,8 @@ _PATHS: Final = ("openinference", "llm", "gen_ai", "input", "output", "tool", "t
 """The beginnings of paths of attributes."""
 
 
-def span_in(row: Node) -> Node:
-    """Return a row as a span. A time that is missing stays so."""
+def span_of_row(row: Node) -> Node:
+    """Return a row as a span in the form of OpenTelemetry's protocol. A missing time stays None."""
     fields = row.object()
     if isinstance(context := fields.get("context"), dict) and "trace_id" in context:
         row = row._replace(value=fields | context)
@@ -81,7 +81,7 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
     fields = row.object()
     columns = {key.removeprefix("attributes."): each for key, each in fields.items() if key.startswith("attributes.")}
     holders = (fields.get("attributes"), fields.get("tags"), metadata.get("attributes"))
-    attributes = flat(next((each for each in holders if isinstance(each, dict)), columns))
+    attributes = flattened(next((each for each in holders if isinstance(each, dict)), columns))
     got = {key: named.get(key, row.like(key, f"{key}s").value) for key in ("input", "output")}
     kind = named.get("type", row.like(*_KINDS).value)
     keys = [set(each) if isinstance(each := parsed(got[key]), dict) else set() for key in ("input", "output")]
@@ -90,8 +90,8 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
     return attributes | {key: each for key, each in own.items() if each is not None}
 
 
-def flat(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Return attributes by their dotted paths, which some stores turn into objects and lists."""
+def flattened(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Return attributes by dotted paths, because some stores turn such paths into nested objects and lists."""
     paths: dict[str, Any] = {}
     for key, value in attributes.items():
         is_path = isinstance(value, dict) and key in _PATHS

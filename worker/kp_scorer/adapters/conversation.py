@@ -92,7 +92,7 @@ class Conversation:
                 texts.clear()
             if piece.kind == "call":
                 call = before or self._new(piece)
-                history.ids.add(self._calls.id_of(piece))
+                history.ids.add(self._calls.identity_of(piece))
                 history.open.add(call, ("id", piece.call_id), ("id", call.call_id), ("name", piece.name), ("any",))
             elif piece.kind == "result" and (call_before := history.open.first(*_key(piece))):
                 history.answered.add(call_before)
@@ -145,7 +145,7 @@ class Conversation:
         if not self._calls.has_several and before <= len(pieces) and all(map(operator.is_, pieces, self._history.pieces)):
             new = pieces[before:]
             calls = [piece for piece in new if piece.kind == "call"]
-            ids = list(map(self._calls.id_of, calls))
+            ids = list(map(self._calls.identity_of, calls))
             if len(set(ids)) == len(ids) and self._history.ids.isdisjoint(ids):
                 return new, self._calls.matches(calls)
         self._history = _History()

@@ -12,7 +12,7 @@ from kp_scorer.adapters.continuations import Chats, remember
 from kp_scorer.adapters.formats import FORMATS, format_of
 from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
 from kp_scorer.adapters.pieces import is_error
-from kp_scorer.adapters.programs import without_programs
+from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.written import with_written_calls
 from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted, NotRecorded
@@ -110,10 +110,10 @@ class Converter:
                 yield from self._close(next(iter(self._open)))
         yield from self._close_ended(now)
 
-    def skips(self, line: int, value: object) -> bool:
-        """Return whether a value of no format is skipped, as its file is a session, and count it.
+    def skip_unrecognized(self, line: int, value: object) -> bool:
+        """Skip and count a value of no known format if its file is a session; return whether it was skipped.
 
-        Of values before the first turn, a session may have its id and its time.
+        Values that come before the first turn are kept for a while, because they may hold the id and the time of a session.
         """
         if not self.in_session and len(self._unrecognized) < _MOST_UNRECOGNIZED:
             self._unrecognized.append(Node(line, "", value))
@@ -161,7 +161,7 @@ class Converter:
             self._ended[key] = True
             raise record.refusal("expected no record of a run that was complete, and so was converted already")
         name = key.format
-        if self._is_repeated(FORMATS[name].identities(record)):
+        if self._note_identities(FORMATS[name].identities(record)):
             self.counts["repeated"] += 1
             self._repeating[key] = None
             return 0
@@ -182,8 +182,8 @@ class Converter:
             # The record is refused together with its run.
             return 0
 
-    def _is_repeated(self, identities: Iterable[str]) -> bool:
-        """Return whether a record was read before, and note that it was read."""
+    def _note_identities(self, identities: Iterable[str]) -> bool:
+        """Note that a record was read; return whether it was read before."""
         digests = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in identities]
         is_repeated = any(digest in self._identities for digest in digests)
         remember(self._identities, digests)
@@ -225,7 +225,7 @@ class Converter:
             made = read.run(key.run_id, [record._replace(reads=reads) for record in records])
             self.counts["left_out"] += made == []
             for run in made if isinstance(made, list) else [made]:
-                run = run._replace(pieces=with_written_calls(without_programs(run.pieces)), records=records)
+                run = run._replace(pieces=with_written_calls(without_program_texts(run.pieces)), records=records)
                 if key in self._repeating and not run.pieces:
                     # All that was said was read in another file.
                     continue

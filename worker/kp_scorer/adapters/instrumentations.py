@@ -1,4 +1,4 @@
-"""The instrumentation of a span: the framework that it belongs to, and how to have it record messages."""
+"""Identifies the instrumentation that wrote a span: its framework, and the setting that makes it record messages."""
 
 import re
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ _FRAMEWORKS: Final = {
     "agent_framework": "agent-framework",
 }
 _SCOPE: Final = re.compile(r"(?:.*\binstrumentation\.|logfire\.|ai\.|@)?([\w -]+?)(?:_v\d+|-sdk)?(?:[./].*)?")
-_SWITCHES: Final = {  # The variable that records messages, by the beginning of the name of an instrumentation.
+_SWITCHES: Final = {  # The setting that makes an instrumentation record messages, by the beginning of its name.
     "openinference": "OPENINFERENCE_HIDE_INPUTS=false and OPENINFERENCE_HIDE_OUTPUTS=false",
     "semantic_kernel": "SEMANTICKERNEL_EXPERIMENTAL_GENAI_ENABLE_OTEL_DIAGNOSTICS_SENSITIVE=true",
     "agent_framework": "ENABLE_SENSITIVE_DATA=true",
@@ -25,7 +25,10 @@ _SWITCHES: Final = {  # The variable that records messages, by the beginning of 
 
 
 def framework_of(spans: Iterable[Span]) -> str | None:
-    """Return the name of the framework whose spans of agents, or else of models or tools, or else of anything, come first."""
+    """Return the name of the framework that recorded the run's first span of an agent, or else of a model, a tool or anything.
+
+    Return None if no span names its scope.
+    """
     ranks = {"agent": 0, "model": 1, "tool": 2}
     named = [span for span in spans if _scope(span.node)]
     span = min(named, key=lambda span: (ranks.get(span.kind, len(ranks)), span.started_ns), default=None)
@@ -38,9 +41,9 @@ def _scope(span: Node) -> str:
     return name if isinstance(name, str) else ""
 
 
-def without_content(span: Node) -> str:
-    """Return what is expected of the instrumentation of a span that has no messages."""
-    # `serve` keeps with a span what its resource says.
+def remedy_for(span: Node) -> str:
+    """Return the error text for a span without messages: the setting that makes its instrumentation record them."""
+    # `serve` stores some attributes of the resource with each span.
     holders = (holder for holder in (span, span.at("resource")) if holder.value)
     service = next(filter(None, (attributes_of(holder).value.get(SERVICE) for holder in holders)), "a service without a name")
     switch = next(variable for prefix, variable in _SWITCHES.items() if _scope(span).startswith(prefix))

@@ -48,8 +48,8 @@ class Node(NamedTuple):
         return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
 
     def like(self, *names: str) -> "Node":
-        """Return the value under the first of these names that is present, however it is spelt: ``toolcallid``, for example."""
-        keys = spelt(self.object())
+        """Return the value under the first of these plain names that is present, see :func:`keys_by_plain_name`."""
+        keys = keys_by_plain_name(self.object())
         present = (self.at(keys[name]) for name in names if name in keys and self.value[keys[name]] is not None)
         return next(present, self.at(names[0]))
 
@@ -119,8 +119,11 @@ def source(line: int, value: object) -> Node:
     return node
 
 
-def spelt(fields: dict[str, Any]) -> dict[str, str]:
-    """Return the keys of an object by their letters and digits in lower case; of keys that are spelt alike, the first."""
+def keys_by_plain_name(fields: dict[str, Any]) -> dict[str, str]:
+    """Return the keys of an object by their plain names, which have only letters and digits, in lower case.
+
+    ``toolCallId`` and ``tool_call_id`` have the same plain name; the first of such keys counts.
+    """
     return {_plain(key): key for key in reversed(fields)}
 
 
@@ -176,10 +179,10 @@ def parsed(value: object) -> Any:
     return value if content is None or _is_too_deep(content) else content
 
 
-def opened(value: object, *, are_arguments: bool = False) -> Any:
-    """Return what a recorder has wrapped: in a text of JSON, in an object with one such key, as the arguments of a function.
+def unwrapped(value: object, *, are_arguments: bool = False) -> Any:
+    """Return a value without a recorder's wrapping: a text of JSON, an object with one key such as ``output``, or ``kwargs``.
 
-    Arguments of a tool may have one of these names themselves, so only an object among them is unwrapped.
+    An argument of a tool may itself be called ``output``. So with ``are_arguments``, only wrapped objects are unwrapped.
     """
     for _ in range(MOST_DEPTH):
         value = parsed(value)

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final, Literal, NamedTuple
 
-from kp_scorer.adapters.node import Node, as_json, parsed, spelt
+from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name, parsed
 from kp_scorer.adapters.roles import Speaker
 
 _ERROR: Final = re.compile(
@@ -46,7 +46,9 @@ def is_failure(fields: dict[str, Any]) -> bool:
 
 def _has_exit_code(fields: object) -> bool:
     """Return whether a field of an object is the code of a command that failed."""
-    codes = [fields[key] for name, key in spelt(fields).items() if name in _EXIT_CODES] if isinstance(fields, dict) else []
+    if not isinstance(fields, dict):
+        return False
+    codes = [fields[key] for name, key in keys_by_plain_name(fields).items() if name in _EXIT_CODES]
     return any(isinstance(code, int | str) and str(code).strip("-0").isdecimal() for code in codes)
 
 

@@ -27,8 +27,8 @@ _AGREEMENTS: Final = ("Ok.", "OK.", "OK", "Ok")
 _REPLIES: Final = ("Got it. Thanks for the context!",)
 
 
-def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return the pieces of a run; those of the user keep only what the user wrote."""
+def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return the pieces of a run without the texts that a program wrote in the name of the user."""
     pieces = list(pieces)
     begins = [piece.kind for piece in pieces[:3]] == ["user", "agent", "user"] and pieces[1].text.strip() in _AGREEMENTS
     if begins and pieces[0].text.startswith(_INSTRUCTION):
@@ -40,7 +40,7 @@ def without_programs(pieces: Iterable[Piece]) -> list[Piece]:
     for piece, event in zip(pieces, events, strict=True):
         if piece.kind == "user":
             role, content = event if event and has_events else ("user", piece.text)
-            text = users_own(content) if role == "user" else ""
+            text = without_additions(content) if role == "user" else ""
             if text.startswith(_NOTES) or not text.strip():
                 continue
             if own and own[-1].kind == "user" and _BARE_COMMAND.fullmatch(own[-1].text):
@@ -61,8 +61,8 @@ def _event(text: str) -> tuple[str, str] | None:
     return role_of(event["type"]), next((text for text in texts if isinstance(text, str)), "")
 
 
-def users_own(text: str) -> str:
-    """Return a text of the user without what a program put before it, behind it or around it."""
+def without_additions(text: str) -> str:
+    """Return a text of the user without the elements that a program put before it, behind it or around it."""
     if command := _COMMAND.search(text, 0, 2_000):
         arguments = _ARGUMENTS.search(text)
         return f"{command[1].strip()} {arguments[1].strip() if arguments else ''}".strip()

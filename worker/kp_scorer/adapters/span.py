@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
-from kp_scorer.adapters.attributes import attributes_of, integer, messages_of_paths, own_id_in, value_of, values_of
+from kp_scorer.adapters.attributes import attributes_of, integer, messages_of_paths, normalized_id, value_of, values_of
 from kp_scorer.adapters.blocks import returned_in, text_in
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of
-from kp_scorer.adapters.node import Node, as_json, opened, parsed
+from kp_scorer.adapters.node import Node, as_json, parsed, unwrapped
 from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
@@ -58,7 +58,7 @@ class Spans:
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         """Read spans in the form of OpenTelemetry's protocol. One without a kind is a tool's if a model called its name."""
-        self.odd: list[NotConverted] = []  # Why messages are left out.
+        self.unreadable: list[NotConverted] = []  # The reasons for leaving messages out.
         self._transcript = Transcript()
         spans = list(map(self._span, nodes))
         models = [span for span in spans if span.kind == "model"]
@@ -77,7 +77,7 @@ class Spans:
                 *values_of(attributes, "input"),
                 *(each.at("content") for each in prompted),
             ]
-            arguments = opened(taken[0].value, are_arguments=True) if taken else None
+            arguments = unwrapped(taken[0].value, are_arguments=True) if taken else None
             call_id = text_in(value_of(attributes, "call id").value)
             inputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)]
             outputs = _results_of(node, attributes, answered)
@@ -90,7 +90,7 @@ class Spans:
         else:
             inputs = self._pieces(attributes, "input", "user", kind, prompted, self._transcript)
             outputs = self._pieces(attributes, "output", "agent", kind, answered, Transcript())
-        ids, end = (own_id_in(node.at("spanId")), own_id_in(node.at("parentSpanId"))), node.at("endTimeUnixNano")
+        ids, end = (normalized_id(node.at("spanId")), normalized_id(node.at("parentSpanId"))), node.at("endTimeUnixNano")
         times_ns = integer(node.at("startTimeUnixNano")), None if end.value is None else integer(end)
         return Span(node, *ids, *times_ns, kind, name if kind == "tool" else "", inputs, outputs, _is_failed(node))
 
@@ -129,19 +129,20 @@ class Spans:
 
     def _each(self, messages: Sequence[Node]) -> list[Piece]:
         messages = [message._replace(value=parsed(message.value)) for message in messages]
-        return list(pieces_of([message for message in messages if self._is_readable(message)]))
+        return list(pieces_of([message for message in messages if self._check_readable(message)]))
 
-    def _is_readable(self, message: Node) -> bool:
+    def _check_readable(self, message: Node) -> bool:
+        """Return whether a message can be read; note it as skipped otherwise."""
         try:
             list(pieces_of([message]))
         except NotConverted as error:
             message.skip()
-            self.odd.append(error)
+            self.unreadable.append(error)
             return False
         return True
 
     def _pieces_of_value(self, value: Node, speaker: Speaker, kind: SpanKind, transcript: Transcript) -> list[Piece]:
-        content = value._replace(value=opened(value.value))
+        content = value._replace(value=unwrapped(value.value))
         if content.value == "null" or (kind == "model" and content.value == "None"):
             # Exporters that record messages as texts write None for an answer that has only calls.
             return []
@@ -230,7 +231,7 @@ def _results_of(span: Node, attributes: Node, answered: Sequence[Node]) -> list[
         iter([*values_of(attributes, "result"), *values_of(attributes, "output"), *contents]),
         attributes._replace(value=None),
     )
-    content = opened(returned.value)
+    content = unwrapped(returned.value)
     text, is_error = returned_in(content)
     if isinstance(returned.value, str) and content == parsed(returned.value):
         # Keep the spelling of the source.

@@ -12,7 +12,7 @@ from typing import Any, Final
 from kp_scorer.adapters.attributes import attributes_of
 from kp_scorer.adapters.building import Run, digests_of, ends_run, trace_id
 from kp_scorer.adapters.conversation import Conversation, last_turn
-from kp_scorer.adapters.instrumentations import framework_of, without_content
+from kp_scorer.adapters.instrumentations import framework_of, remedy_for
 from kp_scorer.adapters.node import as_json
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.span import Span, Spans
@@ -34,12 +34,12 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
     """
     spans = sorted(read.all, key=lambda span: span.started_ns)
     if not any(piece.kind in ("user", "agent") for span in spans for piece in (*span.inputs, *span.outputs)):
-        if read.odd:
-            raise read.odd[0]
+        if read.unreadable:
+            raise read.unreadable[0]
         agents = sorted((span for span in read.all if span.kind in ("model", "agent")), key=lambda span: span.kind != "model")
         if not agents:
             return []
-        raise NotRecorded(spans[0].node.line, [Problem(agents[0].node.path, without_content(agents[0].node))])
+        raise NotRecorded(spans[0].node.line, [Problem(agents[0].node.path, remedy_for(agents[0].node))])
     roots = [span for span in spans if span.span_id and not span.parent_id]
     if record is None:
         described = (roots or spans)[0].node
@@ -69,8 +69,8 @@ def _is_interrupted(spans: Sequence[Span], pieces: Sequence[Piece]) -> bool:
     return waits and any(_THREAD in as_json(span.node.value) for span in spans)
 
 
-def _resumed(spans: Sequence[Span]) -> set[int]:
-    """Return the numbers of the tools with which an interrupted run goes on: its first model has their calls and results."""
+def _resumed_tools(spans: Sequence[Span]) -> set[int]:
+    """Return the numbers of the tools that resume an interrupted run: the input of its first model has them already."""
     models = (span for span in spans if span.kind == "model" and span.inputs)
     if (first := min(models, key=lambda span: span.started_ns, default=None)) is None:
         return set()
@@ -87,7 +87,7 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
     The outermost span has the question in the user's words, which frameworks rephrase for the models.
     """
     repeated, failed = _repeated(spans)
-    repeated |= _resumed(spans)
+    repeated |= _resumed_tools(spans)
     run = Conversation()
     for _, _, number, is_end in sorted(_moments(spans, repeated)):
         run.add(number, spans[number], is_end=is_end, has_failed=number in failed)

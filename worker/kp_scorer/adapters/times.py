@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kp_scorer.adapters.node import Node, spelt
+from kp_scorer.adapters.node import Node, keys_by_plain_name
 from kp_scorer.errors import NotConverted
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,7 +28,7 @@ def time_in(record: Node) -> str | None:
     """Return the time of a record, in whichever field and form it is, as ISO 8601; None if it has none that can be read."""
     if not isinstance(record.value, dict):
         return None
-    names = spelt(record.value)
+    names = keys_by_plain_name(record.value)
     for key in (names[name] for name in _TIMES if name in names):
         place = record.at(key)
         time = time_in(place) if isinstance(place.value, dict) else time_of(place)

@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from kp_scorer.adapters.blocks import sort_of
 from kp_scorer.adapters.messages import messages_in, pieces_of
-from kp_scorer.adapters.node import Node, objects_in, parsed, spelt
+from kp_scorer.adapters.node import Node, keys_by_plain_name, objects_in, parsed
 from kp_scorer.adapters.pieces import Piece
-from kp_scorer.adapters.programs import without_programs
+from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 
 _ENVELOPES: Final = ("payload", "data", "event", "message", "item", "part", "update", "content")
 _OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of what is in them stands.
 _MOST_LEVELS: Final = 6  # The most envelopes, or objects around a list of turns, that are opened.
-_MOST_ASKED: Final = 50  # The items of a list that are looked at to see what it holds.
+_MOST_INSPECTED: Final = 50  # The items of a list that are inspected to see what it holds.
 QUESTIONS: Final = (
     "query question instruction prompt input chatinput task problem message user human userinput goal objective intent".split()  # noqa: SIM905
 )
@@ -80,7 +80,7 @@ def _flat(step: dict[str, Any]) -> dict[str, Any]:
     action = step.get("action")
     if not isinstance(action, dict) or "observation" not in step:
         return step
-    return step | {key: value for key, value in action.items() if spelt({key: 0}).keys() != {"toolcallid"}}
+    return step | {key: value for key, value in action.items() if keys_by_plain_name({key: 0}).keys() != {"toolcallid"}}
 
 
 def _messages_of(record: Node) -> list[dict[str, Any]]:
@@ -107,7 +107,7 @@ def _messages_of(record: Node) -> list[dict[str, Any]]:
 
 
 def _text(record: Node, keys: Sequence[str]) -> str:
-    names = spelt(record.object())
+    names = keys_by_plain_name(record.object())
     texts = (record.at(names[key]).value for key in keys if key in names)
     return next((text for text in texts if isinstance(text, str) and text), "")
 
@@ -120,20 +120,20 @@ def _is_step(value: dict[str, Any]) -> bool:
     value = _flat(value)
     if isinstance(with_role({**value, "tool_calls": None}).get("role"), str):
         return False
-    names = set(spelt(value))
+    names = set(keys_by_plain_name(value))
     has_call = bool(names & {*_TOOLS, "toolcalls"}) and "toolcallid" not in names
     return has_call and bool(names & {*_OBSERVED, *_THOUGHTS[:-1]})
 
 
 def is_exchange(value: dict[str, Any]) -> bool:
     """Return whether an object has a question and its answer."""
-    names = spelt(value)
+    names = keys_by_plain_name(value)
     return all(any(key in names and value[names[key]] for key in keys) for keys in (QUESTIONS, ANSWERS))
 
 
 def are_turns(value: object) -> bool:
     """Return whether a list holds turns of one run."""
-    items = [_step_in(parsed(item)) for item in value[:_MOST_ASKED]] if isinstance(value, list) else []
+    items = [_step_in(parsed(item)) for item in value[:_MOST_INSPECTED]] if isinstance(value, list) else []
     return any(isinstance(item, dict) and (_is_spoken(item) or _is_step(item)) for item in items)
 
 
@@ -184,7 +184,7 @@ def _transcript_in(holder: Node) -> Node | None:
 
 def _are_exchanges(value: object, path: tuple[str | int, ...]) -> bool:
     """Return whether a list holds the questions and answers of one run. Under other keys, each of them is a run."""
-    return path[-1] in _EXCHANGES and isinstance(value, list) and any(map(is_exchange, objects_in(value[:_MOST_ASKED])))
+    return path[-1] in _EXCHANGES and isinstance(value, list) and any(map(is_exchange, objects_in(value[:_MOST_INSPECTED])))
 
 
 def _within(value: object) -> Iterable[tuple[str | int, Any]]:
@@ -214,7 +214,7 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
         branch[number] = None
         last = ids[str(parent)] if parent else None
     on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(own)) in branch]
-    pieces = without_programs(pieces_of(turns_of(on_branch)))
+    pieces = without_program_texts(pieces_of(turns_of(on_branch)))
     if not any(piece.kind == "user" for piece in pieces):
         return list(records)
     calls = {piece.call_id for piece in pieces if piece.kind == "call"}

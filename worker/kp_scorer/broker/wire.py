@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.headers import PACKED_BY
-from kp_scorer.decoding import Limits, check_values, least_bytes, loads, parse_json
+from kp_scorer.decoding import Limits, check_values, compact_bytes, loads, parse_json
 from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.trace import is_submission_id
 
@@ -114,7 +114,7 @@ def _bounded_body(message: Any, limits: Limits) -> bytes:
     if packed_by:
         body = _unpacked(body, packed_by, largest_bytes)
     most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
-    if len(body) > largest_bytes or (len(body) > most_bytes and least_bytes(body, most_values) > most_bytes):
+    if len(body) > largest_bytes or (len(body) > most_bytes and compact_bytes(body, most_values) > most_bytes):
         raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
     check_values(body, most_values, limits.depth)
     return body

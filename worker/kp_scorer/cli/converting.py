@@ -89,7 +89,7 @@ class Conversion:
         place = (len(self._files) - 1) * _MOST_LINES + line
         if self._name or format_of(value):
             yield from self._counted(self._converter.feed(place, value))
-        elif not self._converter.skips(place, value):
+        elif not self._converter.skip_unrecognized(place, value):
             self._unknown_shape = self._unknown_shape or shape_of(value)
             self._unknown_lines += [line] if len(self._unknown_lines) < MOST_PLACES else []
             self._unknown += 1

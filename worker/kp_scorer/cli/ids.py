@@ -11,7 +11,7 @@ import click
 
 from kp_scorer.cli.output import print_note
 from kp_scorer.store.ledger import RedisLedger
-from kp_scorer.trace import TRACE_ID_PREFIX, begins
+from kp_scorer.trace import TRACE_ID_PREFIX, has_beginning
 
 _MOST_NAMED: Final = 10
 
@@ -43,7 +43,7 @@ def resolve_among(id_or_beginning: str, ids: Iterable[str]) -> str:
     exact = exact_trace_id(id_or_beginning)
     if id_or_beginning == exact:
         return exact
-    matches = {each for each in ids if begins(each, id_or_beginning)}
+    matches = {each for each in ids if has_beginning(each, id_or_beginning)}
     if exact in matches:
         return exact
     if len(matches) > 1:

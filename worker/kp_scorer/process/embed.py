@@ -51,7 +51,7 @@ class EmbedStage:
         self._decider = decider
         self._novelty = novelty
         self._embedder = novelty.embedder
-        self._checked = novelty.checked
+        self._checked = novelty.checked_embedder
         self._metrics = metrics
         self._pass_on = pass_on
         self._changed = threading.Condition()

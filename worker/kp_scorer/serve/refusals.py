@@ -10,28 +10,31 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, ServiceUnavailable, TraceConflict
-from kp_scorer.logs import Seldom, raised_at
+from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.exports import JSON, PROTOBUF, failure
 
 _OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
 """Exporters may add a prefix, as that of Langfuse does, or a slash."""
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_PATH: Final = 100  # Characters of a path in a line of the log.
-_SELDOM: Final = Seldom()
+_THROTTLE: Final = LogThrottle()
 
 log = structlog.get_logger("kp_scorer.serve.refusals")
 
 
 def refuse_in(app: FastAPI) -> None:
     """Make an application answer all errors of its handlers, and refuse requests whose length is ambiguous."""
-    app.add_middleware(_OneLength)
+    app.add_middleware(_RequestFilter)
     for kind in (HTTPException, RequestValidationError, InvalidTrace, NotConverted, TraceConflict, ServiceUnavailable):
         app.add_exception_handler(kind, _refused)
     app.add_exception_handler(Exception, _refused)
 
 
-class _OneLength:
-    """Refuses requests with two lengths, as a proxy may believe the other one, and closes their connections (RFC 9112)."""
+class _RequestFilter:
+    """Strips prefixes from OTLP's paths, and refuses requests with two lengths, whose connections it closes (RFC 9112).
+
+    A proxy may believe one length where this server believes the other.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -53,7 +56,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ServiceUnavailable):
         # Exporters try again, and any peer may cause this, so log it seldom.
-        if _SELDOM.is_due(message):
+        if _THROTTLE.admit(message):
             log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503
         message, headers = "no room now, try again" if status == 429 else "not reachable now, try again", _RETRY_AFTER
@@ -66,7 +69,9 @@ async def _refused(request: Request, error: Exception) -> Response:
         log.error("request_failed", error=type(error).__name__, where=raised_at(error))
         status, message = 500, "an error of ours, see the log"
     is_unknown = status == 404 and "route" not in request.scope
-    if (status in (401, 415) or is_unknown) and _SELDOM.is_due((peer := request.client.host if request.client else "", status)):
+    if (status in (401, 415) or is_unknown) and _THROTTLE.admit(
+        (peer := request.client.host if request.client else "", status)
+    ):
         log.warning("request_refused", status=status, peer=peer, path=request.url.path[:_MOST_PATH], detail=message)
     is_binary = _OTLP_PATH.fullmatch(request.url.path) and request.headers.get("content-type") == PROTOBUF
     media_type = PROTOBUF if is_binary else JSON

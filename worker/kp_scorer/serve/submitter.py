@@ -26,7 +26,7 @@ from kp_scorer.errors import (
     SettingsError,
     TraceConflict,
 )
-from kp_scorer.logs import Seldom, raised_at
+from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
@@ -68,7 +68,7 @@ class Submitter:
         self._failing_since: float | None = None
         # By queue: when it last refused a run, by the monotonic clock.
         self._refused_at: dict[str, float] = {}
-        self._seldom = Seldom()
+        self._throttle = LogThrottle()
 
     def why_not_live(self) -> list[str]:
         """Return why this process must be restarted; empty if it need not be."""
@@ -117,7 +117,7 @@ class Submitter:
             outcome = self._outcome(run, answer)
             if self._store.runs.close(run, answer.get("agent_span", ""), outcome):
                 if outcome not in ("", NO_WAIT):
-                    _state(answer["trace"], json.loads(outcome))
+                    _apply_outcome(answer["trace"], json.loads(outcome))
                 self._store.runs.finish(run.run_id, self._submit(run, answer))
         except (ServiceUnavailable, SettingsError):
             self._store.runs.release(run.run_id)
@@ -150,7 +150,7 @@ class Submitter:
         """Submit a run, leave it out or dead-letter it; return which."""
         if reason := answer.get("left_out"):
             self._metrics.runs_left_out.labels(reason).inc()
-            if "detail" in answer and self._seldom.is_due(answer["detail"]):
+            if "detail" in answer and self._throttle.admit(answer["detail"]):
                 log.warning("run_left_out", otel_trace_id=run.run_id, reason=reason, detail=answer["detail"])
             return "left_out"
         if "poison" in answer:
@@ -187,8 +187,8 @@ class Submitter:
         self._converting.close()
 
 
-def _state(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """Replace the assumed success and confidence of a trace by those of an outcome."""
+def _apply_outcome(trace: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Replace the assumed success and confidence of a trace with those of an outcome, and name what is still assumed."""
     assumed = [name for name in trace["metadata"].pop("assumed", []) if name not in outcome]
     trace["metadata"] |= {"success": outcome["success"]} | ({"assumed": assumed} if assumed else {})
     trace["outcome"]["confidence"] = outcome.get("confidence", trace["outcome"]["confidence"])

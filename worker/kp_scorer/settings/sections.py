@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
-from kp_scorer.decoding import MOST, Count
+from kp_scorer.decoding import LARGEST_NUMBER, Count
 from kp_scorer.gate import GateBounds, GatePolicy
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
@@ -94,7 +94,8 @@ class RoutingSettings(Section):
 class GateSettings(Section):
     """The number and lifetime of the kept traces that the gate of coverage compares with."""
 
-    kept_elements: Annotated[int, Field(ge=1_000, le=MOST)] = 10_000  # Far more than are kept while a worker decides a batch.
+    # Far more than are kept while a worker decides a batch.
+    kept_elements: Annotated[int, Field(ge=1_000, le=LARGEST_NUMBER)] = 10_000
     kept_ttl_s: Seconds = 4_838_400.0
 
     @property

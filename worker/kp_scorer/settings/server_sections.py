@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, field_serializer, field_validator, model_validator
 
 from kp_scorer.decision import KINDS, DecisionKind
-from kp_scorer.decoding import MOST, Count
+from kp_scorer.decoding import LARGEST_NUMBER, Count
 from kp_scorer.files import read_text
 from kp_scorer.settings.section import Section
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
@@ -92,7 +92,7 @@ class TraceQueue(Section):
     """The share of a queue of traces in what workers take, and the most traces that may wait there."""
 
     weight: Annotated[int, Field(ge=1, le=100)] = 1
-    limit: Annotated[int, Field(ge=0, le=MOST)] = 0
+    limit: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 0
     """0 sets no limit."""
 
 

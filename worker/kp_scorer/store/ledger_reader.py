@@ -16,7 +16,7 @@ from kp_scorer.store.connection import names_of, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import DAMAGED_DECISION, Record, SubmissionCounts, Tallies, number_in, parsed_in, text_in
 from kp_scorer.store.scripts import row, script
-from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, begins
+from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, has_beginning
 
 _READ_AT_ONCE: Final = 500
 _WHOLE_AT_ONCE: Final = 100  # Each may have the text of a trace, of a megabyte.
@@ -136,7 +136,7 @@ class LedgerReader:
         Redis scans the names of all its keys, which takes a second for a million.
         """
         try:
-            return list(islice((each for each in self._scan(beginning) if begins(each, beginning)), most))
+            return list(islice((each for each in self._scan(beginning) if has_beginning(each, beginning)), most))
         except redis.exceptions.NoPermissionError:
             return None
 

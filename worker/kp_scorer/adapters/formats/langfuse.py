@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run
-from kp_scorer.adapters.columns import span_in
+from kp_scorer.adapters.columns import span_of_row
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.span import Spans
@@ -86,7 +86,7 @@ def _around(trace: Node) -> Node:
 
 def _timed(observation: Node) -> Node:
     microseconds(observation.first("startTime", "start_time"))
-    return span_in(observation)
+    return span_of_row(observation)
 
 
 def _rank(score: dict[str, Any]) -> tuple[bool, str]:

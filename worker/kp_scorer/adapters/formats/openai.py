@@ -37,13 +37,13 @@ _RESPONSES: Final = ("response", "response_body", "responseBody", "result", "out
 _HALVES: Final = (("body", "params", "request"), ("response", "result"))
 """The keys of the two lines of a batch that have the same id."""
 _ASKERS: Final = {"human_input", "cost"}  # AG2 has these beside the messages as the agent that asked sees them.
-_MOST_ASKED: Final = 50
+_MOST_INSPECTED: Final = 50
 
 
 def fits(value: object) -> bool:
     """Return whether a source is a conversation, or a list of messages or of conversations."""
     if isinstance(value, list):
-        return are_turns(value) or any(map(fits, value[:_MOST_ASKED]))
+        return are_turns(value) or any(map(fits, value[:_MOST_INSPECTED]))
     if not isinstance(value, dict) or is_turn(value):
         return False
     is_of_responses = (
@@ -85,7 +85,7 @@ def records(source: Node) -> list[Node]:
 def _lists_of_conversations(source: Node) -> list[Node]:
     """Return the lists of conversations that an object holds, as logs of evaluations do."""
     lists = [source._replace(path=key, value=value) for key, value in source.object().items() if isinstance(value, list)]
-    return [each for each in lists if any(fits(item) for item in objects_in(each.value[:_MOST_ASKED]))]
+    return [each for each in lists if any(fits(item) for item in objects_in(each.value[:_MOST_INSPECTED]))]
 
 
 def run(_own_id: str, conversations: Sequence[Node]) -> Run:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.attributes import SERVICE, any_value, attributes_of, integer, own_id_in
+from kp_scorer.adapters.attributes import SERVICE, any_value, attributes_of, integer, normalized_id
 from kp_scorer.adapters.building import Run
-from kp_scorer.adapters.columns import span_in
+from kp_scorer.adapters.columns import span_of_row
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in, parsed
 from kp_scorer.adapters.span import Spans
@@ -50,7 +50,7 @@ def records(source: Node) -> list[Node]:
 
 def _spans_in(export: Node) -> Iterator[Node]:
     if _is_span(export.value):
-        yield span_in(export) if _is_row(export.value) else export
+        yield span_of_row(export) if _is_row(export.value) else export
     elif any("traceID" in page for page in objects_in(export.at("data").value)) or "traceID" in export.object():
         for page in export.at("data").items() or [export]:
             yield from (_span_of_jaeger(span, page) for span in page.at("spans").items())
@@ -79,7 +79,7 @@ def _span_of_jaeger(span: Node, page: Node) -> Node:
         "resource": {"attributes": _by_key(page.at(*process, "tags")) | {SERVICE: page.at(*process, "serviceName").value}},
         "tags": tags,
     }
-    return span_in(span._replace(value=span.object() | own))
+    return span_of_row(span._replace(value=span.object() | own))
 
 
 def _by_key(pairs: Node) -> dict[str, Any]:
@@ -110,8 +110,8 @@ def ends(spans: Sequence[Node]) -> int | None:
 
 def waits(spans: Sequence[Node], now_ns: int) -> int | None:
     """Return until when a run waits, if spans are still to come: all but the root, or one that has others within it."""
-    ids = {own_id_in(span.at("spanId")) for span in spans}
-    parents = {parent for span in spans if (parent := own_id_in(span.at("parentSpanId")))}
+    ids = {normalized_id(span.at("spanId")) for span in spans}
+    parents = {parent for span in spans if (parent := normalized_id(span.at("parentSpanId")))}
     is_complete = parents <= ids and (len(spans) != 1 or Spans(spans).all[0].inputs)
     times_ns = [integer(span.at("startTimeUnixNano")) for span in spans]
     if is_complete or now_ns > max(times_ns) + _OPEN_NS:
@@ -124,17 +124,17 @@ def waits(spans: Sequence[Node], now_ns: int) -> int | None:
 def run_id(span: Node) -> str:
     """Return the trace id of a span."""
     span.at("traceId").required_text()
-    return own_id_in(span.at("traceId"))
+    return normalized_id(span.at("traceId"))
 
 
 def run(own_id: str, nodes: Sequence[Node]) -> Run | list[Run]:
     """Make a run of the spans of one trace id; none if none of them is an agent's."""
     # A span may be exported twice: when it begins and when it ends, for example.
-    latest = {own_id_in(node.at("spanId")): node for node in nodes if node.at("spanId").value}
+    latest = {normalized_id(node.at("spanId")): node for node in nodes if node.at("spanId").value}
     for log in (node for node in nodes if _IS_LOG in node.object()):
-        if span := latest.get(own_id_in(log.at("parentSpanId"))):
+        if span := latest.get(normalized_id(log.at("parentSpanId"))):
             events = [*(span.value.get("events") or ()), log.value]
-            latest[own_id_in(span.at("spanId"))] = span._replace(value=span.object() | {"events": events})
+            latest[normalized_id(span.at("spanId"))] = span._replace(value=span.object() | {"events": events})
     return run_of("otel", own_id, Spans(list(latest.values())))
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
-from kp_scorer.adapters.node import Node, as_json, spelt
+from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.times import first_timestamp
 from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
@@ -31,7 +31,7 @@ def run_id(line: Node) -> str:
 
 def identities(line: Node) -> list[str]:
     """Return the line itself, if it has an id and a time: a session that goes on in another file may repeat it there."""
-    has_id = isinstance(line.value, dict) and {"id", "uuid"} & set(spelt(line.value))
+    has_id = isinstance(line.value, dict) and {"id", "uuid"} & set(keys_by_plain_name(line.value))
     return [as_json(line.value)] if has_id and first_timestamp([line]) else []
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.building import Run
-from kp_scorer.adapters.columns import SPANS, TRACES, span_in
+from kp_scorer.adapters.columns import SPANS, TRACES, span_of_row
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.formats import langfuse, otel
-from kp_scorer.adapters.node import Node, objects_in, spelt
+from kp_scorer.adapters.node import Node, keys_by_plain_name, objects_in
 from kp_scorer.adapters.span import Spans
 from kp_scorer.adapters.timeline import run_of
 
@@ -41,7 +41,7 @@ def _within(value: dict[str, Any]) -> list[Any]:
 
 
 def _is_row(value: dict[str, Any]) -> bool:
-    names = spelt(value)
+    names = keys_by_plain_name(value)
     has_ids = any(value.get(names.get(key, "")) for key in TRACES) and any(key in names for key in SPANS)
     is_own = bool(_OWN_FIELDS & set(names)) or {"inputs", "outputs"} <= set(names) or value.get("type") in ("llm", "tool")
     return (has_ids and is_own) or {"parentrunid", "runtype"} <= set(names)
@@ -59,11 +59,11 @@ def _rows(node: Node, own_trace: str) -> Iterator[Node]:
         return
     inner = [(key, node.at(key)) for key in _HOLDERS if isinstance(value.get(key), dict | list) and _holds_rows(value[key])]
     if _is_row(value):
-        yield span_in(node)
+        yield span_of_row(node)
     elif inner and "input" in value and isinstance(value.get("id"), str):
         # A trace has the input and the output of the whole run.
         own_trace = value["id"]
-        yield span_in(node._replace(value=value | {"trace_id": own_trace, "type": "agent", "parent_id": None}))
+        yield span_of_row(node._replace(value=value | {"trace_id": own_trace, "type": "agent", "parent_id": None}))
     for _, rows in inner:
         for row in rows.each():
             yield from _rows(row, own_trace)

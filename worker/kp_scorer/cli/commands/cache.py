@@ -161,7 +161,7 @@ def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, Reaso
     # submissions.
     store.ledger.submit(())
     texts = [(number, meter.embedder.recipe.text(trace)) for number, trace in traces]
-    embedded = zip(traces, _embedded(meter.checked, texts, plain=False), strict=True)
+    embedded = zip(traces, _embedded(meter.checked_embedder, texts, plain=False), strict=True)
     candidates = [
         (number, meter.candidate(trace, trace.digests(), vector)) for (number, trace), vector in embedded if vector is not None
     ]
