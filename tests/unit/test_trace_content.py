@@ -134,13 +134,13 @@ def test_did_is_calls_then_thoughts_and_recoveries_each_in_order() -> None:
         *(step("error_recovery", content="again"), step("tool_call", "sql", content="")),
         step("tool_call", "sql", content="count"),
     ]
-    assert make_trace(steps=contents).did == "select count think again"
+    assert make_trace(steps=contents).actions_text == "select count think again"
 
 
 @pytest.mark.parametrize("calls", [[], [step("tool_call", "sql", content="  ")]])
 def test_did_is_all_contents_if_calls_and_thoughts_are_blank(calls: list[Any]) -> None:
     observations = [step("observation", content="one"), step("observation"), step("observation", content="two")]
-    assert make_trace(steps=[*calls, *observations]).did == " ".join([*("  " for _ in calls), "one", "two"])
+    assert make_trace(steps=[*calls, *observations]).actions_text == " ".join([*("  " for _ in calls), "one", "two"])
 
 
 OTHER_SCRIPTS: Final = minimal_payload(objective='Größe prüfen: 你好 \U0001f600\u2028 "\\\n')

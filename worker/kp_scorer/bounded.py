@@ -1,8 +1,8 @@
-"""Works on hostile texts in a process of its own, bounded in time and memory: a text can end that process, and nothing else.
+"""Runs work on hostile texts in a separate process, within limits of time and memory: a text can crash that process alone.
 
-A question and its answer are frames: a line with a number and a length, then as many bytes. Answers are JSON: unpickling them
+Questions and answers are frames: a line with a number and a length, then the content. An answer is JSON, because unpickling it
 could run code in the process that asked. ``multiprocessing``, and pools that build on it, would run the main module of the
-program that uses this package once more, or fork it with its threads.
+calling program once more, or fork the program with its threads.
 """
 
 import itertools
@@ -22,15 +22,15 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from kp_scorer.errors import ProcessFailed, ScorerError, SettingsError
 
-_SPARE_S: Final = 1.0
+_SPARE_S: Final = 1.0  # The time after a limit at which a process ends itself, if the one that asked has not ended it.
 _HEADER_BYTES: Final = 64
 _QUESTION_BYTES: Final = 2**40  # The process that asks is trusted.
 
-Answers = Callable[[bytes], object]  # Turns a question into a value that JSON has; its errors fail that question alone.
+Answers = Callable[[bytes], object]  # Answers a question with a value that JSON has; an error fails that question alone.
 
 
 class Bounds(NamedTuple):
-    """The time and the memory that a process may take."""
+    """The limits on a process: its time, its memory and the size of its answers."""
 
     start_s: float  # The time to start anew; the first start may take four times as long, as it may have to compile something.
     answer_s: float
@@ -39,13 +39,14 @@ class Bounds(NamedTuple):
 
 
 class BoundedProcess:
-    """Asks a module in a process of its own, which is started anew after a timeout or a crash. One thread may ask.
+    """Puts questions to a module in a separate process, and restarts the process after a timeout or a crash.
 
-    The module's function ``load`` turns the arguments into a greeting, which JSON has, and its :data:`Answers`.
+    Only one thread may ask. The module's function ``load`` takes the arguments, and returns a greeting, which is a value that
+    JSON has, and its :data:`Answers`.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], bounds: Bounds) -> None:
-        """Start the process; raises SettingsError if the module cannot be loaded there in time."""
+        """Start the process; raise SettingsError if the module cannot be loaded there in time."""
         self._module, self._arguments, self._bounds = module, arguments, bounds
         self._numbers = itertools.count(1)
         self._start(4 * bounds.start_s)
@@ -54,9 +55,9 @@ class BoundedProcess:
         """Return the answer to a question.
 
         Raises:
-            TimeoutError: it took longer than ``answer_s``, and the process was ended.
-            ProcessFailed: an error was the answer, or the process ended. The message quotes no question.
-            SettingsError: the process had to be started anew and could not be.
+            TimeoutError: the answer took longer than ``answer_s``; the process has been killed.
+            ProcessFailed: the module raised an error, or its process ended. The message never quotes the question.
+            SettingsError: the process had to be restarted, which failed.
         """
         # After a fork, parent and child would ask the same process, and each would get answers to the other's questions.
         if not self.close.alive or self._owner != os.getpid():
@@ -81,13 +82,13 @@ class BoundedProcess:
                 stderr=subprocess.DEVNULL,
                 # Hide our passwords from it.
                 env={name: value for name, value in os.environ.items() if not name.upper().startswith("KP_")},
-                # With a session of its own, it outlives Ctrl-C, as this process does until its work is done, and ends with its
-                # children.
+                # In a session of its own it survives Ctrl-C, as this process does until its work is done, and can be killed
+                # together with its children.
                 start_new_session=True,
             )
         self._owner = os.getpid()
         self._channel, self._stream = ours, ours.makefile("rb")
-        # This ends the process, which otherwise ends with self.
+        # Calling this ends the process; otherwise the garbage collection of self does.
         self.close = weakref.finalize(self, _end, self._owner, process, self._stream, ours)
         try:
             loaded = self._exchange(0, None, start_s)
@@ -131,7 +132,7 @@ def _frame(number: int, content: bytes) -> bytes:
 
 
 def _received(stream: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
-    """Read a frame; raises ValueError if there is none, or a longer one."""
+    """Read a frame, and return its number and content; raise ValueError if it is damaged or exceeds ``most_bytes``."""
     number, length = map(int, stream.readline(_HEADER_BYTES).split())
     content = stream.read(length) if length <= most_bytes else b""
     if len(content) != length:
@@ -140,7 +141,7 @@ def _received(stream: BinaryIO, most_bytes: int) -> tuple[int, bytes]:
 
 
 def main() -> None:
-    """Answer the questions from a channel with a module, until the other end is closed; see ``_start`` for the arguments."""
+    """Load a module, and let it answer questions from a socket until the other end closes; ``_start`` passes the arguments."""
     channel, start_s, answer_s, memory_bytes, module, *arguments = sys.argv[1:]
     own_pid, number = os.getpid(), 0
     answers: Answers
@@ -171,8 +172,8 @@ def main() -> None:
 
 
 def _end_in(seconds: float) -> None:
-    # If the process that asks is killed, nobody is left to end an answer that takes forever. This signal ends the process
-    # without needing Python.
+    # If the process that asks is killed, nobody is left to stop an answer that takes forever. The signal ends this process
+    # even while no Python code gets to run.
     signal.setitimer(signal.ITIMER_REAL, seconds + _SPARE_S)
 
 

@@ -44,18 +44,18 @@ def check_name(text: str) -> str:
 
 def without_unseen(text: str) -> str:
     """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
-    # Most texts have none of these. Few characters are not ASCII, and finding only those takes a fifth of the time.
+    # Most texts have no such character. Searching only the few characters that are not visible ASCII takes a fifth of the time.
     unusual = text.encode("utf-8", "surrogatepass").translate(None, _VISIBLE_ASCII).decode("utf-8", "surrogatepass")
     return _UNSEEN.sub("", text) if _UNSEEN.search(unusual) else text
 
 
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
-    """Return a text without unseen characters in a normal form of Unicode, with U+034F in long runs of marks.
+    """Return a text from ``without_unseen`` in a normal form of Unicode, with U+034F inserted into long runs of marks.
 
-    Python sorts each run of marks, before the fix of its issue 149079 in quadratic time: 80 kB of them would take seconds.
+    Python sorts each run of marks. Before the fix of its issue 149079 this takes quadratic time: seconds for 80 kB of marks.
     """
     if form == "NFKD":
-        # The only letters that become marks, and the ligature that becomes 18 characters.
+        # Replace the only letters that would become marks, and the ligature that would become 18 characters.
         text = text.replace("\uff9e", "\u3099").replace("\uff9f", "\u309a").replace("\ufdfa", " ")
     if len(text.encode("utf-8", "surrogatepass")) > len(text) + _HARMLESS_BYTES:
         text = _LONG_RUN.sub(rf"\1{_JOINER}", text)

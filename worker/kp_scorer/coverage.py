@@ -1,4 +1,4 @@
-"""The choice of a set: of many runs, the few that cover all of them best.
+"""Chooses a set: the few of many runs that cover all of them best.
 
 A kept run stands for the runs that are like it. The cover of a run is its largest similarity to any kept run, and a run adds as
 much as it would raise the covers of all runs, its own among them. A failed run cannot be kept and yet is covered: it shows what
@@ -58,17 +58,17 @@ class Coverage:
         tasks: Sequence[int] | None = None,
         most_by_task: float = math.inf,
     ) -> list[KeptRun]:
-        """Keep up to ``most`` runs of a batch, in the order of what each adds to those before it.
+        """Keep up to ``most`` runs of a batch: again and again the run that adds most. Return them in this order.
 
-        ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most; ``eligible`` says for each
-        whether it can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even where there is room.
-        Of the runs of one task, which ``tasks`` names, ``most_by_task`` are kept, those of earlier batches among them.
+        ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most. Only runs that are ``eligible``
+        can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even where there is room. ``tasks``
+        has the number of each run's task; at most ``most_by_task`` runs of a task are kept, counting earlier batches.
         """
         candidates = np.flatnonzero(eligible)
         similarities = np.maximum(vectors[candidates] @ vectors.T, 0.0)
         covers = self._covers(vectors)
-        # What a run adds only shrinks as others are kept. So the run at the head of the heap, once its figure is brought up to
-        # date and is still the largest, adds the most, and most of the other figures are never brought up to date.
+        # The amount that a run adds only shrinks as other runs are kept. So if the run at the head of the heap is still the
+        # largest with its figure brought up to date, it adds the most. Most other figures are never brought up to date.
         heap = [(-float(added), place) for place, added in enumerate(_added(similarities, covers))]
         heapq.heapify(heap)
         chosen: list[KeptRun] = []
@@ -89,11 +89,14 @@ class Coverage:
         return chosen
 
     def keep(self, vectors: Vectors) -> None:
-        """Add runs that were chosen in another way."""
+        """Add runs that were chosen in another way, as unit vectors of shape (runs, dimensions)."""
         self._vectors = np.concatenate([self._vectors, vectors])
 
     def stand_ins(self, vectors: Vectors) -> list[StandIn]:
-        """Find for each run the kept run that is most like it; find none while no run is kept."""
+        """Return for each run the kept run that is most like it; an empty list while no run is kept.
+
+        ``vectors`` are unit vectors of shape (runs, dimensions).
+        """
         if not len(self._vectors):
             return []
         similarities = vectors @ self._vectors.T
@@ -104,7 +107,7 @@ class Coverage:
     def _covers(self, vectors: Vectors) -> NDArray[np.float32]:
         if not len(self._vectors):
             return np.zeros(len(vectors), np.float32)
-        # A part of the batch at a time: of 100,000 kept runs the similarities of all would take 800 MB.
+        # Compare a part of the batch at a time: its similarities to 100,000 kept runs would take 800 MB at once.
         parts = np.array_split(vectors, max(1, len(vectors) // _COMPARED))
         largest: NDArray[np.float32] = np.concatenate([(part @ self._vectors.T).max(axis=1) for part in parts])
         return np.maximum(largest, 0.0)
@@ -116,9 +119,10 @@ def _added(similarities: NDArray[np.float32], covers: NDArray[np.float32]) -> ND
 
 
 def apportioned(runs: Sequence[int], most: int) -> list[int]:
-    """Divide ``most`` places among domains in proportion to their runs, to whole places by the largest remainders.
+    """Return the number of places of each domain if ``most`` are divided in proportion to the numbers of ``runs``.
 
-    Of domains with equal remainders the earlier one gets the place.
+    The places that are left over go to the largest remainders, and among equal remainders to the earlier domain. There are no
+    more places than runs.
     """
     total = sum(runs)
     most = min(most, total)

@@ -29,7 +29,7 @@ Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: anothe
 
 
 def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder | None) -> Pins | None:
-    """Open the pinned sets that the settings name, without loading them; raises SettingsError if they need an embedder."""
+    """Open the pinned sets that the settings name, without loading them; raise SettingsError if there is no embedder."""
     if not settings.pinned or not store:
         return None
     if embedder is None:
@@ -38,7 +38,7 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 
 
 def open_gate(routing: RoutingSettings, gate: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
-    """Make the gate that the settings ask for, without reading its facts; raises SettingsError if it needs an embedder."""
+    """Make the gate that the settings ask for, without reading its facts; raise SettingsError if there is no embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:
@@ -69,10 +69,10 @@ class PendingDecision:
 
 @dataclass
 class Decider:
-    """Turns traces into decisions in four steps, each for several traces at a time: acquire, check, embed, finish.
+    """Turns traces into decisions in four steps: acquire, check, embed, finish.
 
-    ``acquire`` takes one round trip to Redis and ``finish`` two. One thread owns each step, and that of ``finish`` the mirror
-    too. Any thread may release.
+    For all their traces together, ``acquire`` takes one round trip to Redis and ``finish`` two. One thread owns each step; the
+    thread of ``finish`` owns the mirror as well. Any thread may release.
     """
 
     ledger: Ledger
@@ -86,10 +86,10 @@ class Decider:
     gate: Gate | None = None  # Without it the score decides.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
-        """Decide traces, in order, in this thread; ``alone`` if there is one, which failed before together with others.
+        """Decide traces in this thread, and return the results in their order.
 
-        Deciding again is idempotent: a decided trace keeps its decision. Nothing is lost after ServiceUnavailable, which means
-        that Redis cannot be reached, nor after EmbedderUnhealthy, when another process has to decide.
+        ``alone`` means that there is one trace, which failed before with others. Raises ServiceUnavailable if Redis cannot be
+        reached, and EmbedderUnhealthy if another process has to decide. Nothing is lost: a decided trace keeps its decision.
         """
         decisions = self._decide(traces, alone=alone)
         for index, trace in enumerate(traces):
@@ -123,12 +123,12 @@ class Decider:
             pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
         if dead := [pending for pending in decisions if isinstance(pending.resolved, TraceDead)]:
-            # Dead letters end them, which the ledger does not see: it would hold them for good if Redis came back older.
+            # The ledger does not see dead letters end these, and would hold them for good if Redis came back older.
             self.release(dead)
         return decisions
 
     def check(self, pending: PendingDecision) -> None:
-        """Check the trace, if it is claimed."""
+        """Run the checks on the trace, if it is claimed."""
         if self.checks and pending.is_claimed:
             pending.checks = self.checks.run(pending.trace)
 
@@ -157,7 +157,7 @@ class Decider:
             self.ledger.release([pending.trace.id for pending in decisions])
 
     def refresh(self) -> None:
-        """Bring the mirror up to date while there is nothing to decide."""
+        """Bring the mirror and the gate up to date while there is nothing to decide."""
         if self.novelty:
             self.novelty.cache.catch_up()
         if self.gate:

@@ -10,7 +10,7 @@ from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 Outcome = Literal["accepted", "review", "rejected"]
 """From the mildest to the strictest."""
 DecisionKind = Literal["accepted", "review", "rejected", "revised"]
-"""The kinds that decisions are published by: the first ones on a trace by their outcome, and revisions apart."""
+"""The kind under which a decision is published: its outcome if it is the first decision on the trace, else revised."""
 KINDS: Final[tuple[DecisionKind, ...]] = get_args(DecisionKind)
 ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
@@ -20,12 +20,12 @@ Demand = Literal["review", "rejected"]
 """The outcomes that a check may demand, whatever the score."""
 CheckFailure = Literal["timeout", "error"]
 CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
-"""The pattern is too narrow for the text of a trace."""
+"""The pattern is so narrow that no text of a trace gets through as a name."""
 
 MOST_FINDINGS: Final = 32
 FAILURE_FACTOR: Final = 0.3  # The part of its confidence that a failure keeps. So a larger outcome dimension is a success's.
 _UNREADABLE: Final = 0.3
-"""Above this share of unknown tokens, texts look alike. Each stands for a whole word, so by characters the share is larger."""
+"""Texts with more unknown tokens than this share look alike. Each stands for a whole word, so most of the text is unknown."""
 
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 
@@ -57,7 +57,7 @@ class FiredOverride(_Part):
 
 
 class Guard(_Part):
-    """A guard that the operator sets against traces that were made for their score."""
+    """A guard that the operator sets against traces that were made to score high."""
 
     name: GuardName
     bound: Fraction | None = None
@@ -83,12 +83,12 @@ class Findings(_Part, extra="forbid"):
 
 
 class CheckResult(Findings, extra="ignore"):
-    """The findings of a check of this ``version``, with the outcome that it demands by the settings."""
+    """The findings of one version of a check, and the outcome that the settings let it demand."""
 
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
     failure: CheckFailure | None = None
-    """Set if the check failed. One that may demand an outcome then demands review, as nobody has checked the trace."""
+    """Set if the check failed. A check that may demand an outcome then demands review, as nobody has checked the trace."""
 
 
 class Nearest(_Part):
@@ -99,7 +99,7 @@ class Nearest(_Part):
 
 
 class Novelty(_Part):
-    """The source of the novelty."""
+    """The source of the novelty, and the comparison that it results from."""
 
     source: NoveltySource
     nearest: Nearest | None = None
@@ -188,7 +188,7 @@ class RevisedBy(_Part):
     id: str
     success: bool
     confidence: Fraction | None = None
-    """None if that of the submission stays."""
+    """None if the confidence that the submission states still holds."""
     reason: str | None = None
 
 
@@ -202,7 +202,7 @@ class Superseded(_Part):
 
 
 class Timings(_Part):
-    """The milliseconds that each step took, for all traces that went through it together."""
+    """The milliseconds that each step took for all traces that went through it together."""
 
     held_ms: Annotated[float | None, _OR_LEFT_OUT] = None
     """The time from the delivery until the last look-up, while others were decided or a service was away. Omitted offline."""
@@ -216,9 +216,9 @@ class Timings(_Part):
 
 
 class Decision(_Part):
-    """The decision on a trace, and why. It is made once for a trace id, and a redelivery returns it unchanged.
+    """The decision on a trace, and the reasons. It is made once for a trace id, and a redelivery returns it unchanged.
 
-    Each late outcome leads to one revision, in which all that does not follow from the outcome is as before.
+    Each late outcome leads to one revision, which changes only the fields that follow from the outcome.
     """
 
     schema_version: Literal[1] = 1
@@ -294,7 +294,7 @@ class Decision(_Part):
         return (*(check.outcome for check in self.checks), *(each.outcome for each in self.pinned))
 
     def bound(self, name: GuardName, default: float = 1.0) -> float:
-        """Return the bound, 0..1, of the guard of this name, or the default if that did not apply."""
+        """Return the bound, 0..1, of the guard of this name; the default if no such guard applied."""
         return next((guard.bound for guard in self.guards if guard.name == name and guard.bound is not None), default)
 
     @property

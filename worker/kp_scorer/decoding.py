@@ -1,4 +1,4 @@
-"""Decodes the bytes that a producer sends to a checked :class:`~kp_scorer.trace.ReasoningTrace`.
+"""Decodes the bytes that a producer sends into a checked :class:`~kp_scorer.trace.ReasoningTrace`.
 
 Unknown fields are ignored. Any other mistake is an :class:`~kp_scorer.errors.InvalidTrace`, which names the path of the field
 and never repeats its value, because trace content must not reach logs or error messages.
@@ -27,7 +27,7 @@ Count = Annotated[int, Field(ge=1, le=LARGEST_NUMBER)]
 
 
 class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
-    """The limits on a submission; a value that reaches one is within it."""
+    """The limits on a submission. A value that equals its limit is allowed."""
 
     message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
     values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.
@@ -55,7 +55,7 @@ _ALWAYS_FINE: Final = (int, bool)  # Parsed values of these types exceed no limi
 _JSON_KEYS: Final = (str, int, float, bool, type(None))  # The types of an object's keys, which json writes as texts.
 _STRING: Final = re.compile(rb'"[^"]*"')
 _MOST_NESTING: Final = 500
-"""Python 3.11 parses little more and later versions thousands, but workers of any version must refuse the same."""
+"""Python 3.11 parses few more levels, later versions parse thousands, but workers on any version must refuse the same JSON."""
 _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 
@@ -67,7 +67,7 @@ def loads(raw: bytes) -> Any:
     try:
         return from_json(raw, cache_strings="keys")
     except ValueError:
-        # It also refuses what json reads: lone surrogates, and nesting beyond 200.
+        # ``from_json`` refuses some texts that json reads: those with lone surrogates, or nesting beyond 200.
         return json.loads(raw.decode("utf-8"))
 
 
@@ -93,7 +93,7 @@ def parsed_or_refused(raw: bytes, limits: Limits) -> object:
 
 
 def parse_strict_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON of any length if every other program can read it too: its numbers are finite, its depth is limited."""
+    """Parse UTF-8 JSON of any length that every other program can read, too; raise InvalidTrace for NaN or deep nesting."""
     of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})
     parsed = parse_json(raw, of_any_length)
     if expected := _expected_within(parsed, 1, of_any_length):
@@ -102,9 +102,9 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
-    """Check that unparsed JSON has at most ``most`` values, each of which takes memory and time, and no overlong number.
+    """Raise InvalidTrace if unparsed JSON has more than ``most`` values, each of which costs memory and time, or a huge number.
 
-    Nesting that some versions of Python cannot parse is refused too. The message names the limit ``depth``.
+    Also raise it for nesting that some versions of Python cannot parse; the message then names the limit ``depth``.
     """
     # Texts may contain commas, brackets and digits too, but even so the count of most submissions is low enough.
     if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
@@ -116,10 +116,9 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
 
 
 def compact_bytes(raw: bytes, most_values: int) -> int:
-    """Return the size that unparsed JSON would have in bytes without escapes and without white space between values.
+    """Return the size in bytes that unparsed JSON would have without escapes and without white space between values.
 
-    A parsed text may take four bytes of memory for each of these bytes. Raises InvalidTrace if there are too many texts for
-    ``most_values``.
+    A parsed text may take four times as much memory. Raises InvalidTrace if there are too many texts for ``most_values``.
     """
     escapes = raw.replace(b"\\\\", b"")
     # An escape of six bytes stands for a control character, which takes two bytes at least, or for another, which takes one.
@@ -138,7 +137,7 @@ def _without_texts(raw: bytes, most_values: int) -> bytes:
 
 
 def _may_exceed(json_bytes: bytes, most: int) -> bool:
-    # Each comma precedes a value, each bracket stands for its first item, and there is the outermost value, of a byte at least.
+    # Count a value for each comma, as one follows it; for each bracket, as its first item; and the outermost one.
     return len(json_bytes) > most and 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most
 
 
@@ -149,7 +148,7 @@ def _too_many(json_bytes: bytes, most: int) -> str | None:
 
 
 def _has_too_many_digits(json_bytes: bytes) -> bool:
-    # A number of this many digits has one at a multiple of _MOST_DIGITS; most texts have few digits at such places.
+    # A number with too many digits has a digit at some multiple of _MOST_DIGITS. Most texts have few digits at such places.
     places = [at * _MOST_DIGITS for at, byte in enumerate(json_bytes[::_MOST_DIGITS]) if byte in _DIGITS]
     around = (json_bytes[max(0, place - _MOST_DIGITS) : place + _MOST_DIGITS + 1] for place in places)
     return any(_TOO_MANY_DIGITS in digits.translate(_DIGITS_ALIKE) for digits in around)
@@ -169,7 +168,7 @@ def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace,
 
 def is_surely_within(raw: bytes, limits: Limits) -> bool:
     """Return whether JSON is within the limits of size and values, even after it is serialized again."""
-    # A byte becomes five at most: 1e15 is serialized as 1000000000000000.0.
+    # Serializing makes at most five bytes of one: 1e15 becomes 1000000000000000.0.
     return len(raw) <= limits.message_bytes // 5 and not _may_exceed(raw, limits.values)
 
 
@@ -214,7 +213,7 @@ def _problems(error: ValidationError) -> list[Problem]:
 
 
 def _as_bytes(payload: object, limits: Limits) -> bytes:
-    # A list that contains itself ends in a RecursionError, as one that is nested too deeply.
+    # A list that contains itself leads to a RecursionError, as does one that is nested too deeply.
     dumps = partial(json.dumps, payload, separators=(",", ":"), check_circular=False)
     try:
         return dumps(ensure_ascii=False).encode()
@@ -231,10 +230,10 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
 
 
 def _field_that_is_no_json(payload: object) -> str:
-    """Return the path of the field whose value JSON lacks, as far as the model names it: other keys are content."""
+    """Return the path of the first value that JSON cannot represent, as far as the model names it: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
     fields = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
-    # In the order of serialization: no list that contains itself comes before that value.
+    # Search in the order of serialization, so that no list that contains itself comes before that value.
     left: list[tuple[str, bool, object]] = [("", True, payload)]
     while left:
         path, is_named, value = left.pop()
@@ -282,7 +281,7 @@ def _over_limits(trace: ReasoningTrace | LateOutcome, limits: Limits) -> Iterato
 
 def _expected_within(value: object, depth: int, limits: Limits) -> str | None:
     """Return the expectation that a text, a number or a part of a free-form value fails first; None if it is valid."""
-    # Level by level: free-form values may be nested more deeply than the stack allows.
+    # Go level by level: free-form values may be nested more deeply than the stack allows.
     level = [value]
     while level:
         deeper: list[object] = []

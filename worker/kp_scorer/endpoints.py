@@ -1,6 +1,6 @@
-"""The servers that commands and clients use.
+"""Determines the servers that commands and clients use.
 
-This is not part of ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
+It is not part of ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
 """
 
 from kp_scorer.errors import SettingsError
@@ -10,9 +10,10 @@ from kp_scorer.settings.loading import filled_in
 
 
 def with_endpoints(settings: Settings) -> Settings:
-    """Fill in missing URLs: a Redis broker is also the store; without any URL, the running embedded Redis is both.
+    """Return settings with all URLs: a Redis broker is also the store; if no URL is set, the running embedded Redis is both.
 
-    With the embedded Redis, settings that are not set are those of `up`: other thresholds or names of queues would mislead.
+    With the embedded Redis, `up` supplies all settings that are not set, as other thresholds or names of queues would mislead.
+    Raises SettingsError if a server is missing.
     """
     if not settings.broker.url and not settings.redis.url:
         embedded = running()

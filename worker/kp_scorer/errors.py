@@ -70,7 +70,7 @@ class InvalidTrace(ScorerError):
 class UnknownFormat(InvalidTrace):
     """Lines of the input are neither traces nor anything else that this command reads; the message says what to do.
 
-    ``lines`` are the first of them, and ``count`` their number.
+    ``lines`` has the numbers of the first such lines, and ``count`` says how many there are.
     """
 
     def __init__(self, problems: Sequence[Problem], lines: Sequence[int] = (), count: int = 1) -> None:
@@ -88,7 +88,7 @@ class NotConverted(ScorerError):
 
 
 class FieldsMissing(NotConverted):
-    """A record lacks fields of a trace that nobody supplied; ``options`` of the command line supply them."""
+    """A record lacks fields of a trace, and nobody supplied them; ``options`` are those of the command line that would."""
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())

@@ -1,6 +1,6 @@
 """Opens files that users name: only regular ones, of a bounded size, and for writing never through a link.
 
-It also has the folders of a user. It imports only the standard library, as `health` must not depend on anything else.
+It also names the folders of a user. It imports only the standard library, as `health` must not depend on anything else.
 """
 
 import errno

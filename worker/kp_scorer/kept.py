@@ -1,7 +1,7 @@
-"""Finds the kept runs that are most like a task, in files that `keep` writes or among what a fleet has accepted.
+"""Finds the kept runs that are most like a task, in files that `keep` writes or among the runs that a fleet has accepted.
 
-Beside each file is its index, which is mapped and not loaded: the vector of each successful run's task, and where its line
-begins. It is built on first use, and again once the file has changed.
+Each file has an index beside it, which is mapped into memory: the vector of each successful run's task, and the offset of the
+run's line. The index is built on first use, and again once the file has changed.
 """
 
 import json
@@ -53,7 +53,7 @@ class SimilarRun(NamedTuple):
     similarity: float  # The cosine of the vectors; equal tasks have 1.
     trace_id: str
     domain: str
-    task: str = ""  # The objective; empty, like ``messages``, for what a fleet has kept, as Redis has no texts.
+    task: str = ""  # The objective; empty, like ``messages``, for runs that a fleet has accepted, as Redis has no texts.
     score: float | None = None
     messages: Sequence[dict[str, Any]] = ()  # What was said, called and returned, as in Chat Completions.
 
@@ -76,10 +76,10 @@ class KeptRuns:
     """
 
     def __init__(self, path: Path | str | None = None, settings: Settings | None = None) -> None:
-        """Read a file that ``keep`` has written, or a folder of such; without ``path``, what the fleet has accepted.
+        """Search a file that ``keep`` has written, or a folder of such files; without ``path``, the runs a fleet has accepted.
 
-        Vectors are those of the settings' embedder; without one, they count words. The settings are by default those of the
-        environment and the configuration file; for what a fleet has accepted, they must name its embedder.
+        The settings are by default those of the environment and the configuration file. Their embedder makes the vectors;
+        without one, vectors count words. To search the runs of a fleet, the settings must name the fleet's embedder.
 
         Raises:
             SettingsError: a setting is wrong, or an embedder is required and cannot be loaded.
@@ -91,7 +91,7 @@ class KeptRuns:
         self._checked = CheckedEmbedder(self._embedder)
 
     def similar(self, task: str, most: int = 5) -> list[SimilarRun]:
-        """Return the successful runs that are most like a task, the nearest first.
+        """Return up to ``most`` successful runs that are most like a task, the nearest first.
 
         Raises:
             ScorerError: a file cannot be read, or has a line that ``keep`` does not write.
@@ -116,14 +116,14 @@ class KeptRuns:
             raise ScorerError(f"{path}: {error.strerror}") from None
 
     def _index(self, file: Path) -> "_Index":
-        """Map the index of a file; build it if there is none of what the file holds now."""
+        """Map the index of a file; build it first if it is missing or out of date."""
         status, dimensions = file.stat(), self._embedder.dimensions
         origin = f"kept runs 1, {self._embedder.space}, {status.st_size} bytes of {status.st_mtime_ns} ns"
         path = file.with_name(f"{file.name}.index")
         with suppress(OSError), open_regular(path) as index:
             if mapped := _mapped(index, origin, dimensions):
                 return mapped
-        # Another process may build it too, and the last one replaces it.
+        # Another process may build it at the same time. The last one to finish replaces the index.
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             with open_regular(partial, "w+b", follow=False) as index:
@@ -148,7 +148,7 @@ class KeptRuns:
         index.flush()
 
     def _accepted(self, query: Vector) -> Iterator[SimilarRun]:
-        """Yield the successes in the novelty log that were accepted; decisions are read nearest first."""
+        """Yield the accepted successes in the novelty log, nearest first; read only as many decisions as that takes."""
         with Store.open(self._settings) as store:
             entries = [each for each in store.novelty_log(self._embedder.space).entries() if each.vector.size == query.size]
             if not entries and store.novelty_logs():
@@ -254,5 +254,5 @@ def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
             text += "\n".join([f"\n## A run of similarity {run.similarity:.2f}", *cut]) + "\n"
         if len(text.encode()) <= most_bytes:
             return text
-    # Even of the nearest run only the beginning has room.
+    # Not even the nearest run fits as a whole.
     return text.encode()[:most_bytes].rpartition(b"\n")[0].decode()

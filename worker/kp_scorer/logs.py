@@ -1,4 +1,4 @@
-"""Structured logs on stderr: JSON Lines, or colours on a terminal. An event has a stable name and fields, no trace content."""
+"""Writes structured logs to stderr: JSON Lines, or colours on a terminal. An event has a stable name and fields, no content."""
 
 import json
 import logging
@@ -41,7 +41,7 @@ class BackgroundHandler(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._most_lines = most_lines
-        # A signal handler that logs may interrupt its put. The put of Queue would then wait for itself.
+        # A signal handler that logs may interrupt a call of put. With Queue, its own put would then wait for ever.
         self._lines: SimpleQueue[bytes | threading.Event] = SimpleQueue()
         self._dropped = 0
         self.count_dropped: Callable[[], object] = lambda: None
@@ -50,7 +50,7 @@ class BackgroundHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record for writing, if there is room."""
         if self._lines.qsize() < self._most_lines:
-            # Logging would print the error to stderr, with a text that may quote a trace.
+            # The standard library would print an error of formatting to stderr, with a text that may quote a trace.
             with suppress(Exception):
                 self._lines.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
                 return
@@ -77,7 +77,7 @@ class BackgroundHandler(logging.Handler):
                 self._write(b"".join(lines))
                 has_written = bool(lines)
             except OSError:
-                # The disk is full, or the reader has ended. A line about these would be dropped, too.
+                # The disk is full, or the reader has ended. A log line about that would be dropped, too.
                 has_written = False
                 for _ in lines:
                     self._drop()
@@ -99,7 +99,8 @@ class BackgroundHandler(logging.Handler):
 def configure_logs(settings: LogSettings, *, in_background: bool = False) -> None:
     """Send the log lines of structlog and the standard library to stderr: as text to a terminal, otherwise as JSON.
 
-    It may be called again. With ``in_background`` a thread writes them, so that the process goes on while nobody reads them.
+    It may be called again. With ``in_background``, a thread writes the lines, so that a reader who stalls does not stall the
+    process.
     """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -140,14 +141,14 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
 
 
 def count_dropped_lines(count: Callable[[], object]) -> None:
-    """Call ``count`` for each line that is dropped because nobody reads the log; it must not wait."""
+    """Call ``count``, which must not block, for each line that is dropped because nobody reads the log."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, BackgroundHandler):
             handler.count_dropped = count
 
 
 def flush_logs() -> None:
-    """Write all lines, which takes at most a second; call this before a process ends without Python's usual steps."""
+    """Wait until all lines are written, at most a second; call this before a process ends without Python's usual steps."""
     for handler in logging.getLogger().handlers:
         handler.flush()
 

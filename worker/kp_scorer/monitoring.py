@@ -1,4 +1,4 @@
-"""The HTTP port of a process, with ``/livez``, ``/readyz`` and ``/metrics``. No peer costs more than a thread and some kB."""
+"""Serves ``/livez``, ``/readyz`` and ``/metrics`` on a port of the process. No peer costs more than a thread and some kB."""
 
 import errno
 import json
@@ -38,8 +38,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle(self) -> None:
         """Answer a request once the blank line behind its headers has arrived.
 
-        Disconnect if it does not arrive within the limits. ``http.server`` would read 6.5 MB of headers, and allow each line of
-        them its own time.
+        Disconnect a peer whose headers do not arrive within the limits. ``http.server`` would read 6.5 MB of headers, and allow
+        each line its own time.
         """
         request, deadline = b"", time.monotonic() + _TIMEOUT_S
         with suppress(OSError):
@@ -99,7 +99,7 @@ class _Server(ThreadingTCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
         with self._closed:
-            # After the first step, the oldest may still answer the request that it has received.
+            # After SHUT_RD, the oldest connection may still answer the request that it has received.
             for how in (socket.SHUT_RD, socket.SHUT_RDWR):
                 if len(self._open) >= _OPEN_AT_ONCE:
                     with suppress(OSError):

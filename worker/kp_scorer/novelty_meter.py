@@ -22,7 +22,7 @@ Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with
 
 
 class NoveltyMeter:
-    """Measures novelty: it embeds traces, and compares their vectors with those of the novelty log and of pinned sets."""
+    """An embedder with the novelty log, the window and the pinned sets that its vectors are compared with."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class NoveltyMeter:
 
     @property
     def missing(self) -> str:
-        """The pinned set that is gone, so that nothing is decided; empty if none is."""
+        """The name of a pinned set that no longer exists, without which nothing is decided; empty if all exist."""
         return self._pins.missing if self._pins else ""
 
     def objective_of(self, trace: ReasoningTrace) -> str | None:
@@ -75,9 +75,13 @@ class NoveltyMeter:
         return Candidate(trace.id, digests.content, vector, is_comparable, digests.visible)
 
     def place(self, candidates: Sequence[Candidate], objectives: Sequence[Vector | None] = ()) -> list[Comparison | None]:
-        """Place candidates in the log, idempotently, and compare each and its objective; None if another digest has its id."""
+        """Place candidates in the log, which is idempotent, and compare each of them and its objective.
+
+        The result of a candidate is None if the log has its id with another digest. Raises ServiceUnavailable if the log or the
+        pinned sets cannot be reached.
+        """
         if self._pins:
-            # This comes first, so that no trace is placed that cannot be decided.
+            # Refresh first, because a trace without its pinned sets cannot be decided, and must not be placed.
             self._pins.refresh()
         placements = self.cache.place(candidates)
         admitted = [placement.place for placement in placements if placement]
@@ -88,7 +92,7 @@ class NoveltyMeter:
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """Add the numbers of tokens; set the source to ``unreadable`` if the embedded text says too little about the trace."""
+        """Return the novelty with the numbers of tokens, and ``unreadable`` as its source if the text says too little."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:

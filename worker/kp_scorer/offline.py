@@ -37,7 +37,7 @@ def convert(
     format_name: str = "",
     settings: Settings | None = None,
 ) -> Iterator[dict[str, Any] | NotConverted]:
-    """Convert logs of other tools; yield for each run a trace that may be scored and submitted, or why it cannot be one.
+    """Convert logs of other tools; yield for each run a trace that may be scored and submitted, or the error that prevents it.
 
     A document may hold several runs, and a run may extend over several documents. The arguments from ``domain`` to
     ``privacy_level`` apply to runs whose source does not state them.
@@ -143,7 +143,7 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 
 
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
-    """Decide a batch, in order, as if it were decided one by one: a trace that cannot be scored is dead, and fails no other.
+    """Decide a batch in order, as if one by one: a trace that cannot be scored becomes dead, and the others are decided.
 
     Raises EmbedderUnhealthy if the embedder fails whatever it is given.
     """
@@ -152,7 +152,7 @@ def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterato
     except ServiceUnavailable:
         raise
     except Exception:
-        # Some text in it cannot be embedded.
+        # Some text of the batch cannot be embedded, so decide the traces one by one.
         together = []
     yield from together
     for trace in batch[len(together) :]:
@@ -165,7 +165,7 @@ def _decide_alone(decider: Decider, trace: ReasoningTrace) -> Resolved:
     except ScorerError:
         raise
     except Exception as error:
-        # The same reason that a worker gives. The error's message is left out, because it may quote the trace.
+        # A worker gives the same reason. Leave out the error's message, because it may quote the trace.
         return TraceDead(trace.id, "scoring_failed", type(error).__name__)
     return resolved
 

@@ -1,4 +1,4 @@
-"""Decides traces again by late outcomes, each once."""
+"""Decides traces again by late outcomes, once for each outcome."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ _TOO_MANY: Final = "trace_id: expected a trace with fewer late outcomes"
 
 @dataclass
 class Reviser:
-    """Turns late outcomes into revisions, in three round trips to Redis for all of them. One thread owns it."""
+    """Turns late outcomes into revisions, with three round trips to Redis for all of them together. One thread owns it."""
 
     ledger: RedisLedger
     gate: GatePolicy
@@ -35,9 +35,9 @@ class Reviser:
     def revise(
         self, outcomes: Sequence[LateOutcome], received: Sequence[Received | None], *, alone: bool = False
     ) -> list[Revised | None]:
-        """Return for each late outcome its revision, or what else became of it; None if it is to be tried again, alone.
+        """Return for each late outcome its revision, or the reason for having none; None if it is to be tried again, alone.
 
-        Repeating this is safe. Raises ServiceUnavailable if Redis cannot be reached.
+        Revising again is safe: an outcome keeps its revision. Raises ServiceUnavailable if Redis cannot be reached.
         """
         identities = [Identity(each.id, each.digest()) for each in outcomes]
         records = self.ledger.acquire(identities, alone=alone)
@@ -55,7 +55,7 @@ class Reviser:
         for at, result in zip(claimed, revised, strict=True):
             results[at] = result
         if dead := [each.trace_id for each in results if isinstance(each, TraceDead)]:
-            # Dead letters end them, which this ledger does not see: it would hold them for good if Redis came back older.
+            # The ledger does not see dead letters end these, and would hold them for good if Redis came back older.
             self.ledger.release(dead)
         return results
 

@@ -46,7 +46,7 @@ PROFILES: Final[Mapping[str, Dimensions]] = MappingProxyType(
 
 
 class Bounds(NamedTuple):
-    """The score from which a trace is accepted, and that from which it is reviewed otherwise. A decision has the same names."""
+    """The score from which a trace is accepted, and the lower one from which it is reviewed; named as in a decision."""
 
     threshold: float
     threshold_source: ThresholdSource
@@ -80,13 +80,13 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
     review: Fraction | None = None  # From this score on, a trace that is not accepted goes to review.
     reviews: dict[Domain, Fraction] = {}
     profiles: dict[Domain, Dimensions] = dict(PROFILES)
-    aliases: dict[Domain, str] = {}  # By alias, the domain. An alias has no profile or bounds of its own.
-    submitted_thresholds: bool = False  # Whether the threshold that a submission requests replaces the operator's.
+    aliases: dict[Domain, str] = {}  # The domain of each alias. An alias has no profile or bounds of its own.
+    submitted_thresholds: bool = False  # True if the threshold that a submission requests replaces the operator's.
     cap_step_term: bool = False
     max_confidence: Fraction = 1.0  # A producer's own confidence counts up to this.
     min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
-    copies: Literal["score", "reject"] = "score"  # What happens to a copy of another trace in its window.
+    copies: Literal["score", "reject"] = "score"  # The treatment of a copy of another trace in its window.
 
     def profile(self, domain: str) -> str:
         """Return the name of the profile that weighs traces of ``domain``."""
@@ -139,7 +139,7 @@ class ComplexityTerms(NamedTuple):
 
 
 class Score(NamedTuple):
-    """A score and the parts it is computed from. A decision has the same names."""
+    """A score and the parts that it is computed from, named as in a decision."""
 
     score: float  # 0..1, after the overrides.
     dimensions: Dimensions
@@ -159,8 +159,8 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     """Decide a trace again by another policy, from its decision.
 
     Everything that depends on the trace itself stays: its dimensions, whatever ``policy.cap_step_term`` and
-    ``policy.max_confidence`` are, the overrides that fire, the demands of pinned sets and checks, and the threshold that its
-    submission requested, if that applied, and the result of the gate.
+    ``policy.max_confidence`` are; the overrides that fire; the demands of pinned sets and checks; the result of the gate; and
+    the threshold that the submission requested, if that applied.
     """
     overrides = (fired.name for fired in decision.overrides)
     scored = _score(*_profile_and_weights(decision.domain, policy), decision.dimensions, overrides)
@@ -179,10 +179,10 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
 
 
 def revise(decision: Decision, late: LateOutcome, admits: Callable[[bool, float], bool]) -> Decision:
-    """Decide a trace again by a late outcome: a pure function of both. Everything else stays, including weights and bounds.
+    """Decide a trace again by a late outcome: a pure function of the decision and the outcome. Weights and bounds stay.
 
-    ``admits`` tells whether the requirement of the gate is met by a success and an outcome dimension. The decision must have
-    ``stated``.
+    ``admits`` takes a success and an outcome dimension, and returns whether they meet the requirement of the gate. The decision
+    must have ``stated``.
     """
     assert decision.stated, "the caller has checked it"
     confidence = decision.stated.confidence if late.confidence is None else late.confidence

@@ -201,7 +201,7 @@ class ReasoningTrace(_Part):
         return " ".join([self.task.objective, *(step.content or "" for step in self.steps)])
 
     @property
-    def did(self) -> str:
+    def actions_text(self) -> str:
         """The contents of the calls, then of the thoughts and recoveries, joined by spaces; if blank, those of all steps."""
         calls = [step.content for step in self.steps if step.type == "tool_call" and step.content]
         thoughts = [step.content for step in self.steps if step.type in ("thought", "error_recovery") and step.content]
@@ -260,7 +260,7 @@ class LateOutcome(_Part):
 
 
 def outcome_key(secret: str, trace_id: str) -> str:
-    """Return the key of late outcomes of a trace for programs that may read the ledger's secret."""
+    """Return the key with which programs that may read the ledger's secret send late outcomes of a trace."""
     return hmac.digest(secret.encode(), trace_id.encode(errors="replace"), "sha256").hex()
 
 
@@ -277,7 +277,7 @@ class Digests(NamedTuple):
 
 def _hashed(content: bytes) -> bytes:
     digest, view = hashlib.blake2b(digest_size=16, person=_DIGEST_VERSION), memoryview(content)
-    # Hash small pieces: for larger ones hashlib releases the interpreter, which another thread may then keep for 5 ms.
+    # Hash small pieces: for larger ones hashlib releases the interpreter's lock, and another thread may keep that for 5 ms.
     for start in range(0, len(view), _UNRELEASED_BYTES):
         digest.update(view[start : start + _UNRELEASED_BYTES])
     return digest.digest()
@@ -285,12 +285,12 @@ def _hashed(content: bytes) -> bytes:
 
 def _as_visible(text: str) -> bytes:
     """Return canonical JSON in NFC, without invisible characters, with single spaces, and none at the ends of texts."""
-    # After the first two, every backslash begins an escape, and every quotation mark delimits a text.
+    # After the first two replacements, every backslash begins an escape, and every quotation mark delimits a text.
     text = text.replace("\\\\", "\\/").replace('\\"', "\\'").replace("\\n", " ")
     if _RARE_ESCAPE.search(text):
         text = _CONTROLS.sub("", text.replace("\\r", " ").replace("\\t", " ").replace("\\f", " "))
     if text.isascii() and "\x7f" not in text:
-        spaced = b" ".join(text.encode().split())  # Of bytes, this takes two thirds of the time.
+        spaced = b" ".join(text.encode().split())  # Splitting the text itself takes half as long again.
     else:
         # The cell of Braille without dots looks like a space, but Python does not count it as one.
         spaced = " ".join(normalized("NFC", without_unseen(text)).replace("\u2800", " ").split()).encode()

@@ -56,7 +56,7 @@ TRACE: Final = Recipe("", (Part(None, False, 1.0),), lambda trace: trace.embeddi
 ASKED_AND_DID: Final = Recipe(
     ".asked_and_did.1",
     (Part(96, True, 0.6), Part(256, True, 0.4)),
-    lambda trace: trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.did,
+    lambda trace: trace.task.objective.replace(_SEPARATOR, "") + _SEPARATOR + trace.actions_text,
 )
 RECIPES: Final[Mapping[RecipeName, Recipe]] = MappingProxyType({"trace": TRACE, "asked_and_did": ASKED_AND_DID})
 
@@ -189,7 +189,7 @@ class CheckedEmbedder:
     def check_process(self) -> None:
         """Raise EmbedderUnhealthy if the embedder has threads and this process was forked after it was loaded."""
         if self._embedder.has_threads and self._pid != os.getpid():
-            # A pass would wait forever for threads that the fork did not copy.
+            # A pass would wait forever for threads that the fork actions_text not copy.
             raise EmbedderUnhealthy(
                 "embedder: it was loaded before this process was forked: make a Scorer or KeptRuns in each process"
             )

@@ -285,7 +285,7 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
 
 def _quote(trace: ReasoningTrace) -> Iterator[str]:
     """Yield the beginnings of the objective of a trace and of its steps."""
-    for label, text in (("asked", trace.task.objective), ("did", trace.did)):
+    for label, text in (("asked", trace.task.objective), ("did", trace.actions_text)):
         # Text counts in cells, as some characters take two.
         for number, line in enumerate(Text(shortened(text, _EXCERPT_CHARS) or "nothing").wrap(_PAGE, _COLUMNS - 9)):
             yield f"  {'' if number else label:<7}{line.plain.rstrip()}"
