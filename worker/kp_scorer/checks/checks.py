@@ -1,4 +1,4 @@
-"""The checks of a trace, which run in a process of their own, and what their findings may demand."""
+"""Runs the checks of traces in a separate process, and limits what their findings may demand."""
 
 from typing import Final
 
@@ -17,16 +17,16 @@ log = library_logger(__name__)
 
 
 class Checks:
-    """Runs checks one after another; one thread may do so."""
+    """Runs checks one after another. Only one thread may use it."""
 
     def __init__(self, settings: ChecksSettings) -> None:
-        """Load the checks; raises SettingsError if one is not installed, or cannot be loaded."""
+        """Load the checks; raise SettingsError if one is not installed, or cannot be loaded."""
         self._settings = settings
         bounds = Bounds(settings.start_s, settings.timeout_s, _MEMORY_BYTES)
         self._process = BoundedProcess("kp_scorer.checks.process", settings.names, bounds)
 
     def run(self, trace: ReasoningTrace) -> tuple[CheckResult, ...]:
-        """Run the checks that the settings name for the trace's privacy level. A failure is part of the result, and logged."""
+        """Return the results of the checks that apply to the trace's privacy level. A failure is a result, and is logged."""
         content = trace.model_dump_json(exclude_none=True).encode()
         allowed = self._settings.allowed(trace.metadata.privacy_level)
         return tuple(self._run(name, strictest, content) for name, strictest in allowed.items())

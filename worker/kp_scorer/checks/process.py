@@ -1,4 +1,4 @@
-"""Runs the checks in their own process: loads them once, then answers questions by them."""
+"""Runs the checks in their own process: loads them once, then runs one for each question."""
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
@@ -44,7 +44,7 @@ def _findings(checks: dict[str, Any], question: bytes) -> dict[str, Any]:
     try:
         return Findings.model_validate(checks[name.decode()](_trace(content))).model_dump()
     except ValidationError as error:
-        # Name only the field, as values and names within may be text of the trace.
+        # Name only the fields, because their values, and the names in these, may be text of the trace.
         fields = {str(each["loc"][0]) for each in error.errors(include_input=False) if each["loc"]}
         raise ProcessFailed(
             f"it made no valid {error.title}: {', '.join(sorted(fields & Findings.model_fields.keys()))}"

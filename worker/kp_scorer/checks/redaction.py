@@ -30,7 +30,7 @@ _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared publ
 
 
 class Redactor:
-    """Replaces what it finds by placeholders such as ``[EMAIL_2]``, the same text by the same one."""
+    """Replaces secrets and personal data by placeholders such as ``[EMAIL_2]``, equal texts by equal placeholders."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # The number of replacements by kind; a text counts each time.
@@ -38,7 +38,7 @@ class Redactor:
         self._numbers: Counter[str] = Counter()
 
     def redacted(self, value: Any, name: str = "") -> Any:
-        """Return JSON with everything replaced that is found in its texts, and in those that are JSON themselves."""
+        """Return JSON with all of its texts redacted, also within texts that are JSON. The ``name`` of its field is a hint."""
         if isinstance(value, dict):
             return {key: self.redacted(item, key) for key, item in value.items()}
         if isinstance(value, list):
@@ -64,7 +64,7 @@ class Redactor:
 
 
 def is_clean(value: Any, name: str = "") -> bool:
-    """Return whether nothing is found in JSON."""
+    """Return whether JSON holds nothing to redact. The ``name`` of its field is a hint."""
     if isinstance(value, dict):
         return all(is_clean(item, key) for key, item in value.items())
     if isinstance(value, list):
@@ -76,7 +76,7 @@ def is_clean(value: Any, name: str = "") -> bool:
 
 
 def spans_in(text: str, name: str = "") -> list[Span]:
-    """Return what is found in a text, in order, without overlaps. The ``name`` of its field, such as password, is a hint."""
+    """Return the spans to redact in a text, in order, without overlaps. The ``name`` of its field (password) is a hint."""
     placeholders = [match.span() for match in _PLACEHOLDER.finditer(text)]
     spans = list[Span]()
     for start, end, kind in sorted(_detected(text, name)):

@@ -1,4 +1,4 @@
-"""The check for secrets: keys, tokens and passwords, by the rules of Kingfisher and some of ours."""
+"""Finds secrets in traces: keys, tokens and passwords, by the rules of Kingfisher and some of ours."""
 
 import re
 from collections import Counter
@@ -35,7 +35,7 @@ class Secrets:
         self._scanner = Scanner(rules, redact=True)
 
     def __call__(self, trace: ReasoningTrace) -> Findings:
-        """Search all texts of the trace, including those within free-form objects."""
+        """Return the number of secrets of each kind in all texts of the trace, including those within free-form objects."""
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
             # A secret that both searches find has the same kind in both, so the union counts it once.
@@ -82,7 +82,7 @@ def _unpunctuated(text: str) -> str:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to texts of about this length; divide no line, as it may hold a secret."""
+    """Join lines to texts of some ``_PIECE_CHARS`` characters, without dividing a line, which may hold a secret."""
     piece, chars = list[str](), 0
     for line in lines:
         piece.append(line)

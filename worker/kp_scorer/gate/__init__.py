@@ -1,4 +1,4 @@
-"""The gate of coverage: what a trace adds to the kept ones, the facts that this rests on, and their audit."""
+"""Accepts traces for what they add to the kept ones, by the facts that earlier decisions left, and audits the decisions."""
 
 from kp_scorer.gate.batch import Batch, GatePolicy, Weighed
 from kp_scorer.gate.domain import GateBounds

@@ -12,7 +12,7 @@ from kp_scorer.gate.domain import Domain, number_of
 from kp_scorer.gate.facts import VECTOR, Fact, Vectors
 from kp_scorer.novelty.log import Place
 
-LEAST_BAR: Final = 0.05  # A copy of a kept trace adds less, also where most runs may be kept.
+LEAST_BAR: Final = 0.05  # The lowest bar, however large the share; a copy of a kept trace adds less.
 
 Requirement = Literal["success"] | float
 
@@ -22,7 +22,7 @@ class GatePolicy(NamedTuple):
 
     share: float  # The share of a domain's traces to accept, which its bar follows.
     bar: float | None = None  # A fixed bar, which follows nothing.
-    requires: Requirement = "success"  # Or the least outcome dimension.
+    requires: Requirement = "success"  # A success, or the least outcome dimension.
 
     def admits(self, success: bool, outcome_confidence: float) -> bool:
         """Return whether a trace meets the requirement."""
@@ -61,12 +61,12 @@ class Batch:
             self._turns.update((index, (of_domain, turn)) for turn, index in enumerate(indices))
 
     def weigh(self, index: int) -> Weighed:
-        """Weigh a trace, once all before it are settled."""
+        """Weigh the trace at an index; all traces before it must have been settled."""
         turns, turn = self._turns[index]
         return turns.weigh(turn)
 
     def settle(self, index: int, *, is_eligible: bool, is_kept: bool) -> Fact:
-        """Note whether a trace could be kept, and is, and return the fact to store."""
+        """Settle the trace at an index, which could be kept if it ``is_eligible``; return the fact to store."""
         turns, turn = self._turns[index]
         return turns.settle(turn, is_eligible=is_eligible, is_kept=is_kept)
 
@@ -80,7 +80,7 @@ class _Turns:
         self._domain, self._trace_ids, self._vectors, self._as_of, self._policy = name, trace_ids, vectors, as_of, policy
         at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
         self._kept_ttl_ms = domain.kept_ttl_ms
-        # The last axis of each of these has the runs first, then the traces here.
+        # The last axis of each array has the earlier runs first, then the traces of this batch.
         self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
         self._adds = np.concatenate([domain.runs.adds, np.zeros(len(trace_ids))])
@@ -99,7 +99,7 @@ class _Turns:
         self._weigh_all()
 
     def _weigh_all(self) -> None:
-        # To itself a trace has a similarity of 1, whatever the rounding of its vector says.
+        # A trace has a similarity of exactly 1 to itself, despite the rounding of its vector.
         turns = np.arange(len(self._trace_ids))
         self._similarities[turns, self._runs + turns] = 1.0
         added = (np.maximum(self._similarities - self._covers, 0.0) * self._weights).sum(axis=1)
@@ -128,7 +128,10 @@ class _Turns:
 
 
 def bar_of(adds: NDArray[np.float64], share: float) -> float:
-    """Return what a trace must add to rank within the top ``share`` of itself and a domain's last runs, by what they add."""
+    """Return the amount that a trace must add to rank in the top ``share`` of itself and a domain's last runs.
+
+    ``adds`` has the amount that each of these runs added, of shape (runs,).
+    """
     if not len(adds):
         return 1.0
     place = max(len(adds) - math.ceil(share * (len(adds) + 1)), 0)

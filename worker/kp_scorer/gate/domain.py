@@ -20,7 +20,7 @@ class GateBounds(NamedTuple):
 
     kept_elements: int
     kept_ttl_ms: int
-    most_facts: int = 10_000  # A domain without one among these has no runs.
+    most_facts: int = 10_000  # The newest facts count; a domain that has none among them has no runs.
     most_runs: int = 200
 
 
@@ -37,7 +37,7 @@ class Domain:
         self._covers_at = 0
 
     def covers(self, at: int) -> NDArray[np.float64]:
-        """Return the covers of the runs at a place."""
+        """Return the covers of the runs at a place, of shape (runs,)."""
         return self._covers * self._standing(self._covers_at, at)
 
     def extend(self, runs: Sequence[PlacedFact], kept_facts: Sequence[PlacedFact]) -> None:
@@ -47,12 +47,12 @@ class Domain:
         self.runs.extend(runs)
         recorded = np.array([fact.cover for _, fact in runs])
         since = self.runs.as_of[new]
-        # The first decisions of a space rest on nothing, so on no time either.
+        # The first decisions of a space rest on no fact, and so have no time but their own.
         recorded_at = np.where(since, since, self.runs.at[new])
         self._covers = np.concatenate([self.covers(now), recorded * self._standing(recorded_at, now)])
         self._covers_at = now
         self.drop_runs(len(self.runs) - self.most_runs)
-        # Traces that were kept since the facts that the decision rests on cover the run, too.
+        # A run is also covered by the traces that were kept after the facts that its decision rests on.
         first = int(np.searchsorted(self.kept_rows.at, since.min(initial=now), "right"))
         self.kept_rows.extend(kept_facts)
         if first < len(self.kept_rows):
@@ -74,11 +74,11 @@ class Domain:
             self._covers = self._covers[count:]
 
     def kept_standing(self, at: int) -> NDArray[np.float64]:
-        """Return the share of its similarity that each kept trace covers with at a place; 0 once it has expired."""
+        """Return for each kept trace the share of its similarity that counts at a place; 0 once the trace has expired."""
         return self._unexpired(self.kept_rows.at, at)
 
     def demand(self, at: int) -> NDArray[np.float64]:
-        """Return the weight of each run at a place; 0 once it has expired."""
+        """Return the weight of each run at a place; 0 once the run has expired."""
         return self._unexpired(self.runs.at, at)
 
     def _unexpired(self, since: NDArray[np.int64], at: int) -> NDArray[np.float64]:
@@ -90,7 +90,7 @@ class Domain:
 
 
 class _Rows:
-    """Facts as arrays, oldest first: places and those that they rest on as numbers, what they added, and vectors."""
+    """Facts as arrays, oldest first: places, and the places that they rest on, as numbers; amounts added; and vectors."""
 
     def __init__(self, dimensions: int) -> None:
         self._vectors = np.empty((0, dimensions), np.float32)

@@ -1,4 +1,4 @@
-"""The facts of decisions: what each leaves for later ones of its domain, in one order for all workers."""
+"""Defines the facts that decisions leave for later decisions in their domains, in one order for all workers."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class Fact(NamedTuple):
     trace_id: str
     domain: str
     as_of: Place  # The newest fact that the decision rests on, beside its mates.
-    mates: int
+    mates: int  # The number of the domain's facts that the same step stored right before this one.
     cover: float  # 0..1, when it was decided.
     adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
     is_kept: bool
@@ -34,7 +34,7 @@ class Fact(NamedTuple):
     vector: Vectors  # Of shape (dimensions,)
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Return what is stored of it: all but the vector as text, and the vector."""
+        """Return the fact as it is stored: all fields but the vector as JSON, and the vector in float16."""
         text = json.dumps([self.trace_id, self.domain, str(self.as_of), *self[3:-1]])
         return text.encode(), self.vector.astype(VECTOR).tobytes()
 
@@ -44,9 +44,9 @@ class StoredFact(NamedTuple):
 
     place: Place
     fact: Fact | None = None
-    is_late: bool = False  # True for an earlier fact once more, as its trace is kept from here on.
-    dropped: Place | None = None  # The fact whose trace is kept no longer.
-    erased: Place | None = None
+    is_late: bool = False  # True if an earlier fact is stored again, because its trace is kept from here on.
+    dropped: Place | None = None  # The place of the fact whose trace is no longer kept.
+    erased: Place | None = None  # The place of the fact that was erased.
 
 
 class Facts(NamedTuple):
@@ -74,13 +74,13 @@ class MemoryFacts:
         self._unread: list[StoredFact] = []
 
     def append(self, text: bytes, vector: bytes) -> None:
-        """Store a fact."""
+        """Store a packed fact; raise one of :data:`DAMAGES` if it is damaged."""
         self._last = Place(max(self._clock_ms(), self._last.time_ms), self._last.number + 1)
         (fact,) = parse_facts([text], vector)
         self._unread.append(StoredFact(self._last, fact))
 
     def read(self, _: Place | None) -> Facts:
-        """Return what was stored since the last call."""
+        """Return the facts that were stored since the last call."""
         unread, self._unread = self._unread, []
         return Facts(unread)
 
@@ -94,7 +94,7 @@ def parse_place(text: str) -> Place:
 
 
 def parse_facts(texts: Sequence[bytes], vectors: bytes) -> list[Fact]:
-    """Parse facts from their texts and their joined vectors; one of :data:`DAMAGES` if one of them is damaged."""
+    """Parse facts from their texts and their joined vectors; raise one of :data:`DAMAGES` if any is damaged."""
     parsed = json.loads(b"[%s]" % b",".join(texts))
     matrix = np.frombuffer(vectors, VECTOR).reshape(len(texts), -1 if texts else 0).astype(np.float32)
     if len(parsed) != len(texts) or not np.isfinite(matrix).all():

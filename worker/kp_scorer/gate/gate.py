@@ -1,14 +1,14 @@
-"""The gate that keeps what teaches, one trace at a time: a trace is accepted for what it adds to those kept of its domain.
+"""The gate accepts traces one at a time, each for what it adds to the kept traces of its domain.
 
 The cover of a run is its largest similarity to a kept trace, and a trace adds as much as it would raise the covers of the last
-runs of its domain, and its own (``coverage.py`` has the same for a set). It is accepted if that reaches the bar of its domain:
-what the asked share of those runs added when they were decided. Demand and cover halve with age: what was kept long ago does
-not keep out what is asked for today.
+runs of its domain, and its own (``coverage.py`` does the same for a set). It is accepted if that amount reaches the bar of its
+domain, which follows the share of runs to accept: that share of the last runs added as much when they were decided. Demand and
+covers fade with age, so that a trace that was kept long ago does not keep out what is asked for today.
 
 Each decision leaves a fact for later ones: its vector, its cover, and whether its trace is kept. Facts are stored in the step
-that stores the decision, so their order is one for all workers. A decision rests on the facts up to one that it names, and on
-its mates: those of its domain that are stored right before it, in the same step. So no worker waits for another, what is kept
-follows from the facts alone, and an audit can recompute every decision.
+that stores the decision, so all workers see them in one order. A decision rests on the facts up to one that it names, and on
+its mates: the facts of its domain that the same step stores right before its own. So no worker waits for another, the facts
+alone determine which traces are kept, and an audit can recompute every decision.
 """
 
 from collections import OrderedDict, defaultdict, deque
@@ -34,8 +34,8 @@ class Gate:
 
     def _begin(self) -> None:
         self._domains: defaultdict[str, Domain] = defaultdict(lambda: Domain(self._dimensions, self._bounds))
-        # The places that the log holds, as it is trimmed, and their domains. The garbage collector passes over pairs of a
-        # number and a text, where it would visit ten thousand instances of Place in each collection.
+        # The places that the log still holds, and their domains. The garbage collector skips pairs of a number and a text,
+        # whereas it would visit ten thousand instances of Place in each collection.
         self._facts = deque[tuple[int, str]]()
         self._kept_places = OrderedDict[int, str | None]()  # Notes have no domain.
         self._cursor: Place | None = None
@@ -53,7 +53,7 @@ class Gate:
             if tail.restart:
                 self._begin()
                 continue
-            # Later ones are among the facts, too.
+            # Kept facts that are newer than this are among ``tail.facts``, too.
             earlier = [each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place]
             self._apply(earlier, are_runs=False)
             self._apply(tail.facts)
@@ -63,8 +63,8 @@ class Gate:
                 continue
             if is_anew or not erased or erased.isdisjoint((*self._kept_places, *(place for place, _ in self._facts))):
                 return
-            # The effects of an erased fact on others cannot be undone one by one, so read all anew; but only once, as
-            # a note may be false, and this must end.
+            # The effects of an erased fact on others cannot be undone one by one, so read all facts anew. Do so only once:
+            # a note may be false, and then this would never end.
             self._begin()
             is_anew = True
 
@@ -101,7 +101,7 @@ class Gate:
                 self._domains[domain].extend(runs, kept_facts)
 
     def _trim(self, facts: Sequence[StoredFact]) -> None:
-        """Forget the facts that the log has dropped since it got these."""
+        """Note the places of new facts, and forget the facts that the log has dropped to make room for them."""
         for place, fact, *_ in facts:
             self._cursor = place
             self._facts.append((number_of(place), fact.domain if fact else ""))

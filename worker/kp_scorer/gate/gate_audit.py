@@ -1,4 +1,4 @@
-"""Recomputes what traces added from the facts, by definition, and compares it with the decisions."""
+"""Recomputes from the facts, by definition, what each trace added, and compares that with the decisions."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -30,7 +30,7 @@ class GateReport:
     agreeing: int = 0
     differences: list[dict[str, Any]] = field(default_factory=list)
     undecided: int = 0  # Facts without their decision, which has expired or was erased.
-    beyond: int = 0  # Those that rest on facts that are stored no longer.
+    beyond: int = 0  # Facts that rest on facts that are no longer stored.
 
 
 def audit_gate(
@@ -40,7 +40,7 @@ def audit_gate(
     report, replay = GateReport(), _Replay(facts, kept_facts, bounds)
     decided = decisions([fact.trace_id for _, fact in replay.facts])
     for stored, trace in zip(replay.facts, decided, strict=True):
-        # Facts are of first decisions.
+        # A fact belongs to the first decision on its trace, not to a revision.
         decision, basis = (trace.first or trace.decision) if trace else None, replay.basis(*stored)
         if decision is None or decision.gate is None or decision.gate.as_of != str(stored[1].as_of):
             report.undecided += 1
@@ -54,14 +54,14 @@ def audit_gate(
 
 
 class _KeptTrace(NamedTuple):
-    """A trace that is kept from a place on, maybe until another."""
+    """A trace that is kept from a place on, and perhaps dropped at a later one."""
 
     at: Place
     vector: Vectors
     dropped_at: Place | None
 
     def is_dropped(self, by: Place) -> bool:
-        """Return whether it was dropped at this place, or before it."""
+        """Return whether the trace was dropped at a place or earlier."""
         return self.dropped_at is not None and self.dropped_at <= by
 
 
@@ -80,7 +80,7 @@ class _Replay:
         self._bounds = bounds
         self.facts = [(each.place, each.fact) for each in facts if each.fact and not each.is_late]
         self._places = {each.place for each in facts}
-        # Where facts were trimmed, erased or lost, others may rest on what is gone.
+        # Where facts were trimmed, erased or lost, others may rest on facts that are gone.
         self._is_complete = len(facts) < bounds.most_facts and len(kept_facts) < bounds.kept_elements
         self._is_complete &= all(each.fact or each.dropped for each in facts)
         self._of_domain = defaultdict[str, list[_Stored]](list)
@@ -92,14 +92,14 @@ class _Replay:
                 self._kept_traces[fact.domain].append(_KeptTrace(place, fact.vector, dropped.get(place)))
 
     def basis(self, place: Place, fact: Fact) -> _Basis:
-        """Recompute what a trace added. Facts come in their order."""
+        """Recompute the basis of the decision that left a fact at a place. Call this for all facts in their order."""
         before = self._of_domain[fact.domain]
         others = before[: len(before) - fact.mates]
         mates = before[len(others) :]
         runs = (others[: bisect_right(others, fact.as_of, key=_AT)] + mates)[-self._bounds.most_runs :]
         kept_traces = self._kept_among(fact, mates[0][0] if mates else place, place)
         before.append((place, fact))
-        # The fact's own setting, whatever it is now.
+        # Use the lifetime that the fact records, whatever the setting is now.
         now_ms, kept_ttl_ms = fact.as_of.time_ms, fact.kept_ttl_ms
 
         def aged(since_ms: int) -> float:
@@ -120,7 +120,7 @@ class _Replay:
         return _Basis(adds, np.array([each.adds for _, each in runs]), is_complete)
 
     def _kept_among(self, fact: Fact, mates: Place, end: Place) -> list[_KeptTrace]:
-        """Return what was kept up to the fact that a decision rests on, and among its mates, which are in this range."""
+        """Return the traces kept up to the fact that a decision rests on, and among its mates, from ``mates`` to ``end``."""
         kept_traces = self._kept_traces[fact.domain]
         own = slice(bisect_left(kept_traces, mates, key=_AT), bisect_left(kept_traces, end, key=_AT))
         return kept_traces[: bisect_right(kept_traces, fact.as_of, key=_AT)] + kept_traces[own]

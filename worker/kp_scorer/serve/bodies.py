@@ -1,4 +1,4 @@
-"""Reads the bodies of requests, within bounds of size, memory and time."""
+"""Reads the bodies of requests within limits of size, memory and time."""
 
 import asyncio
 import zlib
@@ -24,13 +24,16 @@ class Bodies:
     """The bodies in memory, counted by token, so that no token keeps the others out."""
 
     def __init__(self, most_bytes: int, tokens: int) -> None:
-        """Admit bodies of ``most_bytes`` each, unpacked; if there are several tokens, each may use half of the memory."""
+        """Admit bodies of up to ``most_bytes``, unpacked. If there is more than one token, each may use half of the memory."""
         self._most_bytes = most_bytes
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
         self._most_of_one = BODIES * most_bytes // (2 if tokens > 1 else 1)
 
     async def work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
-        """Unpack a body while it arrives, within bounds of size and time, and work on it in a thread."""
+        """Unpack a body while it arrives, do the work on it in a thread, and return the result.
+
+        Raises HTTPException if the body is too large, too slow or not as declared, and QueueFull if there are too many.
+        """
         encoding = request.headers.get("content-encoding", "identity").lower()
         if encoding not in ("identity", "gzip"):
             raise HTTPException(415, "expected Content-Encoding gzip, or none")

@@ -1,4 +1,4 @@
-"""The certificate of the server, and its renewal: one expires sooner than a process ends."""
+"""Checks the server's certificate, and loads a renewed one, because a certificate may expire before the process ends."""
 
 import ssl
 from collections.abc import Callable
@@ -15,7 +15,7 @@ log = structlog.get_logger("kp_scorer.serve.certificates")
 
 
 class Renewal:
-    """Loads a certificate that was replaced, for new connections."""
+    """Loads a certificate again once its files were replaced; new connections get it."""
 
     def __init__(self, settings: ServeSettings, load: Callable[[], None]) -> None:
         self._settings, self._load = settings, load
@@ -26,13 +26,13 @@ class Renewal:
         return [(state.st_ino, state.st_mtime_ns) for state in states]
 
     def renew(self) -> None:
-        """Load both files again if either has changed; a pair that does not fit, or not yet, leaves the old one in use."""
+        """Load both files again if either has changed. The old pair stays in use while the new one does not match."""
         with suppress(OSError):
             if (files := self._files()) == self._last:
                 return
             self._last = files
             try:
-                # A pair that does not fit would break the context.
+                # A pair that does not match would break the context.
                 check_certificate(self._settings)
             except SettingsError as error:
                 log.warning("certificate_not_renewed", detail=str(error))
@@ -42,7 +42,7 @@ class Renewal:
 
 
 def check_certificate(settings: ServeSettings) -> None:
-    """Raise SettingsError if the certificate and its key cannot be used; there may be none."""
+    """Raise SettingsError if the settings name a certificate and key that cannot be used."""
     if not settings.certificate:
         return
     try:

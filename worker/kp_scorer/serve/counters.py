@@ -1,4 +1,4 @@
-"""The figures that ``serve`` measures from its start on, as counters, histograms and gauges of prometheus_client."""
+"""Defines the metrics that ``serve`` measures from its start on, with prometheus_client."""
 
 import time
 from functools import partial
@@ -28,19 +28,19 @@ class ServeMetrics:
         self._requests = counter("requests", "Requests answered, by route and status", ("route", "status"))
         about = "From the headers of a request to the end of its answer, by route"
         self._request_s = Histogram("request_seconds", about, ("route",), _PREFIX, registry=self.registry, buckets=_SECONDS)
-        self.spans = counter("spans", "Spans received, by what became of them", ("outcome",))
-        self.traces = counter("traces", "Traces received as such, by what became of them", ("outcome",))
+        self.spans = counter("spans", "Spans received, by outcome", ("outcome",))
+        self.traces = counter("traces", "Traces received as such, by outcome", ("outcome",))
         self.runs_submitted = counter("runs_submitted", "Runs submitted")
         self.runs_left_out = counter(
-            "runs_left_out", "Runs of no agent, without content, or that another continues or repeats", ("reason",)
+            "runs_left_out", "Runs left out: of no agent, without content, unfinished, or repeated", ("reason",)
         )
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
         self.ready = gauge("ready", "1 if runs can be submitted")
         # All processes show the same values here, as they describe what processes share.
-        self._runs_open = gauge("runs_open", "Runs that are collected")
-        self._held_bytes = gauge("held_bytes", "Bytes of their spans")
-        self._used = gauge("room_used_ratio", "The part in use of 10,000 runs or serve.total_bytes, whichever is larger")
+        self._runs_open = gauge("runs_open", "Runs being collected")
+        self._held_bytes = gauge("held_bytes", "Bytes of the spans of runs being collected")
+        self._used = gauge("room_used_ratio", "Share in use of 10,000 runs or of serve.total_bytes, whichever is larger")
         for outcome in (*get_args(Outcome), "nameless"):
             self.spans.labels(outcome)
         for outcome in ("pending", "invalid", "conflict"):
@@ -51,7 +51,7 @@ class ServeMetrics:
             self._dead_letters.labels(reason)
 
     def count_dead_letter(self, reason: Reason) -> None:
-        """Count a dead run."""
+        """Count a run that became a dead letter."""
         self._dead_letters.labels(reason).inc()
 
     def show_held(self, runs: int, held_bytes: int, limits: ServeSettings) -> None:

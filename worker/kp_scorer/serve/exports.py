@@ -1,4 +1,4 @@
-"""Exports of OpenTelemetry, in Protobuf or JSON: the spans and events in them by their runs, and the answers to them.
+"""Reads exports of OpenTelemetry, in Protobuf or JSON, groups their spans and events by run, and writes the answers.
 
 https://opentelemetry.io/docs/specs/otlp/#otlphttp
 """
@@ -60,10 +60,11 @@ LOGS: Final = Signal("resourceLogs", "scopeLogs", "logRecords", LogRecord, (9, 1
 def spans_in(
     body: bytes, media_type: str, limits: Limits, signal: Signal = SPANS, *, keeps_source: bool = False
 ) -> tuple[dict[str, list[ReceivedSpan]], int]:
-    """Return an export's spans by the ids of their runs, and the number of invalid or too large ones.
+    """Return an export's spans by the ids of their runs, and the number of spans without valid ids.
 
-    With ``keeps_source`` they have their resource and scope, to be handed on. Of an export of logs, only the events of agents
-    are returned. Raises InvalidTrace or NotConverted if it is no export.
+    A span that is too large is returned without content. With ``keeps_source``, spans have their resource and scope, to be
+    handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if the body is
+    no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = 0
@@ -78,12 +79,12 @@ def spans_in(
             raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
-        # Keep nothing of a span that is too large: its run is too large, too.
+        # A span without attributes was too large to parse. Its run is too large as well, so keep no content.
         content = _as_bytes(fields) if "attributes" in fields else b""
         if signal is LOGS:
             if not (has_ids and b"gen_ai." in content and "body" in fields):
                 continue
-            # It is stored as a span within its span, with an id by which it counts once.
+            # Store the event as a child of its span, with an id from its content, so that a repeated one counts once.
             span_id = hashlib.blake2b(content, digest_size=8).hexdigest()
             content = _as_bytes(fields | {"spanId": span_id, "parentSpanId": fields["spanId"]})
         if has_ids:
@@ -168,7 +169,7 @@ def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, A
 
 
 def _layer() -> Any:
-    """Make the class of a message that parses no deeper than one layer: its fields are the bytes of those of another."""
+    """Make the class of a message that parses one layer only: each field holds the bytes of the real message's field."""
     kind = FieldDescriptorProto
     fields = [
         kind(name=f"field_{number}", number=number, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)
@@ -193,7 +194,7 @@ def _as_bytes(value: object) -> bytes:
 
 
 def success(media_type: str, rejected: int, message: str) -> bytes:
-    """Return the answer to an export of which all but ``rejected`` spans are stored; ``message`` has the reason."""
+    """Return the answer to an export whose spans are stored, except for ``rejected`` ones; ``message`` has the reason."""
     partly = messages.ExportTracePartialSuccess(rejected_spans=rejected, error_message=message) if rejected else None
     answer = messages.ExportTraceServiceResponse(partial_success=partly)
     encoded: bytes = MessageToJson(answer, indent=None).encode() if media_type == JSON else answer.SerializeToString()

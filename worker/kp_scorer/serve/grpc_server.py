@@ -1,4 +1,4 @@
-"""OpenTelemetry's exports over gRPC: each becomes a request to the application that answers them over HTTP.
+"""Serves OpenTelemetry's exports over gRPC: passes each to the application that answers exports over HTTP.
 
 https://opentelemetry.io/docs/specs/otlp/#otlpgrpc
 """
@@ -29,7 +29,7 @@ _OPTIONS: Final[Mapping[str, int]] = {
     # A second process would share the port, and get some of the connections.
     "grpc.so_reuseport": 0,
     "grpc.max_receive_message_length": ServeSettings.body_bytes,
-    # gRPC would unpack a message whole, however large it becomes, before it looks at its size or we at its token.
+    # gRPC would unpack a message whole, however large it becomes, before it checks the size or we check the token.
     "grpc.per_message_decompression": 0,
     "grpc.max_allowed_incoming_connections": 512,
     "grpc.max_concurrent_streams": 100,
@@ -54,16 +54,17 @@ _CODES: Final = {
 
 
 async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_requests: int) -> Any:
-    """Serve on ``serve.grpc_port``, and return the server, to be stopped.
+    """Start a server on ``serve.grpc_port``, and return it; the caller stops it.
 
-    Raises SettingsError if the port cannot be used.
+    If there is more than one token, each may use half of the memory for messages. Raises SettingsError if the port cannot be
+    used.
     """
     # gRPC logs errors with their messages, which may quote a trace.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     server = grpc.aio.server(options=list(_OPTIONS.items()), maximum_concurrent_rpcs=most_requests)
     exports = _Exports(app, BODIES // 2 if tokens > 1 else BODIES)
     for signal in ("trace", "logs", "metrics"):
-        # Registered as a stream, although one request comes: otherwise gRPC reads it before the handler sees the token.
+        # Register a stream of requests, although only one comes: otherwise gRPC reads it before the handler sees the token.
         method = grpc.stream_unary_rpc_method_handler(partial(exports.export, "traces" if signal == "trace" else signal))
         service = f"opentelemetry.proto.collector.{signal}.v1.{signal.title()}Service"
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {"Export": method})])
@@ -83,7 +84,7 @@ class _Exports:
     def __init__(self, app: ASGIApp, most_of_one: int) -> None:
         self._app = app
         self._open = Counter[str]()
-        # gRPC reads a message whole, so its size is unknown until then: each counts as one of the largest size.
+        # gRPC reads a message as a whole, and its size is unknown before that: each counts as one of the largest size.
         self._reading = asyncio.Semaphore(BODIES)
         self._reading_of = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(most_of_one))
 
@@ -99,7 +100,8 @@ class _Exports:
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
             if message.startswith(_GZIP):
-                # The application answers what is larger as it answers a large request, and what is not gzip, too.
+                # Unpack one byte more than the application allows, so that it refuses larger messages. It also answers the
+                # error that damaged gzip raises here.
                 message = zlib.decompressobj(wbits=31).decompress(message, ServeSettings.body_bytes + 1)
             return {"type": "http.request", "body": message}
 
@@ -117,7 +119,7 @@ class _Exports:
         return body
 
     async def _read(self, token: str, context: Any) -> Any:
-        # Unlike the application's count, this one has the requests whose answers a peer does not read.
+        # Unlike the application's count, this one includes requests whose answers a peer does not read.
         self._open[token] += 1
         context.add_done_callback(lambda _: self._open.subtract([token]))
         if self._open[token] > REQUESTS:
@@ -127,12 +129,12 @@ class _Exports:
 
 
 def _scope(signal: str, context: Any) -> dict[str, Any]:
-    """Return an export as ASGI describes requests."""
+    """Return the scope of an export, which describes it as a request of ASGI."""
     headers = [(b"content-type", PROTOBUF.encode())]
     for name, value in context.invocation_metadata():
         if name == "authorization":
             headers.append((b"authorization", value.encode()))
-    # As ipv4:127.0.0.1:50000 or ipv6:%5B::1%5D:50000.
+    # A peer is written as ipv4:127.0.0.1:50000 or ipv6:%5B::1%5D:50000.
     host = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
     request = {"method": "POST", "scheme": "http", "path": f"/v1/{signal}", "query_string": b"", "client": (host, 0)}
     return {"type": "http", "http_version": "2", "headers": headers, "state": {}, **request}

@@ -16,7 +16,7 @@ from kp_scorer.serve.exports import JSON, PROTOBUF, failure
 _OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
 """Exporters may add a prefix, as that of Langfuse does, or a slash."""
 _RETRY_AFTER: Final = {"Retry-After": "2"}
-_MOST_PATH: Final = 100  # Characters of a path in a line of the log.
+_MOST_PATH: Final = 100  # The most characters of a path in a line of the log.
 _THROTTLE: Final = LogThrottle()
 
 log = structlog.get_logger("kp_scorer.serve.refusals")

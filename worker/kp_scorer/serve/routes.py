@@ -1,4 +1,4 @@
-"""The ASGI application: the input and the output of each path.
+"""Builds the ASGI application, with a handler for each path.
 
 Handlers wait in the event loop, and work in threads.
 """
@@ -126,7 +126,7 @@ class _Handlers:
             self._metrics.spans.labels(outcome).inc(rejected_of_run)
             self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":
-                # The spans that are stored by now count once, however often they are sent.
+                # The exporter sends all spans again. Those that are stored by now count once.
                 raise QueueFull("runs: no room until some are submitted")
             if rejected_of_run:
                 rejected += rejected_of_run
@@ -270,7 +270,7 @@ def _media_type(request: Request, *accepted: str) -> str:
 
 def _row(number: int, result: Submitted, secret: str) -> SubmittedTrace:
     if isinstance(result, str):
-        # Before the first worker there is no secret.
+        # There is no secret until a worker has started.
         key = outcome_key(secret, result) if secret else None
         return SubmittedTrace(number=number, state="pending", trace_id=result, outcome_key=key)
     if isinstance(result, InvalidTrace):

@@ -1,4 +1,4 @@
-"""Turns the spans of a run into its trace, in a process of its own, which alone parses what agents wrote."""
+"""Converts the spans of a run to its trace, in a separate process, the only one that parses the texts of agents."""
 
 import json
 from collections.abc import Sequence
@@ -27,13 +27,19 @@ _FIELDS: Final = TypeAdapter(SuppliedFields)
 
 
 def load(arguments: Sequence[str]) -> tuple[None, Answers]:
-    """Return a function that converts exports, with these fields for runs that lack them, and these limits."""
+    """Return no greeting, and a function that converts exports.
+
+    The ``arguments`` are the fields for runs that lack them and the limits, both as JSON, and the most values in an export.
+    """
     supplied, limits, most_values = arguments
     return None, partial(_converted, _DEFAULTS | json.loads(supplied), Limits.model_validate_json(limits), int(most_values))
 
 
 def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: bytes) -> dict[str, Any]:
-    """Return the trace of an export; or why it makes none: problems, or that it is ``left_out``; and whether it lacks spans."""
+    """Return the ``trace`` of an export, or its ``problems``, or the reason why it is ``left_out``.
+
+    ``is_open`` is true if spans of the run seem to be missing.
+    """
     try:
         check_values(raw, most_values)
         export = json.loads(raw)
@@ -62,7 +68,7 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
         return {"left_out": "unfinished"}
     trace = converted.trace
     service = attributes.get(SERVICE)
-    # OpenTelemetry calls a service so that nobody has named.
+    # OpenTelemetry gives this name to services that nobody has named.
     if isinstance(service, str) and not service.startswith("unknown_service"):
         trace["metadata"]["agent_id"] = service
     assumed = [name for name in unstated if name != "success" or converted.run.success is None]
@@ -90,7 +96,7 @@ def _recording(spans: Sequence[dict[str, Any]], pieces: Sequence[Piece], service
 
 
 def _is_open(spans: Sequence[dict[str, Any]], *, is_answered: bool) -> bool:
-    """Return whether a run lacks spans: a span around others; or the answer, unless the root ended last."""
+    """Return whether a run lacks spans: a parent of others, or the span with the answer, unless the root ended last."""
     spans = [span for span in spans if "body" not in span]
     ids, parents = {str(span.get("spanId")) for span in spans}, {str(span.get("parentSpanId") or "") for span in spans}
     ends_ns = [(_nanoseconds(span.get("endTimeUnixNano")), not span.get("parentSpanId")) for span in spans]

@@ -1,4 +1,4 @@
-"""The process that serves: its sockets, TLS, the time that a peer may take, and what SIGTERM does."""
+"""Runs the process that serves: its sockets, TLS, time limits for peers, and the shutdown after SIGTERM."""
 
 import asyncio
 import logging
@@ -50,8 +50,8 @@ def serve(settings: Settings) -> None:
     tokens = read_tokens(settings.serve.tokens)
     check_certificate(settings.serve)
     listener = _listener(settings.serve)
-    # The size of a record in TLS. Asyncio's own buffers take 256 kB for each connection, even a closed one until it is
-    # collected.
+    # A record of TLS has at most this size. Asyncio's own buffers take 256 kB for each connection, even a closed one until it
+    # is collected.
     SSLProtocol.max_size = 16_384
     # Uvicorn logs what any peer can cause, and errors with their messages, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
@@ -79,7 +79,7 @@ def serve(settings: Settings) -> None:
 
 
 class _Server(uvicorn.Server):
-    # Answers gRPC in the same loop, from its start until what has begun is answered.
+    """Serves gRPC in the same loop as HTTP, from the start until the requests in progress are answered."""
 
     def __init__(self, config: uvicorn.Config, settings: ServeSettings, tokens: int) -> None:
         super().__init__(config)
@@ -89,10 +89,10 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         settings = self._settings
         if settings.grpc_port:
-            # It reads this once, on import, and would log what any peer can cause.
+            # gRPC reads this variable once, on import. By default it logs what any peer can cause.
             os.environ["GRPC_VERBOSITY"] = "NONE"
             try:
-                # It takes 8 MB, and where it is off, none of its code should run.
+                # Import gRPC only here: it takes 8 MB, and where it is off, none of its code should run.
                 from kp_scorer.serve import grpc_server
             except ModuleNotFoundError as error:
                 raise SettingsError(
@@ -116,7 +116,7 @@ class _Server(uvicorn.Server):
 def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # calls it alone
+        http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,
@@ -151,8 +151,10 @@ class _Listener(socket.socket):
 
 
 class _Parser(h11.Connection):
-    # Ends connections that send bodies in many small chunks: a small chunk takes as long to parse as a large one, and meanwhile
-    # nobody else is answered.
+    """Ends connections that send bodies in many small chunks.
+
+    A small chunk takes as long to parse as a large one, and meanwhile nobody else is answered.
+    """
 
     def __init__(self, close: Callable[[], None]) -> None:
         super().__init__(h11.SERVER, _HEADER_BYTES)
@@ -174,9 +176,11 @@ class _Parser(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    # Closes connections whose next request does not begin in time, as uvicorn waits for headers as long as any byte arrives.
-    # Beyond the most connections it closes the one that has waited longest, so that probes are answered whatever peers hold
-    # open.
+    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte arrives.
+
+    If there are too many connections, it closes the one that has waited longest, so that probes are answered, however many
+    connections peers hold open.
+    """
 
     def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
         super().__init__(**options)
@@ -198,6 +202,7 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
 
     def _precedence(self) -> tuple[bool, float]:
+        """Return the key that orders connections for closing: first idle ones, and of these the longest idle."""
         is_working = bool(self.cycle) and not self.cycle.response_complete
         return is_working, self._waits_since
 

@@ -1,7 +1,7 @@
 """Turns spans into submissions: complete runs are converted, submitted under ids of their own, and only then removed.
 
-A process that dies in between leaves a claim that ends. Whichever process claims the run next submits the same trace, which is
-decided once.
+A process that dies in between leaves a claim that expires. The process that claims the run next submits the same trace, which
+is decided once.
 """
 
 import json
@@ -46,12 +46,12 @@ log = structlog.get_logger("kp_scorer.serve.submitter")
 
 
 class Submitter:
-    """Submits complete runs, in a thread of its own. On leaving this context manager, it ends between two runs."""
+    """Submits complete runs, in a thread of its own. Leaving this context manager ends the thread between two runs."""
 
     def __init__(
         self, settings: Settings, store: Store, clients: Mapping[str, Client], metrics: ServeMetrics | None = None
     ) -> None:
-        """Claim runs from ``store`` and submit each by the client of its queue, or by that without a name."""
+        """Claim runs from ``store``, and submit each by the client of its queue, or by the client of the queue "" otherwise."""
         self._metrics = metrics or ServeMetrics()
         self._shown_at = -math.inf
         self._settings = settings
@@ -66,7 +66,7 @@ class Submitter:
         self._thread = threading.Thread(target=self._repeat, name="submitter", daemon=True)
         self._moved_at = time.monotonic()
         self._failing_since: float | None = None
-        # By queue: when it last refused a run, by the monotonic clock.
+        # The monotonic time at which each queue last refused a run.
         self._refused_at: dict[str, float] = {}
         self._throttle = LogThrottle()
 
@@ -97,7 +97,7 @@ class Submitter:
                 self._failing_since = None
             except Exception as error:
                 if run and isinstance(error, QueueFull):
-                    # No other process has room either: requests must get their 429. Runs of other queues need not wait.
+                    # No other process has room either, so stay ready: requests must get their 429. Other queues need not wait.
                     self._failing_since, pause_s = None, 0.0
                     self._refused_at[run.queue] = time.monotonic()
                 else:
@@ -128,7 +128,10 @@ class Submitter:
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 
     def _outcome(self, run: ClaimedRun, answer: dict[str, Any]) -> str:
-        """Return as JSON the late outcome of a run that does not state its success; empty if it is to wait for one."""
+        """Return the late outcome, as JSON, of a run that does not state its success; empty if the run is to wait for one.
+
+        Return ``NO_WAIT`` for a run that needs none.
+        """
         assumed = answer["trace"]["metadata"].get("assumed", []) if "trace" in answer else []
         if run.closed or not self._settings.serve.outcome_wait_s or "success" not in assumed:
             # Every process that claims a closed run must submit the same trace as the one that closed it.
@@ -147,7 +150,7 @@ class Submitter:
         return answer
 
     def _submit(self, run: ClaimedRun, answer: dict[str, Any]) -> Ended:
-        """Submit a run, leave it out or dead-letter it; return which."""
+        """Submit a run, leave it out or dead-letter it; return how it ended."""
         if reason := answer.get("left_out"):
             self._metrics.runs_left_out.labels(reason).inc()
             if "detail" in answer and self._throttle.admit(answer["detail"]):

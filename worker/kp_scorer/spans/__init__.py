@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, from the producer to the published decision. It is imported only where spans are recorded."""
+"""Spans of OpenTelemetry, from the producer to the published decision. Only a process that records spans imports its SDK."""
 
 import os
 import sys
@@ -19,7 +19,7 @@ def is_export_configured() -> bool:
 
 
 def open_recorder(system: str, node: str) -> "Recorder":
-    """Export spans of what ``node`` consumes, as the variables ``OTEL_…`` say.
+    """Return a recorder that exports spans of the messages that worker ``node`` consumes, as the variables ``OTEL_…`` say.
 
     Raises SettingsError if OpenTelemetry is missing or refuses a value.
     """
@@ -35,7 +35,7 @@ def open_recorder(system: str, node: str) -> "Recorder":
 
 def current_context() -> Context:
     """Return the context of the caller's span, if the application around our client records spans."""
-    # An application that records spans has imported this; most others have not even installed it.
+    # An application that records spans has imported this module; most others have not even installed it.
     if "opentelemetry.trace" not in sys.modules:
         return NO_CONTEXT
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -15,7 +15,7 @@ _PARENT: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-
 _KEY: Final = r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
 _VALUE: Final = r"[ -+\--<>-~]{0,255}[!-+\--<>-~]"
 _STATE: Final = re.compile(rf"{_KEY}={_VALUE}(?:[ \t]*,[ \t]*{_KEY}={_VALUE}){{0,31}}")
-_STATE_CHARS: Final = 512  # The standard requires that at least this many are passed on, and no more.
+_STATE_CHARS: Final = 512  # The standard requires that at least this many characters are passed on.
 
 
 class Destination(NamedTuple):

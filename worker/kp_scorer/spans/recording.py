@@ -1,6 +1,6 @@
-"""A worker's spans, by OpenTelemetry's conventions for messaging, and their export: OTLP over HTTP, from a thread of its own.
+"""Records a worker's spans by OpenTelemetry's conventions for messaging, and exports them from a thread, as OTLP over HTTP.
 
-OpenTelemetry's own variables configure it.
+OpenTelemetry's own variables configure the export.
 """
 
 import logging
@@ -27,7 +27,10 @@ log = structlog.get_logger("kp_scorer.spans.recording")
 
 
 class Recorder:
-    """Records spans of messages whose producer's span is sampled; with a slow collector more than 2,048 are dropped."""
+    """Records spans of messages, unless the producer's sampler left them out.
+
+    While a slow collector keeps 2,048 spans waiting, further ones are dropped.
+    """
 
     def __init__(self, system: str, node: str) -> None:
         """Export as worker ``node``, which consumes from ``system``.
@@ -101,7 +104,7 @@ class SpanRecording:
         return carrier
 
     def end(self, attributes: Mapping[str, str | int | float], error: str = "") -> None:
-        """End the spans; ``error`` is its kind if the message failed."""
+        """End the spans; ``error`` is the kind of error if the message failed."""
         if self._publishing:
             self._publishing.end()
         self._span.set_attributes(attributes)
