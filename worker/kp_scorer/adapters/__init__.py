@@ -1,7 +1,7 @@
 """Converts the logs of other tools to traces: parsed JSON in, traces as JSON out.
 
-A :class:`~kp_scorer.adapters.format.Format` finds the records of each run, and the messages or spans in them, which are then
-read alike for all formats.
+A :class:`~kp_scorer.adapters.format.Format` finds the records of each run, and the messages or spans in them. The same code
+reads the messages and spans of all formats.
 """
 
 from kp_scorer.adapters.building import Run, SuppliedFields

@@ -1,4 +1,4 @@
-"""The attributes of spans: their values, and what they mean in any dialect, by the ends of their names.
+"""Reads the attributes of spans: their values, and their meanings in any dialect, which the ends of their names tell.
 
 https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ specifies ``gen_ai.*``,
 https://arize-ai.github.io/openinference/spec/semantic_conventions.html OpenInference.
@@ -13,7 +13,9 @@ from typing import Any, Final
 from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 
 SERVICE: Final = "service.name"  # The attribute of a resource that names the agent.
-_MOST_DIGITS: Final = 19  # A number of 64 bits has at most this many. It is a text, as numbers in JSON are less exact.
+_MOST_DIGITS: Final = (
+    19  # A number of 64 bits has no more digits. OTLP writes it as a text, because JSON's numbers are less exact.
+)
 _MEANINGS: Final = {  # Attributes by meaning: patterns for the ends of their names, the preferred ones first.
     "kind": (r"row\.kind", r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type", r"subtype"),
     "tool": (r"gen_ai\.tool\.name", r"toolCall\.name", r"tool\.name", r"traceloop\.entity\.name"),
@@ -42,29 +44,29 @@ _MEANINGS: Final = {  # Attributes by meaning: patterns for the ends of their na
 _ENDS: Final = {
     name: [re.compile(rf"(?!.*token)(?:.*[._:])?{end}", re.IGNORECASE) for end in ends] for name, ends in _MEANINGS.items()
 }
-_REDACTED: Final = "__REDACTED__"  # OpenInference's, in place of what is not to be recorded.
+_REDACTED: Final = "__REDACTED__"  # OpenInference writes this in place of values that are not to be recorded.
 
 
 @lru_cache(maxsize=4_096)
 def _rank(meaning: str, attribute: str) -> int | None:
-    """Return the place of an attribute among those of a meaning; None if it has another one."""
+    """Return the rank of an attribute among those with a meaning, the preferred one first; None if it has another meaning."""
     return next((rank for rank, end in enumerate(_ENDS[meaning]) if end.fullmatch(attribute)), None)
 
 
 def values_of(attributes: Node, meaning: str) -> list[Node]:
-    """Return the attributes with a meaning that hold something, the first in their order first."""
+    """Return the attributes with a meaning that are not empty, the preferred ones first."""
     ranks = {key: rank for key in attributes.value if (rank := _rank(meaning, key)) is not None}
     nodes = (attributes.at(key) for key in sorted(ranks, key=ranks.__getitem__))
     return [node for node in nodes if isinstance(node.value, str | list | dict) and node.value not in ("", [])]
 
 
 def value_of(attributes: Node, meaning: str) -> Node:
-    """Return the first attribute with a meaning; a missing one if there is none."""
+    """Return the preferred attribute with a meaning; a node without a value if there is none."""
     return next(iter(values_of(attributes, meaning)), attributes._replace(value=None))
 
 
 def attributes_of(holder: Node) -> Node:
-    """Return the attributes of a span, a resource or an event as an object. OTLP has them as pairs."""
+    """Return the attributes of a span, a resource or an event as an object; OTLP writes them as pairs of key and value."""
     pairs = holder.at("attributes")
     if isinstance(pairs.value, dict):
         return pairs
@@ -73,7 +75,7 @@ def attributes_of(holder: Node) -> Node:
 
 
 def any_value(node: Node) -> Any:
-    """Return a value as JSON. Each of its seven kinds has a name of its own; a value without any is null."""
+    """Return an attribute's value as JSON; raise NotConverted if it is of none of OTLP's seven kinds. An empty one is null."""
     kind = next(iter(node.object()), None) if node.value is not None else None
     match kind:
         case None:
@@ -90,7 +92,7 @@ def any_value(node: Node) -> Any:
 
 
 def integer(node: Node, expected: str = "nanoseconds since 1970", sign: str = "") -> int:
-    """Return an integer of 64 bits, which may be a text."""
+    """Return an integer of 64 bits, which may be written as a text; raise NotConverted for anything else."""
     text = str(node.value) if isinstance(node.value, str | int) else ""
     digits = text.removeprefix(sign)
     if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):

@@ -1,6 +1,6 @@
 """Reads the blocks of messages: calls of tools, results, thoughts and texts.
 
-What has a name and arguments is a call, and what answers the id of one is its result, whatever their types are called.
+A block with a name and arguments is a call, and a block with the id of a call is its result, whatever type they name.
 """
 
 import re
@@ -30,7 +30,7 @@ _RETURNED_BY_CALLS: Final = ("output", "result", "observation", "aggregatedoutpu
 _UNFINISHED: Final = ("in_progress", "running", "pending")
 _BESIDE_A_RESULT: Final = frozenset("success status is_error isError exit_code exitCode kind type".split())  # noqa: SIM905
 _CALL_TYPES: Final = ("function_call", "mcp_call", "custom_tool_call", "tool_call", "server_tool_call")
-"""Types of blocks that are a call with a name, beside those that end in ``tool_use``. Other calls are built in."""
+"""Types of blocks that are calls with a name, like those that end in ``tool_use``. Other types of calls are built in."""
 _ENDS_OF_RESULT_TYPES: Final = (
     *("_call_output", "tool_call_response", "tool_result", "tool_return", "tool_response", "function_result"),
     "function_response",
@@ -43,12 +43,15 @@ _BESIDE_A_CALL: Final = frozenset({"id", "call_id", "type", "status", "caller", 
 
 
 def is_called(value: object) -> bool:
-    """Return whether a value that is marked as a call has what a call needs."""
+    """Return whether a value that is marked as a call has the name and the arguments that a call needs."""
     return isinstance(value, dict) and bool(_name_of(value)) and any(key in _ARGUMENTS for key in keys_by_plain_name(value))
 
 
 def pieces_of_block(block: Node) -> Iterator[Piece]:
-    """Yield the pieces of a block that is a thought, a call or a result; other blocks have none."""
+    """Yield the pieces of a block that is a thought, a call or a result; other blocks have none.
+
+    Raises NotConverted if a call has no name.
+    """
     kind, sort = type_of(block.object()), sort_of(block.value)
     if sort == "call":
         thought = block.value.get("thought")
@@ -63,18 +66,18 @@ def pieces_of_block(block: Node) -> Iterator[Piece]:
     elif sort == "built-in call":
         yield Piece(block, "call", name=kind.removesuffix("_call"), arguments=_own_fields(block, kind), call_id=_id_of(block))
     elif not sort and is_called(block.value):
-        # Only a call has a name and arguments among the blocks of a message.
+        # Among the blocks of a message, only a call has a name and arguments.
         yield from call_and_result(block)
     elif not sort:
         block.skip()
 
 
 def call_of(call: Node) -> Piece:
-    """Return the call that a block is, or holds."""
+    """Return the call that a block is, or holds; raise NotConverted if it has no name."""
     inner = _inner(call, _CALL_KEYS)
     kind = str(inner.value.get("type")) if isinstance(inner.value, dict) else ""
     if not _name_of(inner.object()) and kind.startswith("tool-"):
-        # The AI SDK names the type of a part by its tool.
+        # The AI SDK puts the name of the tool into the type of the part.
         return Piece(
             call, "call", name=kind.removeprefix("tool-"), arguments=inner.like(*_ARGUMENTS).value, call_id=_id_of(inner)
         )
@@ -100,7 +103,7 @@ def call_and_result(call: Node) -> Iterator[Piece]:
 
 
 def _inner(block: Node, keys: Iterable[str]) -> Node:
-    """Return the object within a block that has the fields of a call or of a result; the block itself if it has them."""
+    """Return the object within a block that has the fields of a call or a result; the block itself if no object has."""
     names = keys_by_plain_name(block.object())
     inner = next((block.at(names[key]) for key in keys if key in names and isinstance(block.value[names[key]], dict)), block)
     for key in ("value", "state", "run"):
@@ -119,7 +122,7 @@ def _name_of(fields: dict[str, Any]) -> str:
 
 
 def _name(holder: Node) -> Node:
-    """Return the field with the name of a tool, which is named in errors."""
+    """Return the field with the name of a tool, so that an error can name the field."""
     names = keys_by_plain_name(holder.object())
     texts = (holder.at(names[key]) for key in _NAMES if key in names and isinstance(holder.value[names[key]], str))
     return next(texts, holder.at(_NAMES[0]))
@@ -131,7 +134,7 @@ def _id_of(holder: Node) -> str:
 
 
 def result_of(holder: Node, content: Node) -> Piece:
-    """Return the result that an object holds as its content."""
+    """Return the result that an object reports, with the given content as its text."""
     text, is_error = returned_in(content.value)
     fields = holder.object()
     if isinstance(error := fields.get("error"), str | dict) and error:
@@ -236,7 +239,7 @@ def _own_fields(item: Node, kind: str) -> dict[str, Any]:
 
 
 def text_of_block(block: object) -> str | None:
-    """Return the text of a block; None if the block is not a text, or a thought."""
+    """Return the text of a block; None if the block has no text, or is a thought."""
     if isinstance(block, str):
         return block
     if not isinstance(block, dict) or type_of(block) in _THOUGHTS or block.get("thought") is True:
@@ -253,7 +256,7 @@ def text_of_block(block: object) -> str | None:
 
 
 def text_in(value: object) -> str:
-    """Return a result as a text: blocks of text one a line, images and sounds as nothing, anything else as JSON."""
+    """Return a result as a text: each block of text on a line, nothing for images and sounds, JSON for anything else."""
     if isinstance(value, str):
         return value
     if isinstance(value, list) and value and all(isinstance(block, dict) for block in value):

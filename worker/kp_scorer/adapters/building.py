@@ -72,7 +72,10 @@ class Run(NamedTuple):
 
 
 def trace_id(kind: str, own_id: str, content: object) -> str:
-    """Return the id of a run: its own, escaped as in a URL, or a digest of its content if that is missing or too long."""
+    """Return the id of a run's trace, with the ``kind`` of its source: its own id, escaped as in a URL, or else a digest.
+
+    The digest of the content replaces an id that is missing or too long.
+    """
     if own_id and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{quote(own_id, _PRINTABLE, errors='replace')}"):
         return full
     digest = hashlib.blake2b(as_json(content).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -86,7 +89,7 @@ def run_of_session(kind: str, own_id: str, lines: Sequence[Node], pieces: Sequen
 
 
 def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
-    """Yield for each piece the digest of all pieces up to it, without the ids of their calls and the names of results."""
+    """Yield for each piece the 16-byte digest of all pieces up to it, without the ids of calls and the names of results."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in pieces:
         content = as_json([piece.kind, piece.text.strip(), piece.name * (piece.kind == "call"), parsed(piece.arguments)])
@@ -95,9 +98,9 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], list[str]]:
-    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`.
+    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`; return it with marks to count.
 
-    Also return the names of the fields that were assumed, ``rated`` if the success is a number over 1, and ``mended`` if the
+    The marks are the names of the fields that were assumed, ``rated`` if the success is a number over 1, and ``mended`` if the
     trace had to be cut or mended.
 
     The objective is the first message of the user. The result is the last message of the agent, or else the last result of a
@@ -138,7 +141,10 @@ def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[s
 
 
 def _fields_of(run: Run, supplied: SuppliedFields) -> tuple[dict[str, Any], list[str]]:
-    """Return the id and the metadata: by the caller's paths, else of the source, else the caller's; and which were assumed."""
+    """Return the id and the metadata, and the marks of the trace, such as the names of assumed fields.
+
+    A field comes from the caller's path, else from the source, else from the caller, else from the caller's defaults.
+    """
     assumed = []
     record = run.node.value if run.record is None else run.record
     fields: dict[str, Any] = {"id": run.trace_id}
@@ -200,13 +206,13 @@ def _result(run: Run, pieces: Sequence[Piece]) -> tuple[Node, str]:
 
 
 def ends_run(call: Piece) -> bool:
-    """Return whether an agent ends its run by this call."""
+    """Return whether a call is one by which agents end their run, such as ``finish``."""
     return "".join(filter(str.isalpha, call.name)).lower() in _LAST_CALLS
 
 
 def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     # A turn is everything that the agent does up to the next result or message of the user. Its first step is a recovery if one
-    # of the results just before it is an error and the turn calls a tool; without a call it tries nothing again.
+    # of the results just before it is an error and the turn calls a tool: without a call, the agent tries nothing again.
     steps: list[dict[str, Any]] = []
     after_error = False
     for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):
@@ -228,9 +234,9 @@ def _step(piece: Piece) -> dict[str, Any]:
 
 
 def _fitted(trace: dict[str, Any], limits: Limits) -> dict[str, Any]:
-    """Return a trace without half characters and without numbers that JSON lacks, cut to the limits as far as that is possible.
+    """Return a trace without lone surrogates and numbers that JSON lacks, cut to the limits as far as possible.
 
-    A call has its arguments twice, so its content is cut first; then all texts are, to ever shorter ones.
+    The arguments of a call are also in its content, so that is cut first. Then all texts are cut, shorter and shorter.
     """
     chars = limits.field_chars
     trace = _mended(trace, chars)
@@ -266,7 +272,7 @@ def _cut(text: str, most_chars: int) -> str:
 
 
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:
-    """Return an error with its places in the source, because the user does not see the trace."""
+    """Return an error that names places in the source, because the user does not see the trace."""
     refusals = []
     for field, expected in error.problems:
         parts = field.split(".")

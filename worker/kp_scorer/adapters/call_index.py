@@ -1,7 +1,7 @@
-"""The calls of a run, found again by their ids, or else by their names and arguments.
+"""Recognizes the calls of a run where they recur, by their ids, or else by their names and arguments.
 
 Some servers number the calls of each answer anew, so one id may stand for several calls. A call without an id is identified by
-its name and arguments, which may recur too.
+its name and arguments, which may recur, too.
 """
 
 from collections import Counter, defaultdict, deque
@@ -21,14 +21,14 @@ class Call:
     name: str
     call_id: str
     by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
-    started_ns: int = 0  # When the tool began, if no model had called it yet.
+    started_ns: int = 0  # The time at which the tool began, if no model had called it yet.
     has_begun: bool = False  # True if the tool has begun.
-    ended_ns: int = 0  # When the tool ended.
+    ended_ns: int = 0  # The time at which the tool ended.
     result: int | None = None  # The position of its result among the pieces.
 
 
 class Queues:
-    """The open calls by each of several keys, in their order."""
+    """Queues of open calls, one for each key; a call may be in several."""
 
     def __init__(self, is_open: Callable[[Call], bool]) -> None:
         """Hold calls as long as ``is_open`` is true for them. Once it is false for a call, it must stay false."""
@@ -49,13 +49,13 @@ class Queues:
 
 
 class Calls:
-    """The calls in a conversation so far, and which of them are open."""
+    """The calls in a conversation so far, with queues of those that are still open."""
 
     def __init__(self) -> None:
         self.unanswered = Queues(lambda call: call.result is None)
         self.waiting = Queues(lambda call: not call.has_begun and call.result is None)
         self.of_tools = Queues(lambda call: call.by_tool_alone)
-        self.has_several = False  # True if an id stands for several calls: then only the whole list distinguishes them.
+        self.has_several = False  # True if an id stands for several calls. Only the whole list of messages tells them apart.
         self._by_key: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)  # Calls by id, by words, and by both.
         # By Python's ``id`` of a piece: the piece and its words. Holding the piece keeps Python from reusing its ``id``.
         self._texts: dict[int, tuple[Piece, str]] = {}
@@ -72,7 +72,7 @@ class Calls:
         return call.call_id or self._words(call)
 
     def _words(self, call: Piece) -> str:
-        """Return the name and arguments of a call as a text, which is made once for each piece."""
+        """Return the words of a call, which are its name and arguments as a text. They are made once for each piece."""
         if id(call) not in self._texts:
             self._texts[id(call)] = call, f"{call.name}({as_json(call_input(call))})"
         return self._texts[id(call)][1]
@@ -95,15 +95,15 @@ class Calls:
             self._by_key[self._words(piece),].append(call)
 
     def matches(self, calls: Sequence[Piece]) -> list[Call | None]:
-        """Return for each call in a list of messages the same call of the conversation, if any.
+        """Return for each call in a list of messages the same call of the conversation, or None.
 
-        A list may lack its beginning, so its calls are the newest ones. Two calls of one id and name are the same even if their
-        arguments differ, as exporters rephrase those, unless the id occurs more often than before.
+        A list may lack its beginning, so its calls are the newest ones. Two calls with one id and name are the same even if
+        their arguments differ, as exporters rephrase those, unless the id occurs more often than before.
         """
         ids = Counter(map(self.identity_of, calls))
         keys = Counter((self.identity_of(call), self._words(call)) for call in calls)
         words = Counter(map(self._words, calls))
-        # Gemini numbers the calls of an answer, but not in the conversation that repeats it.
+        # Gemini gives calls ids in an answer, but not in the conversation that repeats the answer.
         last = {own: iter(self._by_key[own,][-count:]) for own, count in ids.items()}
         alike = {key: iter(self._by_key[key][-count:]) for key, count in keys.items()}
         rephrased = {text: iter(self._by_key[text,][-count:]) for text, count in words.items()}
@@ -112,10 +112,10 @@ class Calls:
             own = self.identity_of(call)
             at_its_place = next(last[own], None)
             if at_its_place:
-                # A tool that is retried has more calls than the model made.
+                # A tool that is retried has more calls than the model made. This call is one that the model made.
                 at_its_place.by_tool_alone = False
             same = next(alike[own, self._words(call)], None)
-            # The conversation may have ids of its own, or the only ones.
+            # The list of messages may have ids of its own, or be the only place that has ids.
             renumbered = next(rephrased[self._words(call)], None)
             renumbered = renumbered if renumbered and renumbered.call_id not in ids else None
             at_its_place = at_its_place if at_its_place and at_its_place.name == call.name else None
@@ -123,14 +123,17 @@ class Calls:
         return matches
 
     def still_open(self, piece: Piece) -> Call | None:
-        """Return the call that one in an answer repeats: its tool has begun already, or it has no result yet."""
+        """Return the call that a call in an answer repeats, by its id: its tool has begun already, or it has no result yet."""
         own = piece.call_id
         started = [call for call in self._by_key[own,][-1:] if call.by_tool_alone and call.name == piece.name]
         alike = [call for call in self._by_key[own, self._words(piece)][-1:] if call.result is None]
         return next(iter(started + alike), None) if own else None
 
     def begun_within(self, span: Span, piece: Piece) -> Call | None:
-        """Return the call that one in an answer repeats: its tool began before the answer ended, and one of them has no id."""
+        """Return the call that a call in an answer repeats, by its words or its name: its tool began within the model's span.
+
+        A name alone identifies a call only if one of the two has no id.
+        """
         for key in (("words", self._words(piece)), ("name", piece.name)):
             call = self.of_tools.first(*key)
             has_ids = piece.call_id and call and call.call_id
@@ -155,6 +158,6 @@ class Calls:
         )
 
     def _running(self, piece: Piece, span: Span) -> Call | None:
-        """Return the call of the same words that another span still carries out, unless each has an id."""
+        """Return the call with the same words that another span is still carrying out, unless both have ids."""
         calls = self._by_key[self._words(piece),][-1:]
         return next((call for call in calls if call.ended_ns > span.started_ns and not (call.call_id and piece.call_id)), None)

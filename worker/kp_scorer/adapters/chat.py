@@ -1,4 +1,4 @@
-"""A run as a chat that trainers read: what was said and called, the system's texts, and the definitions of the tools.
+"""Makes chats of runs, for trainers: what was said and called, the system's texts, and the definitions of the tools.
 
 Turns come from the pieces of the run. System texts and definitions are not part of what is scored, so they are found by their
 shapes in the records of the run: requests to models, attributes of spans, and the beginnings of sessions.
@@ -28,7 +28,7 @@ _SYSTEM_KEYS: Final = frozenset(
 _OF_REQUESTS: Final = frozenset(
     "messages contents input model cwd prompt tools gen_ai.operation.name goal profileName".split()  # noqa: SIM905
 )
-"""An object with one of these fields may have system texts. In others a field ``system`` is none."""
+"""An object with one of these fields may have system texts. In other objects, a field ``system`` means something else."""
 _TOOLS_KEYS: Final = frozenset("tools functions tool_definitions dynamic_tools gen_ai.tool.definitions ai.prompt.tools".split())  # noqa: SIM905
 _BESIDE_A_ROLE: Final = _TOOLS_KEYS | {"backstory"}
 """An object with a role and one of these fields is not a message."""
@@ -60,7 +60,7 @@ def chat_of(run: Run) -> Chat:
 
 
 def chat_of_trace(trace: ReasoningTrace) -> Chat:
-    """Return a trace that was not converted as a chat, whose turns are its steps, up to its result."""
+    """Return as a chat a trace that was not converted; its turns are the steps of the trace, and at the end its result."""
     nowhere = Node(0, "", None)
     pieces = [Piece(nowhere, "user", trace.task.objective)]
     for step in trace.steps:
@@ -78,10 +78,10 @@ def chat_of_trace(trace: ReasoningTrace) -> Chat:
 def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
     """Yield the messages of a run.
 
-    All that an agent says and calls up to the next result is one; each result names its call.
+    Everything that an agent says and calls up to the next result is one message. Each result names its call.
     """
     turn: Message | None = None
-    unanswered: dict[str, str] = {}  # By the id of each call without a result: the name of its tool.
+    unanswered: dict[str, str] = {}  # The name of the tool by the id of each call without a result.
     calls = 0
     for piece in pieces:
         if piece.kind in ("agent", "call"):
@@ -109,7 +109,7 @@ def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
 
 
 def _answered(result: Piece, unanswered: dict[str, str]) -> str | None:
-    """Return the id of the call that a result answers: by its id, else the first of its tool, else the first."""
+    """Return the id of the call that a result answers: the call of its id, else the first of its tool, else the first."""
     if result.call_id in unanswered:
         return result.call_id
     of_its_tool = (call_id for call_id, name in unanswered.items() if name == result.name)
@@ -117,14 +117,14 @@ def _answered(result: Piece, unanswered: dict[str, str]) -> str | None:
 
 
 def _arguments(call: Piece) -> str:
-    """Return the arguments of a call as a text, the source's own or JSON: so a column of a table has one type for all calls."""
+    """Return the arguments of a call as a text, the source's own or JSON, so that a table's column has one type for all."""
     if isinstance(call.arguments, str):
         return call.arguments
     return json.dumps({} if call.arguments is None else call.arguments, ensure_ascii=False)
 
 
 class _Context:
-    """The system texts and the definitions of tools in records, each once, in order. It never looks into calls and answers."""
+    """Collects the system texts and the definitions of tools in records, each once, in order, but not in calls and answers."""
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
@@ -144,7 +144,7 @@ class _Context:
                 waiting += reversed(list(self._read_object(value)))
 
     def _read_object(self, value: dict[str, Any]) -> Iterator[object]:
-        """Read the fields of an object itself; yield the values in it that are yet to be searched."""
+        """Read the fields of an object itself; yield the values in it that remain to be searched."""
         role = value.get("role", value.get("source"))
         message = value if isinstance(role, str) else with_role(value)
         if not value.keys() & _BESIDE_A_ROLE:
@@ -190,10 +190,7 @@ class _Context:
 
 
 def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
-    """Return attributes as an object; OpenTelemetry's protocol has them as pairs of a key and a typed value.
-
-    The object is empty if any item is not such a pair.
-    """
+    """Return OpenTelemetry's pairs of a key and a typed value as an object; an empty one if any item is no such pair."""
     are_pairs = (
         isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs
     )
@@ -204,7 +201,7 @@ def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
 
 
 def _definitions(tools: object) -> Iterator[dict[str, Any]]:
-    """Yield the definitions in a list of tools in the form of Chat Completions, whichever provider's form they have."""
+    """Yield the definitions in a list of tools, of any provider, in the form of Chat Completions."""
     for tool in tools if isinstance(tools, list) else []:
         tool = parsed(tool)
         if not isinstance(tool, dict):

@@ -1,6 +1,6 @@
 """Converts the row of any store to a span of OpenTelemetry's protocol, by the names of its fields.
 
-Rows have the ids of a trace, of a span and of the one around it, a kind, times, and an input and an output, or attributes.
+Rows have the ids of a trace, a span and its parent, a kind, times, and an input and an output, or attributes.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from kp_scorer.adapters.node import Node, objects_in, parsed
 from kp_scorer.adapters.span import OWN_KIND
 from kp_scorer.adapters.times import microseconds, time_of
 
-# All of these are names of fields without signs and in lower case.
+# All of these are plain names of fields, as ``keys_by_plain_name`` makes them.
 TRACES: Final = ("traceid", "contexttraceid", "rootspanid")
 SPANS: Final = ("spanid", "contextspanid", "id")
 _PARENTS: Final = ("parentspanid", "parentobservationid", "parentrunid", "parentid", "spanparents")
@@ -77,7 +77,7 @@ def _time_ns(row: Node, names: tuple[str, ...]) -> int | None:
 
 
 def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a row, whose columns may be attributes, with its kind, its input and its output."""
+    """Return the attributes of a row, with its kind, its input and its output. Columns may be attributes themselves."""
     fields = row.object()
     columns = {key.removeprefix("attributes."): each for key, each in fields.items() if key.startswith("attributes.")}
     holders = (fields.get("attributes"), fields.get("tags"), metadata.get("attributes"))

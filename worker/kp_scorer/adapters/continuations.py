@@ -1,4 +1,4 @@
-"""Chats that wait for a later one to continue them: a log repeats a chat for each call of the model."""
+"""Holds chats back while a later one may continue them, because a log repeats a chat for each call of the model."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from typing import Final
 
 from kp_scorer.adapters.building import Run, digests_of
 
-_MOST_REMEMBERED: Final = 500_000  # Digests of records, and of beginnings, that are remembered, so that a copy is not counted.
+_MOST_REMEMBERED: Final = 500_000  # The most digests, of records and of beginnings, that are remembered to recognize copies.
 
 
 def remember(remembered: dict[bytes, None], digests: Iterable[bytes]) -> None:
@@ -20,9 +20,9 @@ class Chats:
     """The chats that wait until it is clear that none continues them."""
 
     def __init__(self, counts: Counter[str]) -> None:
-        """Count in ``counts`` the chats that are not runs of their own, because another ``continued`` them."""
+        """Count as ``continued`` in ``counts`` the chats that are not runs of their own, because another continues them."""
         self._counts = counts
-        self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all that is said in them.
+        self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all their pieces.
         self._waiting = 0
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are not runs of their own.
 
@@ -35,12 +35,12 @@ class Chats:
             return
         remember(self._beginnings, earlier)
         self._counts["continued"] += sum(len(self._pop(digest)) for digest in earlier)
-        # Runs of one task at a time may begin alike.
+        # Several runs of one task, at the same time, may begin alike.
         self._by_digest.setdefault(own, []).append(run)
         self._waiting += 1
 
     def drop_parts_of(self, run: Run) -> None:
-        """Drop what is the beginning of a whole run: another instrumentation may record its calls by themselves."""
+        """Drop the chats that are beginnings of a whole run: another instrumentation may record its calls by themselves."""
         for digest in digests_of(run.pieces) if self._by_digest else ():
             if any(chat.is_part for chat in self._by_digest.get(digest, ())):
                 self._counts["continued"] += len(self._pop(digest))

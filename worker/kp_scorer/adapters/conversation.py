@@ -1,4 +1,4 @@
-"""The conversation that the spans of a run show together, each piece once.
+"""Puts together the conversation that the spans of a run show, each piece once.
 
 The input of each call of a model repeats the entire conversation, and the result of a tool is both in its own span and in the
 next input. So a piece counts where it occurs first.
@@ -16,7 +16,7 @@ from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")
-_RECENT: Final = 8  # A prompt may repeat as many of the newest pieces in words of its own.
+_RECENT: Final = 8  # A prompt may repeat this many of the newest pieces in words of its own.
 
 
 def last_turn(pieces: Sequence[Piece]) -> list[Piece]:
@@ -28,11 +28,13 @@ def last_turn(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 class _History:
+    """The last list of messages, which the next one may begin with."""
+
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
-        self.ids: set[str] = set()  # The ids of its calls.
-        self.calls: set[Call] = set()  # The same calls in the conversation.
+        self.ids: set[str] = set()  # The ids of the calls in the list.
+        self.calls: set[Call] = set()  # The calls of the conversation that those are.
         self.answered: set[Call] = set()
         self.open = Queues(lambda call: call not in self.answered)
 
@@ -43,7 +45,7 @@ class Conversation:
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
         self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
-        # By the place of a call: what the agent said before it, if that became known later.
+        # The texts of the agent that belong before the call at a place, if they became known after the call.
         self._before: defaultdict[int, list[Piece]] = defaultdict(list)
         self._has_answer = False  # True once a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
@@ -58,7 +60,10 @@ class Conversation:
         return [piece for place in places for piece in (*self._before.get(place, ()), self.pieces[place])]
 
     def add(self, number: int, span: Span, *, is_end: bool, has_failed: bool) -> None:
-        """Add what the beginning or the end of a span shows. ``has_failed`` if a record of the same call within it failed."""
+        """Add the pieces that the beginning or the end of a span shows.
+
+        ``has_failed`` is true if another span within it, which records the same call, failed.
+        """
         match span.kind, is_end:
             case "event", True:
                 self.pieces += span.outputs
@@ -78,13 +83,13 @@ class Conversation:
                 self._of_span[number] = self._begin_tool(piece, span)
 
     def _add_history(self, pieces: Sequence[Piece]) -> None:
-        """Add the new pieces of a conversation. It repeats all earlier pieces, each as often as it occurred."""
+        """Add the new pieces of a list of messages. The list repeats all earlier pieces, each as often as it occurred."""
         new, matches = self._new_in(pieces)
         history, matched = self._history, iter(matches)
         is_prompt = self._is_prompt(pieces, matches)
         history.pieces = pieces
         history.calls.update(filter(None, matches))
-        texts: list[Piece] = []  # Those of the agent that have come since the last piece of another kind.
+        texts: list[Piece] = []  # The agent's texts since the last piece of another kind.
         for piece in new:
             if piece.kind != "agent":
                 before = next(matched, None) if piece.kind == "call" else None
@@ -98,7 +103,7 @@ class Conversation:
                 history.answered.add(call_before)
                 self._add_result(call_before, piece)
             elif piece.kind == "result" and self._calls.has(piece.call_id):
-                # The call may be in the beginning that a list lacks. Otherwise it has a result already.
+                # The call may be in the beginning that the list lacks. Otherwise it has a result already.
                 cut_off = self._calls.unanswered.first("id", piece.call_id)
                 if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
@@ -122,7 +127,7 @@ class Conversation:
         return not (any(matches) or any((piece.kind, piece.text.strip()) in self._texts for piece in pieces))
 
     def _is_retold(self, piece: Piece) -> bool:
-        """Return whether a text in a list repeats a result, a call or an answer, as a protocol of texts does."""
+        """Return whether a text in a list repeats a result, a call or an answer, as agents that call tools in texts do."""
         if piece.kind == "result" and self._calls and not piece.call_id:
             return True
         for each in self.pieces[-_RECENT:]:
@@ -171,7 +176,7 @@ class Conversation:
                 self._add_text(piece)
 
     def _begin_tool(self, piece: Piece, span: Span) -> Call:
-        """Return the call that a tool carries out, and note when it does."""
+        """Return the call that a tool carries out, and note its times and its arguments."""
         call = self._calls.carried_out_by(piece, span)
         if not call:
             # No model has called it yet, or the tool is retried.
@@ -207,7 +212,7 @@ class Conversation:
 
 
 def _key(result: Piece) -> tuple[str, ...]:
-    """Return the key of the call of a result in a list of messages: by its id, or else by its name."""
+    """Return the key of the call that a result in a list of messages answers: its id, or else its name."""
     if result.call_id:
         return "id", result.call_id
     return ("name", result.name) if result.name else ("any",)

@@ -1,4 +1,4 @@
-"""Joins the records of runs as sources arrive, and makes a trace of each complete run."""
+"""Collects the records of each run as sources arrive, and makes a trace of each complete run."""
 
 import hashlib
 import heapq
@@ -28,12 +28,12 @@ class ConvertedRun(NamedTuple):
 
 Converted = ConvertedRun | NotConverted
 
-_MOST_CHATS: Final = 1_000  # Chats that wait for a later one to continue them; beyond that the oldest is converted.
-_MOST_RECORDS: Final = 50_000  # Records of one run. A longer run makes no trace within the limits, and would fill the memory.
-_MOST_OPEN: Final = 100_000  # Records of all open runs; beyond that the run that has waited longest is converted as it is.
-_MOST_ENDED: Final = 100_000  # Ids of converted runs that are remembered, so that a record that comes too late is refused.
-_MOST_UNRECOGNIZED: Final = 100  # Values of no format that may be the beginning of a session.
-_MOST_NAMES: Final = 10_000  # Names of unread fields that are counted. A source may invent any number of keys.
+_MOST_CHATS: Final = 1_000  # The most chats that wait for a later one to continue them; beyond that the oldest is converted.
+_MOST_RECORDS: Final = 50_000  # The most records of a run. A longer run fits into no trace, and would fill the memory.
+_MOST_OPEN: Final = 100_000  # The most records of all open runs; beyond that the run that has waited longest is converted.
+_MOST_ENDED: Final = 100_000  # The most ids of converted runs that are remembered, to refuse records that come too late.
+_MOST_UNRECOGNIZED: Final = 100  # The most values of no format that may be the beginning of a session.
+_MOST_NAMES: Final = 10_000  # The most names of unread fields that are counted. A source may invent any number of keys.
 
 
 class _Key(NamedTuple):
@@ -55,13 +55,13 @@ class Converter:
         self._supplied, self._limits, self._name = supplied, limits, name
         self._open: OrderedDict[_Key, list[Node]] = OrderedDict()  # The run with the newest record is last.
         self._open_records = 0
-        self._ends: list[tuple[int, _Key]] = []  # A heap, with each run once.
-        self._ending: set[_Key] = set()  # The runs in it.
+        self._ends: list[tuple[int, _Key]] = []  # A heap of the times at which runs are complete, with each run once.
+        self._ending: set[_Key] = set()  # The runs in the heap.
         self._file = 1  # The number of the current file.
-        self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at its end.
-        self._identities: dict[bytes, None] = {}  # Digests of what identifies the records that were read.
+        self._of_file: dict[_Key, None] = {}  # The runs to convert, or to join with those of other files, at the file's end.
+        self._identities: dict[bytes, None] = {}  # Digests of the identities of the records that were read.
         self._repeating: dict[_Key, None] = {}  # The open runs that have records which were read before.
-        self._ids: dict[str, bytes] = {}  # Digests of traces' contents, by the ids that the caller's path leads to.
+        self._ids: dict[str, bytes] = {}  # The digest of a trace's content, by each id that the caller's path leads to.
         self.in_session = False  # True if the current file is a session: lines of unknown formats are skipped.
         self._unrecognized: list[Node] = []  # The first values of the file that have no format.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
@@ -70,7 +70,7 @@ class Converter:
         self._chats = Chats(self.counts)
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
-        """Convert the runs that a source completes. It begins on this line, counted from 1."""
+        """Convert the runs that a source completes. The source begins on this line, counted from 1."""
         now = 0
         try:
             node = source(line, value)
@@ -121,7 +121,7 @@ class Converter:
         return self.in_session
 
     def end_file(self) -> Iterator[Converted]:
-        """Convert the runs of this file alone, and join the others with their records in earlier files."""
+        """Convert the runs that are complete with this file, and join the others with their records in earlier files."""
         for key in self._of_file:
             if FORMATS[key.format].is_of_one_file:
                 yield from self._close(key)
@@ -154,7 +154,10 @@ class Converter:
         self._unrecognized.clear()
 
     def _add(self, key: _Key, record: Node) -> int:
-        """Add a record to its run; return its time, by which other runs may be complete."""
+        """Add a record to its run; return the record's time, by which other runs may be complete.
+
+        Raises NotConverted if the run was converted before.
+        """
         if key in self._ended:
             if self._ended[key]:
                 return 0
@@ -195,7 +198,7 @@ class Converter:
             try:
                 later = FORMATS[key.format].waits(self._open.get(key, ()), now)
             except NotConverted:
-                # The record that has no time is refused together with its run.
+                # A record without a time is refused together with its run.
                 later = None
             if later is None:
                 self._ending.remove(key)
@@ -227,7 +230,7 @@ class Converter:
             for run in made if isinstance(made, list) else [made]:
                 run = run._replace(pieces=with_written_calls(without_program_texts(run.pieces)), records=records)
                 if key in self._repeating and not run.pieces:
-                    # All that was said was read in another file.
+                    # Everything that was said was read in another file.
                     continue
                 can_go_on = (read.has_chats or run.is_part) and run.pieces
                 if can_go_on:
@@ -277,7 +280,7 @@ class Converter:
 
 
 def _refusal(node: Node, error: Exception) -> NotConverted:
-    """Return any error as a refusal: a defect of this package must not end other runs, and its message may quote a record."""
+    """Return any error as a refusal without its message, which may quote a record: a defect here must not stop other runs."""
     if isinstance(error, NotConverted):
         return error
     frame = traceback.extract_tb(error.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""The description of a format, which each module of ``formats`` provides."""
+"""Defines the description of a format, which each module of ``formats`` provides."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -8,13 +8,13 @@ from kp_scorer.adapters.node import Node
 
 
 class Format(NamedTuple):
-    """Finds the records in a source, the run of each record, and the events of a run."""
+    """The functions and properties by which a converter finds the records in a source, and makes runs of them."""
 
     fits: Callable[[Any], bool]
-    """Returns whether an object looks like a source of this format, or like an item of one. A general format is asked about a
-    source as it is, which may be a list."""
+    """Returns whether an object looks like a source of this format, or like an item of one. A general format gets the source
+    itself, which may be a list."""
     run: Callable[[str, Sequence[Node]], Run | list[Run]]
-    """Makes a run, or several, from its id and its records; none if no agent made them. Raises NotConverted."""
+    """Makes a run, or several, from an id and the records with that id; none if no agent made them. Raises NotConverted."""
     records: Callable[[Node], Iterable[Node]] = Node.each
     """Returns the records in a source."""
     run_id: Callable[[Node], str | None] = lambda _: None
@@ -25,10 +25,10 @@ class Format(NamedTuple):
     ends: Callable[[Sequence[Node]], int | None] = lambda _: None
     """Returns the time from which a run with these records is complete; None if that is unknown."""
     waits: Callable[[Sequence[Node], int], int | None] = lambda *_: None
-    """Returns until when a run waits for records that these show to exist, although it may be complete by the time given; None
-    if it waits for none."""
+    """Returns the time until which a run waits for records that its records refer to, although ``ends`` has passed by the time
+    given; None if the run waits for no record."""
     is_general: bool = False
-    """True if sources of other formats may fit too: such a format is tried last."""
+    """True if sources of other formats may fit, too; such a format is tried last."""
     has_chats: bool = False
     """True if a record may repeat an earlier record and continue it."""
     is_of_one_file: bool = False
@@ -36,6 +36,6 @@ class Format(NamedTuple):
     has_ids_of_files: bool = False
     """True if two files may use one id for two runs: records are joined with those of their own file first."""
     continues: Callable[[Sequence[Node], Node], bool] = lambda _, __: False
-    """Returns whether a record with an id of its own is nevertheless one of the run before it, whose records are these."""
+    """Returns whether a record with an id of its own nevertheless belongs to the run before it, whose records come first."""
     identities: Callable[[Node], Iterable[str]] = lambda _: ()
-    """Returns the texts that identify a record, which may be recorded several times, also in several files."""
+    """Returns the texts that identify a record. A record with one of the texts of an earlier record is a repetition."""

@@ -1,8 +1,8 @@
-"""Reads the messages of a run in any format: who speaks, in which contents, and lists of messages that repeat others.
+"""Reads the messages of a run in any format: their speakers, their contents, and lists of messages that repeat others.
 
-One reader serves all formats and goes by the shapes of messages: OpenAI's chats and items of the Responses API, Anthropic's
+One reader serves all formats. It recognizes messages by shape: OpenAI's chats and items of the Responses API, Anthropic's
 blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions. A
-format only leads to the inputs and outputs of models and agents.
+format only finds the inputs and outputs of models and agents.
 """
 
 import re
@@ -39,7 +39,7 @@ _CONTENTS: Final = (
     "Content",
 )
 _BEFORE_CONTENT: Final = ("reasoning_content", "tool_plan")
-"""The fields with what an agent thought before it answered, or before it called tools."""
+"""The fields with the thoughts of an agent before it answered, or before it called tools."""
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
 _ALTERNATIVES: Final = ("choices", "candidates", "generations")  # A request may have several answers. Clients use the first.
 _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its messages or its text.
@@ -59,7 +59,7 @@ _END_OF_TEXT: Final = "<|endoftext|>"
 
 
 class Transcript:
-    """Reads lists of messages, each of which may begin with the list before it, and reads no message twice."""
+    """Reads lists of messages, each of which may begin with the previous list, without reading a message twice."""
 
     def __init__(self) -> None:
         self._messages: list[Any] = []
@@ -82,10 +82,10 @@ class Transcript:
 
 
 def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """Return the pieces in an input or output, which is messages, an object that holds messages, or a text; otherwise None.
+    """Return the pieces in an input or output that is messages, an object that holds messages, or a text; None for another.
 
-    With ``is_model``, every object with a role is a message; this raises NotConverted if one cannot be read. An answer may
-    lack its role. Without ``is_model``, inputs and outputs may be anything.
+    With ``is_model``, every object with a role is a message, an answer may lack its role, and a message that cannot be read
+    raises NotConverted. Without ``is_model``, inputs and outputs may be anything.
     """
     try:
         return _pieces_in(content, speaker, transcript, is_model=is_model)
@@ -108,7 +108,7 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
             return _pieces_in(content.items()[0], speaker, transcript, is_model=is_model)
         if not is_model and not any(_is_item_for_sure(_item_in(item)) for item in value):
             return None
-        # Among messages, a block of an unknown type holds nothing.
+        # Among messages, a block of an unknown type is allowed, and has no pieces.
         is_chat = any(is_message(_item_in(item)) for item in value)
         return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and type_of(item) != ""))
     if not isinstance(value, dict):
@@ -124,12 +124,12 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
 
 
 def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """Return the pieces that an object without a role holds under a key of requests or answers."""
+    """Return the pieces that an object without a role holds under a key of requests or answers; None if it holds none."""
     fields = content.object()
     if "role" in fields:
         return None
     if fields == {"content": "role"}:
-        # An exporter took a message for a list, and recorded the first of its keys.
+        # An exporter has taken a message for a list, and recorded only the first of its keys.
         return []
     for key in _HOLDERS["agent" if speaker == "agent" else "user"]:
         inner = content.at(key).parsed()
@@ -144,7 +144,7 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
 
 
 def messages_in(transcript: str) -> list[dict[str, str]]:
-    """Return the messages in a text that has the role before each; none if it begins otherwise."""
+    """Return the messages in a text, each of which begins with its role; none if the text begins otherwise."""
     before, *parts = _TRANSCRIPT.split(transcript)
     texts = (text.strip().removesuffix(_END_OF_TEXT).strip() for text in parts[1::2])
     messages = [{"role": role, "content": text} for role, text in zip(parts[::2], texts, strict=True) if text != "None"]
@@ -152,7 +152,7 @@ def messages_in(transcript: str) -> list[dict[str, str]]:
 
 
 def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Piece]:
-    """Yield the pieces in messages, and in the items that stand beside messages in place of a block.
+    """Yield the pieces in messages, and in items that some APIs list among the messages in place of blocks within them.
 
     A message whose role is unknown, such as the name of a tool, is a result if it follows a call.
     """
@@ -199,7 +199,7 @@ def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
 
 
 def _content_of(message: Node) -> Node:
-    """Return the content of a message, which may be in an envelope of its own."""
+    """Return the content of a message without its envelopes."""
     content = _first_content(message)
     while isinstance(content.value, dict) and not sort_of(content.value) and any(key in content.value for key in _CONTENTS):
         content = _first_content(content)
@@ -219,7 +219,7 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     own_pieces = list(_pieces_of_content(message, "agent", content))
     yield from own_pieces
     ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
-    # LangChain repeats the calls that are blocks. The earlier form of OpenAI's messages has one call.
+    # LangChain lists calls again that are blocks of the content. The earlier form of OpenAI's messages has only one call.
     wrapped = message.at("additional_kwargs") if isinstance(message.value.get("additional_kwargs"), dict) else message
     calls = message.like(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
     calls = calls or [each for each in (message.at("function_call"), wrapped.at("function_call")) if each.value is not None][:1]
@@ -229,12 +229,12 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
             yield from pieces
     results = message.at("tool_results")
     if isinstance(results.value, dict):
-        # They are by the ids of their calls.
+        # The results are listed by the ids of their calls.
         yield from (piece for call_id in results.value for piece in pieces_of_block(results.at(call_id)))
 
 
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
-    """Yield the pieces in a text or in a list of blocks, in which texts are one piece if only images are between them."""
+    """Yield the pieces in a text or in a list of blocks. Texts with nothing but images between them are one piece."""
     if sort_of(content.value):
         content = content._replace(value=[content.value])
     if not isinstance(content.value, list):
@@ -254,7 +254,7 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 
 
 def _blocks_in(content: Node) -> Node:
-    """Return a content as a list of blocks if it is the JSON of one, as some exporters record it; else as it is."""
+    """Return a content as a list of blocks if it is a text with the JSON of one; else unchanged."""
     blocks = content.parsed() if isinstance(content.value, str) else content
     are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(sort_of, blocks.value))
     return blocks if are_blocks else content
@@ -277,7 +277,7 @@ def _is_item_for_sure(value: object) -> bool:
 
 
 def _item_in(item: object) -> object:
-    """Return an item of a list of messages. It may be recorded as a text, or as a pair of its role and its text."""
+    """Return an item of a list of messages as an object, if it is recorded as JSON, or as a pair of its role and its text."""
     item = parsed(item)
     if isinstance(item, list) and len(item) == 2 and role_of(item[0]) in SPEAKERS and isinstance(item[1], str):
         return {"role": item[0], "content": item[1]}

@@ -1,4 +1,4 @@
-"""Values of a source with their places, which errors name, and with the fields that were read."""
+"""Wraps the values of a source: each knows its place, which errors name, and notes the fields that are read of it."""
 
 import json
 import re
@@ -34,7 +34,11 @@ class Node(NamedTuple):
     """The objects of a run by their paths, each with the keys that were read; None if that is not recorded."""
 
     def at(self, *keys: str) -> "Node":
-        """Return the value under a path of keys; a missing one if an object on the way is missing."""
+        """Return the value under a path of keys; a missing value if an object on the way is missing.
+
+        Raises NotConverted if a value on the way is not an object. The methods below raise it, too, where a value must be of a
+        type.
+        """
         node = self
         for key in keys:
             fields = {} if node.value is None and node is not self else node.object()
@@ -44,7 +48,7 @@ class Node(NamedTuple):
         return node
 
     def first(self, *keys: str) -> "Node":
-        """Return the value under the first of these keys that is present; a missing one if none is."""
+        """Return the value under the first of these keys that is present; a missing value if none is."""
         return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
 
     def like(self, *names: str) -> "Node":
@@ -54,7 +58,7 @@ class Node(NamedTuple):
         return next(present, self.at(names[0]))
 
     def skip(self) -> None:
-        """Note that this value is not understood, and so is left out of its run."""
+        """Note that this value is of an unknown kind, and so is left out of its run."""
         if self.reads is not None:
             self.reads.setdefault(_SKIPPED, ({}, set()))[1].add(f"{self.line}:{self.path}")
 
@@ -100,7 +104,7 @@ class Node(NamedTuple):
         return self.value
 
     def parsed(self) -> "Node":
-        """Return this value; the object or list that it holds if it is a text of one."""
+        """Return the object or list that this value is the text of; any other value unchanged."""
         return self._replace(value=parsed(self.value))
 
     def refusal(self, expected: str) -> NotConverted:
@@ -112,7 +116,7 @@ class Node(NamedTuple):
 
 
 def source(line: int, value: object) -> Node:
-    """Return a source of the input; raise NotConverted if it is nested too deeply."""
+    """Return a value of the input as a source; raise NotConverted if it is nested too deeply."""
     node = Node(line, "", value)
     if _is_too_deep(value):
         raise node.refusal(f"expected nesting of at most {MOST_DEPTH}")
@@ -138,7 +142,7 @@ def skipped_in(run: Node) -> int:
 
 
 def unread_in(run: Node) -> set[str]:
-    """Return the paths, without positions in lists, of the fields of a run that hold something and were never read."""
+    """Return the paths, without positions in lists, of the fields of a run that are not empty and were never read."""
     read, unread = set(), set()
     start = _NUMBERS.sub("", run.path)
     for path, (fields, keys) in (run.reads or {}).items():
@@ -169,7 +173,7 @@ def field_at(value: object, path: str) -> Any:
 
 
 def parsed(value: object) -> Any:
-    """Return the object or list that a text holds, as JSON or as Python's ``repr``; any other value as it is."""
+    """Return the object or list that a text holds as JSON or as Python's ``repr``; any other value unchanged."""
     if not isinstance(value, str) or not _HOLDS_ONE.match(value):
         return value
     try:
@@ -212,7 +216,7 @@ def unwrapped(value: object, *, are_arguments: bool = False) -> Any:
 
 
 def _shown_by_python(text: str) -> Any:
-    """Return the object or list that a text is the ``repr`` of; None if it is none, or too long."""
+    """Return the object or list that a text is the ``repr`` of; None if the text is too long, or something else."""
     if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
         return None
     with suppress(ValueError):
@@ -226,7 +230,7 @@ def as_json(value: object) -> str:
 
 
 def _is_too_deep(value: object) -> bool:
-    # Level by level: recursion may exceed the stack before it reaches the limit.
+    # Go level by level: recursion may exceed the stack before it reaches the limit.
     level: list[Any] = [value]
     for _ in range(MOST_DEPTH + 1):
         level = [outer for outer in level if isinstance(outer, dict | list)]

@@ -1,4 +1,4 @@
-"""The pieces of a run: what the user asked, what the agent said and called, and what tools returned."""
+"""Defines the pieces of a run: a request of the user, a text or a call of the agent, or the result of a tool."""
 
 import re
 from typing import Any, Final, Literal, NamedTuple
@@ -21,7 +21,7 @@ _FAILURES: Final = ("error", "failed", "failure", "output-error")
 
 
 class Piece(NamedTuple):
-    """A piece of a run: the user asks, the agent says something or calls a tool, or the tool returns something."""
+    """A piece of a run: the user asks something, the agent says something or calls a tool, or a tool returns something."""
 
     node: Node
     kind: Literal["user", "agent", "call", "result"]
@@ -45,7 +45,7 @@ def is_failure(fields: dict[str, Any]) -> bool:
 
 
 def _has_exit_code(fields: object) -> bool:
-    """Return whether a field of an object is the code of a command that failed."""
+    """Return whether a field of an object is the exit code of a command that failed."""
     if not isinstance(fields, dict):
         return False
     codes = [fields[key] for name, key in keys_by_plain_name(fields).items() if name in _EXIT_CODES]
@@ -65,7 +65,7 @@ def is_error(result: Piece) -> bool:
 
 
 def call_input(call: Piece) -> dict[str, Any] | None:
-    """Return the arguments of a call as an object; anything else becomes the ``arguments`` of one."""
+    """Return the arguments of a call as an object; other arguments become its field ``arguments``; None if there are none."""
     content = parsed(call.arguments)
     if content is None or isinstance(content, dict):
         return content
@@ -73,7 +73,7 @@ def call_input(call: Piece) -> dict[str, Any] | None:
 
 
 def call_text(call: Piece) -> str:
-    """Return a call as a text: as the agent wrote it, or the name of the tool with its arguments in brackets."""
+    """Return a call as a text: the agent's own words, or the name of the tool with the arguments in brackets."""
     if call.text:
         return call.text
     arguments = parsed(call.arguments)

@@ -1,4 +1,4 @@
-"""Takes out what the program around an agent wrote in place of the user: reminders, its own commands, its events."""
+"""Removes texts that the program around an agent wrote in the name of the user: reminders, its own commands, its events."""
 
 import re
 from collections.abc import Iterable
@@ -12,9 +12,9 @@ _TAG: Final = re.compile(
     r"\s*+<((?:system|local|command|environment|ide|hook|bash|task|qwen|permissions|user)[-_:][\w:-]{1,60}"
     r"|task|[\w:-]{1,60}[-_](?:reminder|context|caveat|stdout|stderr|instructions|notification|details))(?:\s[^<>]{0,200})?>"
 )
-"""The beginning of what a program adds to a text of the user. Users do not type such names."""
+"""Matches the tag that begins an addition of a program to a text of the user. Users do not type such names."""
 _CLOSING: Final = re.compile(r"</([\w:-]{1,80})>\s{0,9}\Z")
-_MOST_CLOSING: Final = 100  # Characters that a closing tag may have, with the white space behind it.
+_MOST_CLOSING: Final = 100  # The most characters of a closing tag with the white space behind it.
 _OF_USERS: Final = ("task", "user_query", "user-query", "user_message", "user_request", "user_input", "user_prompt")
 _COMMAND: Final = re.compile(r"<command-name>\s*+([^<]{1,200})</command-name>")
 _ARGUMENTS: Final = re.compile(r"<command-args>([^<]++)</command-args>")
@@ -32,7 +32,7 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
     pieces = list(pieces)
     begins = [piece.kind for piece in pieces[:3]] == ["user", "agent", "user"] and pieces[1].text.strip() in _AGREEMENTS
     if begins and pieces[0].text.startswith(_INSTRUCTION):
-        # What the agent is to do comes next.
+        # The first message only says what the agent is; its task comes next.
         pieces = pieces[2:]
     events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
     has_events = any(event and event[0] == "user" for event in events)
@@ -44,7 +44,7 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
             if text.startswith(_NOTES) or not text.strip():
                 continue
             if own and own[-1].kind == "user" and _BARE_COMMAND.fullmatch(own[-1].text):
-                # The program itself has carried out the command, not an agent.
+                # The program has carried out the command itself, without the agent.
                 own.pop()
             own.append(piece if text == piece.text else piece._replace(text=text))
         elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not own)):

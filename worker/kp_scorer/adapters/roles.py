@@ -34,10 +34,10 @@ _ROLE_KEYS: Final = (
 
 
 def in_one_view(turns: Sequence[Any], *, is_of_asker: bool = False) -> Sequence[Any]:
-    """Return the messages of a chat between agents with the roles that they have in the view of the agent that is asked.
+    """Return the messages of a chat between agents with the roles that they have for the agent that is asked.
 
-    In AG2 the role of a text depends on the agent whose copy of the chat it is. Roles are replaced if they show another view:
-    if an agent that calls tools speaks as the user, if roles contradict names, or if the caller says so by ``is_of_asker``.
+    In AG2, a chat has a copy for each agent, and the role of a message depends on the copy. Roles are replaced if the copy is
+    another agent's: if an agent that calls tools speaks as the user, if roles contradict names, or if ``is_of_asker`` is true.
     """
     named = [turn for turn in turns if isinstance(turn, dict) and isinstance(turn.get("name"), str)]
     callers = {turn["name"] for turn in named if turn.get("tool_calls")}
@@ -56,19 +56,22 @@ def is_message(value: object) -> bool:
 
 
 def with_role(value: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with a ``role``, even if it has a type or an author instead, an envelope, or is a constructor call."""
+    """Return a message with a ``role``, even if it has a type, an author or an envelope instead, or is a constructor's call.
+
+    A value that names no speaker is returned unchanged.
+    """
     kind: object = named_type(value)
     fields: object = value
     if role_of(value.get("role_type")) in SPEAKERS:
-        # CAMEL's role is that in the view of one agent, Zep's is a name.
+        # In CAMEL, the field ``role`` holds the role for one agent, in Zep a name.
         return value | {"role": role_of(value["role_type"])}
     if isinstance(value.get("role"), str):
         return value
     if len(value) == 1 and isinstance(inner := next(iter(value.values())), dict) and role_of(next(iter(value))) in SPEAKERS:
-        # A component may be called as a role is; then it has a list of messages.
+        # A component may have the name of a role. Then it holds a list of messages.
         return value if "messages" in inner else inner | {"role": role_of(next(iter(value)))}
     for inner in (value[key] for key in ("message", "llm_message", "content") if key in value):
-        # A choice holds its message, as an event of one does.
+        # A choice or an event holds its message.
         if isinstance(inner, dict) and isinstance(inner.get("role"), str):
             return dict(inner)
     for holder in (value[key] for key in _ROLE_KEYS if key in value):
@@ -96,11 +99,11 @@ def _plain_role(name: str) -> str:
 
 
 def role_of(name: object) -> str:
-    """Return the name of a role or of a type of messages, without signs and without what all of them have."""
+    """Return the name of a role or of a type of messages in plain letters, without endings such as ``message``."""
     return _plain_role(name[:64]) if isinstance(name, str) else ""
 
 
 def named_type(block: dict[str, Any]) -> str:
-    """Return the type of an object, in whichever field it stands; empty if it has none."""
+    """Return the type of an object from the first field that names one; empty if there is none."""
     keys = ("type", "part_kind", "kind", "$type", "block_type", "message_type")
     return next((kind for key in keys if isinstance(kind := block.get(key), str)), "")

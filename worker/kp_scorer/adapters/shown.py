@@ -1,4 +1,4 @@
-"""Reads values as Python and pydantic show them, in one pass: Python's own parser takes a thousand bytes for each character.
+"""Parses values that Python and pydantic show, in one pass: Python's own parser takes a thousand bytes for each character.
 
 ``{'a': (1, None)}`` and ``Message(role='user', content=[])`` become the JSON that they stand for. A message may be shown by its
 fields alone, without commas between them. What JSON lacks becomes null; a member of an enumeration becomes its value.
@@ -23,11 +23,14 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _ESCAPED: Final = dict(zip("abfnrtv\\'\"\n", [*"\a\b\f\n\r\t\v\\'\"", ""], strict=True))
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
-_MOST_VALUES: Final = 50_000  # A trace may have 20,000. More take seconds to read, and are no trace.
+_MOST_VALUES: Final = 50_000  # A trace may have 20,000 values. More would take seconds to read, and fit into no trace.
 
 
 def shown_by_python(text: str, most_depth: int) -> Any:
-    """Return the value that a text is the ``repr`` of, or the fields of the message that it shows; else raise ValueError."""
+    """Return the value that a text is the ``repr`` of, or the fields of the message that it shows.
+
+    Raises ValueError for other texts, and for values nested more deeply than ``most_depth``.
+    """
     values, fields, _ = _Reader(text, most_depth).arguments("")
     if len(values) + bool(fields) != 1:
         raise ValueError
@@ -44,7 +47,7 @@ class _Reader:
         self._kind, self._text = next(self._tokens)
 
     def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
-        """Read values and fields up to a bracket; return them, and whether a comma was last. Fields need no commas."""
+        """Read values and fields up to a bracket; return them, and True if a comma came last. Fields need no commas."""
         values: list[Any] = []
         fields: dict[str, Any] = {}
         has_comma = False

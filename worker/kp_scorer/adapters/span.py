@@ -1,4 +1,4 @@
-"""One span of a run: its kind, its tool, what went in and came out. Messages may be in attributes and in events."""
+"""Reads the spans of a run: the kind of each, its tool, its inputs and outputs. Messages may be in attributes and in events."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -12,7 +12,7 @@ from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
 
-OWN_KIND: Final = "row.kind"  # The converter gives this attribute to spans that were rows of a store's table.
+OWN_KIND: Final = "row.kind"  # ``span_of_row`` gives this attribute to spans that were rows of a store's table.
 _ERROR: Final = (2, "STATUS_CODE_ERROR", "ERROR")
 _EVENT: Final = re.compile(r"gen_ai\.(system|user|assistant|tool|unknown)\.message|gen_ai\.(choice|unknown)")
 _ACTS: Final = re.compile(r"function_?(?:call|response)|tool_?(?:call|use|result)\b", re.IGNORECASE)
@@ -24,7 +24,7 @@ _NOTHING: Final = ("", "{}", "null", "None")
 
 SpanKind = Literal["model", "tool", "event", "agent", "other"]
 
-_KINDS: Final[dict[str, SpanKind]] = {  # By the names that conventions have for kinds of spans and for operations.
+_KINDS: Final[dict[str, SpanKind]] = {  # The kinds of spans, by the names that conventions give to kinds and operations.
     **dict.fromkeys("generation llm chat chat_model generate_content text_completion completion".split(), "model"),  # noqa: SIM905
     **dict.fromkeys(("model", "model_generation", "model_step", "model_inference"), "model"),
     **dict.fromkeys(("tool", "tool_call", "mcp_tool_call", "retriever", "execute_tool", "function"), "tool"),
@@ -49,12 +49,12 @@ class Span(NamedTuple):
 
 
 def kind_of(name: str) -> SpanKind:
-    """Return the kind of a span by the name that its convention has for it."""
+    """Return the kind of a span by the name that a convention gives to its kind or operation."""
     return _KINDS.get(name.strip('"').lower(), "other")
 
 
 class Spans:
-    """The spans of a run, read. A message that cannot be read is left out, not the run."""
+    """Reads the spans of a run into ``all``, in their order. A message that cannot be read is left out; the run is not."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
         """Read spans in the form of OpenTelemetry's protocol. One without a kind is a tool's if a model called its name."""
@@ -82,7 +82,7 @@ class Spans:
             inputs = [Piece(node, "call", name=name, arguments=arguments, call_id=call_id)]
             outputs = _results_of(node, attributes, answered)
             if called and name not in called and not arguments and all(piece.text in _NOTHING for piece in outputs):
-                # It surrounds the calls of a turn, or is a handoff, which the model calls by another name.
+                # The span surrounds the calls of a turn, or is a handoff, which the model calls by another name.
                 kind, inputs, outputs = "other", [], []
         elif kind == "event":
             texts = (text_in(each.value) for each in values_of(attributes, "input"))
@@ -98,7 +98,7 @@ class Spans:
         self, attributes: Node, direction: str, speaker: Speaker, kind: SpanKind, events: Sequence[Node], transcript: Transcript
     ) -> list[Piece]:
         """Return the pieces in the messages of an input or output, or else in its value."""
-        # Messages may be structured, or a text of JSON.
+        # Exporters record messages as structures, or as a text of JSON.
         messages = attributes.at(f"gen_ai.{direction}.messages").parsed()
         pieces = self._structured(messages, speaker, transcript)
         if pieces := pieces or _joined(self._each([*events, *messages_of_paths(attributes, direction)])):
@@ -119,7 +119,7 @@ class Spans:
         return next(filter(None, readings), [])
 
     def _structured(self, messages: Node, speaker: Speaker, transcript: Transcript) -> list[Piece]:
-        """Return the pieces in messages, which may all be in one text."""
+        """Return the pieces in messages, which may all be one text."""
         if isinstance(messages.value, str):
             return utterance(messages, speaker, messages.value)
         try:
@@ -152,7 +152,7 @@ class Spans:
             holder = content.at("messages") if isinstance(content.value, dict) else content
             in_value = self._each(holder.each())
         if in_value is None and (kind, speaker) == ("model", "user"):
-            # It is the rest of a request: settings, for example.
+            # The value is another part of a request: settings, for example.
             return []
         return utterance(value, speaker, text_in(value.value)) if in_value is None else in_value
 
@@ -163,11 +163,11 @@ def _kind(attributes: Node) -> SpanKind:
     kind: SpanKind = next((kind for kind in kinds if kind != "other"), "other")
     has_tool = any(key in attributes.value for key in ("gen_ai.tool.name", "tool.name", "ai.toolCall.name"))
     if kind == "tool" != kinds[0] and OWN_KIND in attributes.value and not has_tool:
-        # A store knows better which spans are those of tools.
+        # The store knows better which spans are a tool's.
         return "other"
     if kind == "other" and has_tool:
         return "tool"
-    # A span that has a model or its messages, and no operation, is a call of that.
+    # A span that names no operation, but a model or its messages, is a call of the model.
     return "model" if kind == "other" and not named and values_of(attributes, "model") else kind
 
 
@@ -175,13 +175,16 @@ def _tool_name(node: Node, attributes: Node) -> str:
     name = value_of(attributes, "tool").value or attributes.at("name").value or node.at("name").value
     name = name if isinstance(name, str) else ""
     if handoff := _HANDOFF.fullmatch(name):
-        # The model calls it by the name of a function.
+        # The model calls a function of this name for a handoff.
         return f"transfer_to_{re.sub(r'[^a-z0-9]+', '_', handoff[1].lower())}"
     return _METHOD.sub("", _TOOL_SPAN.sub(r"\2", name))
 
 
 def _events(node: Node, attributes: Node) -> tuple[list[Node], list[Node], Node]:
-    """Return the messages in the events of a span: those to the model, its answer; and its attributes with those of others."""
+    """Return the messages to the model and those of its answer in the events of a span, and all attributes.
+
+    The attributes are the span's, with those of GenAI's other events.
+    """
     prompted: list[Node] = []
     answered: list[Node] = []
     listed = attributes.at("events").parsed()
@@ -193,7 +196,7 @@ def _events(node: Node, attributes: Node) -> tuple[list[Node], list[Node], Node]
         elif str(name).startswith("gen_ai."):
             attributes = attributes._replace(value=fields.object() | attributes.object())
     has_answer = bool(answered)
-    # Without an event of its own, the answer is what the model says last.
+    # If no event is an answer, the last messages of the model are the answer.
     while not has_answer and prompted and prompted[-1].object().get("role", "assistant") == "assistant":
         answered.insert(0, prompted.pop())
     return prompted, answered, attributes
@@ -212,7 +215,7 @@ def _message_of(event: Node, role: str) -> Node:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return pieces, joined into one if each is a token of an answer."""
+    """Return pieces; a single one if each of them is a token of an answer."""
     are_tokens = all(piece.kind == "agent" for piece in pieces) and any(piece.text[:1] == " " for piece in pieces[1:])
     return [pieces[0]._replace(text="".join(piece.text for piece in pieces))] if are_tokens else pieces
 
@@ -234,7 +237,7 @@ def _results_of(span: Node, attributes: Node, answered: Sequence[Node]) -> list[
     content = unwrapped(returned.value)
     text, is_error = returned_in(content)
     if isinstance(returned.value, str) and content == parsed(returned.value):
-        # Keep the spelling of the source.
+        # Keep the JSON as the source writes it.
         text = text if text != as_json(content) else returned.value
     has_failed = has_failed or is_error
     if text in _NOTHING:

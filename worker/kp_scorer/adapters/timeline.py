@@ -1,7 +1,7 @@
-"""Joins the spans of a run: the inputs and outputs of each call of a model and of each tool, in one order.
+"""Joins the spans of a run: puts the inputs and outputs of its models and tools into one order.
 
-A call that several spans record is one call. A run is what happened since the user spoke last: what the first input holds of
-earlier turns is not part of it.
+A call that several spans record is one call. A run is everything that happened since the user spoke last: earlier turns, which
+the first input repeats, are not part of it.
 """
 
 import re
@@ -23,14 +23,15 @@ _SKEW_NS: Final = 1_000_000  # A tool may seem to begin this long before the mod
 _INTERRUPT: Final = "GraphInterrupt"  # LangGraph raises it in a node that waits for a person.
 _THREAD: Final = "thread_id"
 _STATES: Final = ("events", "status")
-"""The fields of a span with what was raised in it."""
+"""The fields of a span that hold the errors raised in it."""
 _MADE_BY_A_PROGRAM: Final = re.compile(r"\s*\"?(?:[{\[]|[A-Za-z_]\w*\(\w+=)")
 
 
 def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = None) -> Run | list[Run]:
     """Make a run of the spans with one trace id; none if none of them is an agent's.
 
-    It did not succeed if its root failed, or what surrounds its last call. Without a ``record``, the root describes the run.
+    The run failed if its root did, or a span around its last call. The caller's paths lead into ``record``, by default the
+    root. Raises NotRecorded if the spans of agents hold no messages, and NotConverted if none of their messages can be read.
     """
     spans = sorted(read.all, key=lambda span: span.started_ns)
     if not any(piece.kind in ("user", "agent") for span in spans for piece in (*span.inputs, *span.outputs)):
@@ -47,7 +48,7 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
         record = described.object() | {"attributes": attributes_of(described).value}
         record |= {} if resource.value is None else {"resource": attributes_of(resource).value}
     started_us = next((span.started_ns // 1_000 for span in spans if span.started_ns), None)
-    # Some recorders have what interrupts a tool as its error.
+    # Some recorders show the interrupt of a tool as its error.
     pieces = [each for each in _pieces_of(read.all, roots) if each.kind != "result" or not each.text.startswith(_INTERRUPT)]
     return Run(
         node := spans[0].node,
@@ -83,8 +84,8 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
     """Return the pieces of a run in their order.
 
     A call of a model around, within or beside another with the same answer is the same call recorded twice, and so is a call of
-    a tool within one of that name. Spans of other kinds supply only what no call of a model shows: the question and the answer.
-    The outermost span has the question in the user's words, which frameworks rephrase for the models.
+    a tool within one of the same name. Spans of other kinds supply only the question and the answer, where no call of a model
+    shows them. The outermost span has the question in the user's words, which frameworks rephrase for the models.
     """
     repeated, failed = _repeated(spans)
     repeated |= _resumed_tools(spans)
@@ -121,11 +122,12 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
 
 
 def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, int, int, bool]]:
-    """Yield when each span begins and ends, as keys of one order. At equal times, the span that began first is first.
+    """Yield the beginning and the end of each span as tuples to sort: time, start of the span, its number, True at the end.
 
-    The answer of a model is there before the first of its tools begins, even if the span of the model surrounds that.
+    The answer of a model ends before the first of its tools begins, even if the span of the model surrounds that tool's.
     """
-    began: defaultdict[tuple[str, str], deque[tuple[int, int]]] = defaultdict(deque)  # By id and by name: time and number.
+    # The times and numbers of tools, by the ids and the names of their calls.
+    began: defaultdict[tuple[str, str], deque[tuple[int, int]]] = defaultdict(deque)
     for time_ns, number in sorted((span.started_ns, number) for number, span in enumerate(spans) if span.kind == "tool"):
         for piece in spans[number].inputs:
             began["id", piece.call_id].append((time_ns, number))
@@ -153,7 +155,7 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
 
 
 def _ancestors(spans: Sequence[Span], inner: Span | None) -> list[Span]:
-    """Return the spans of agents and others around one, the innermost first."""
+    """Return the spans of the kinds agent and other around a span, the innermost first."""
     by_id = {span.span_id: span for span in spans if span.span_id}
     ancestors: list[Span] = []
     while inner and (inner := by_id.pop(inner.parent_id, None)):
@@ -177,7 +179,7 @@ def _count_calls(pieces: Sequence[Piece]) -> int:
 
 
 def _is_summary(answer: Piece, pieces: Sequence[Piece]) -> bool:
-    """Return whether an answer is the texts of a run joined."""
+    """Return whether an answer contains the last text of a run, as one that joins all texts does."""
     last = next((piece for piece in reversed(pieces) if piece.kind == "agent"), None)
     return last is not None and _spaced(last) in _spaced(answer)
 
@@ -187,13 +189,13 @@ def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
     if not (places := _places(asked, pieces)):
         return [asked, *pieces]
     place = places[0]
-    # Earlier messages of the user, before the agent did anything, are instructions.
+    # Messages of the user before that, and before any act of the agent, are instructions.
     is_first = all(piece.kind == "user" for piece in pieces[:place])
     return [asked, *([] if is_first else pieces[:place]), *pieces[place + 1 :]]
 
 
 def _places(part: Piece, pieces: Sequence[Piece]) -> list[int]:
-    """Return the places of the pieces of its kind whose texts contain that of ``part``, apart from white space."""
+    """Return the places of the pieces of the same kind whose texts contain the text of ``part``, apart from white space."""
     text = _spaced(part)
     return [place for place, piece in enumerate(pieces) if piece.kind == part.kind and text in _spaced(piece)]
 
@@ -208,14 +210,14 @@ def _is_json(piece: Piece) -> bool:
 
 
 def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
-    """Return the numbers of the spans that record the call of another one, and of those whose inner record failed."""
+    """Return the numbers of spans that record the call of another span, and of tools with an inner record that failed."""
     numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
     within: defaultdict[int | None, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):
         within[numbers.get(span.parent_id)].append(number)
     repeated, failed = _beside(spans), set[int]()
     around: defaultdict[str, list[int]] = defaultdict(list)  # The tools around a span, by their names.
-    models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls directly within each span.
+    models: defaultdict[int | None, list[int]] = defaultdict(list)  # The first two calls of models directly within each span.
     # This is not recursive, because spans may be nested more deeply than the stack allows.
     waiting = [(number, True) for number in within[None]]
     while waiting:
@@ -245,7 +247,7 @@ def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
 
 
 def _beside(spans: Sequence[Span]) -> set[int]:
-    """Return the numbers of the calls of models that began during another one with the same question and answer."""
+    """Return the numbers of the calls of models that began during another call with the same question and answer."""
     repeated: set[int] = set()
     ends_ns: dict[bytes, int] = {}
     models = (number for number, span in enumerate(spans) if span.kind == "model" and span.outputs)

@@ -1,4 +1,4 @@
-"""Reads the times of records, in whichever field, form and unit they are."""
+"""Reads the times of records, in any field, form and unit."""
 
 import math
 import re
@@ -15,17 +15,17 @@ _RFC3339: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,6})
 _TIMES: Final = (
     "timestamp created createdat createtime starttime startedat time ts requestcreatedat requesttime sessionstart date".split()  # noqa: SIM905
 )
-"""Fields with the time of a record, by their letters."""
+"""The plain names of fields with the time of a record."""
 _MOST_DIGITS: Final = 19
 
 
 def first_timestamp(records: Iterable[Node]) -> str | None:
-    """Return the first time in any record."""
+    """Return the time of the first record that has one, as ISO 8601; None if no record has."""
     return next(filter(None, map(time_in, records)), None)
 
 
 def time_in(record: Node) -> str | None:
-    """Return the time of a record, in whichever field and form it is, as ISO 8601; None if it has none that can be read."""
+    """Return the time of a record as ISO 8601, from any field and form; None if the record has no time that can be read."""
     if not isinstance(record.value, dict):
         return None
     names = keys_by_plain_name(record.value)

@@ -1,7 +1,7 @@
-"""Finds the turns of a run in any object, and makes messages of them: in whichever envelope and list they are.
+"""Finds the turns of a run in any object, through envelopes and lists, and makes messages of them.
 
-A turn is a message, or a call, result or thought that stands for itself; a step, which has what the agent thought, did and
-observed; or an exchange, which has a question and its answer.
+A turn is a message, or a call, result or thought by itself; a step, which has a thought, an act and an observation of the
+agent; or an exchange, which has a question and its answer.
 """
 
 import re
@@ -16,7 +16,7 @@ from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 
 _ENVELOPES: Final = ("payload", "data", "event", "message", "item", "part", "update", "content")
-_OF_TYPES: Final = ("payload", "data")  # The envelopes beside which the type of what is in them stands.
+_OF_TYPES: Final = ("payload", "data")  # The envelopes that have the type of their contents beside them.
 _MOST_LEVELS: Final = 6  # The most envelopes, or objects around a list of turns, that are opened.
 _MOST_INSPECTED: Final = 50  # The items of a list that are inspected to see what it holds.
 QUESTIONS: Final = (
@@ -51,7 +51,7 @@ def turn_in(record: Node) -> Node | None:
 
 
 def _inner(record: Node) -> Node | None:
-    """Return what is in the envelope of a record; None if it has none."""
+    """Return the contents of a record's envelope; None if the record has no envelope."""
     return next((record.at(key) for key in _ENVELOPES if isinstance(record.value.get(key), dict)), None)
 
 
@@ -76,7 +76,7 @@ def turns_of(records: Iterable[Node]) -> Iterator[Node]:
 
 
 def _flat(step: dict[str, Any]) -> dict[str, Any]:
-    """Return a step with the fields of its action."""
+    """Return a step with the fields of its action as its own."""
     action = step.get("action")
     if not isinstance(action, dict) or "observation" not in step:
         return step
@@ -138,7 +138,7 @@ def are_turns(value: object) -> bool:
 
 
 def _step_in(item: object) -> object:
-    """Return an item of a list. A pair of an action and an observation, as LangChain has them, becomes a step."""
+    """Return an item of a list; as a step if it is one of LangChain's pairs of an action and an observation."""
     is_pair = isinstance(item, list) and len(item) == 2 and isinstance(item[0], dict) and "tool" in item[0]
     return {"action": item[0], "observation": item[1]} if is_pair else item  # type: ignore[index]  # a pair
 
@@ -151,7 +151,10 @@ def _is_spoken(item: dict[str, Any]) -> bool:
 
 
 def list_of_turns(holder: Node) -> Node | None:
-    """Return the list of turns in an object: the outermost, and of several on one level the longest; None if there is none."""
+    """Return the list of turns in an object; None if there is none.
+
+    The outermost list wins; among several on one level, a list with messages, and then the longest.
+    """
     fields = holder.value if isinstance(holder.value, dict) else {}
     if isinstance(tree := fields.get("mapping"), dict):
         # A chat with branches has its messages in an object, by their ids.
@@ -174,7 +177,7 @@ def list_of_turns(holder: Node) -> Node | None:
 
 
 def _transcript_in(holder: Node) -> Node | None:
-    """Return the messages in a text of an object in which a user and an agent speak; None if there is none."""
+    """Return the messages in the first field whose text is a dialogue of a user and an agent; None if there is none."""
     for key, text in holder.value.items() if isinstance(holder.value, dict) else ():
         messages = messages_in(text) if isinstance(text, str) else []
         if {"user", "agent"} <= {SPEAKERS.get(role_of(message["role"])) for message in messages}:
@@ -183,22 +186,22 @@ def _transcript_in(holder: Node) -> Node | None:
 
 
 def _are_exchanges(value: object, path: tuple[str | int, ...]) -> bool:
-    """Return whether a list holds the questions and answers of one run. Under other keys, each of them is a run."""
+    """Return whether a list holds the questions and answers of one run. Under other keys, each pair is a run."""
     return path[-1] in _EXCHANGES and isinstance(value, list) and any(map(is_exchange, objects_in(value[:_MOST_INSPECTED])))
 
 
 def _within(value: object) -> Iterable[tuple[str | int, Any]]:
-    """Yield the values of an object, and the lists in a list: an object in a list is not part of what is around it."""
+    """Return the values of an object, or the lists in a list, with their keys: an object in a list is a thing by itself."""
     if isinstance(value, dict):
         return value.items()
     return ((place, each) for place, each in enumerate(value) if isinstance(each, list)) if isinstance(value, list) else ()
 
 
 def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
-    """Return the records without those of branches that were given up: the last turn and all before it are the run.
+    """Return the records without those of abandoned branches: the run is the last turn and the turns that lead to it.
 
-    ``keys`` are the fields with the id of a record and with that of the one before. What belongs to a message of the branch, or
-    is the result of one of its calls, stays. If the way back from the last turn ends elsewhere than at a beginning, all stay.
+    ``keys`` are the fields with the id of a record and with the id of its parent. Calls in a message of the branch stay, and
+    the results of the branch's calls. All records stay if the way back from the last turn does not end at a beginning.
     """
     own, before = keys
     ids: dict[str, Node] = {

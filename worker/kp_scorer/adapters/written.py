@@ -1,4 +1,4 @@
-"""Reads the calls that a model writes into its text, where no interface takes them: one protocol, and one piece for each call.
+"""Reads the calls that a model writes into its text because no interface takes them. A run follows one of several protocols.
 
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
 - ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, to the end
@@ -6,9 +6,9 @@
 - ``[[ ## next_tool_name ## ]]`` among the other sections of DSPy, whose names are not part of what is said
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - ``[NAME(KEY="…"), …]`` of ToolACE
-- one fenced command, of an agent that acts by it: its next message of the user says what the command returned
+- one fenced command, of an agent that acts by it: the next message of the user says what the command returned
 
-What the user says next is then the result.
+The next message of the user is then the result.
 """
 
 import json
@@ -24,7 +24,7 @@ _TAG: Final = re.compile(
     r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_?call)>\s*+(?=\{))"
 )
 _QUOTED: Final = re.compile(r"\s*+\{\s*+\"name\":\s*+\"([^\"]{1,100})\",\s*+\"arguments\":\s*+'(.*)'\s*+\}\s*+", re.DOTALL)
-"""A call of Glaive, whose arguments are JSON in quotes that JSON lacks."""
+"""Matches a call of Glaive, whose arguments are JSON in single quotes, which JSON itself lacks."""
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
 _ACTION: Final = re.compile(
     r"^[ \t]*+(?:Action|Function Name):[ \t]*+([\w.:/ -]{1,100}?)"
@@ -44,7 +44,7 @@ _RETURNED: Final = re.compile(
     r"\s*+(?:<returncode>|<output>|<tool_response>|\[?(?:observation|the output of the|execution result|output|exit code)\b)",
     re.I,
 )
-"""The beginning of a message that says what a command returned."""
+"""Matches the beginning of a message with the output of a command."""
 _PROMPT: Final = "bash-$"
 _TOOL_OF_RESULT: Final = re.compile(r"\[([a-z_]{1,60})(?: for [^\n]{0,500})?\] Result:\s?")
 _ELEMENT: Final = re.compile(r"<([a-z_]{1,60})>")
@@ -56,7 +56,11 @@ _AROUND: Final = re.compile(r"</?(?:tool_call|function_calls?)>")
 
 
 def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False) -> Sequence[Piece]:
-    """Return the pieces of a run with the calls in the texts of an agent that makes no others, and with their results."""
+    """Return the pieces of a run with the calls that the agent wrote into its texts, and with their results, as pieces.
+
+    A run that has other calls is returned unchanged, except for sections of DSPy. With ``acts_by_fences``, each fenced command
+    is a call even if no result says so.
+    """
     are_called = any(piece.kind == "call" for piece in pieces)
     pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
     if any(piece.kind == "call" for piece in pieces):
@@ -110,7 +114,7 @@ def _thought(piece: Piece, text: str) -> list[Piece]:
 
 
 def _sections(piece: Piece, *, are_called: bool) -> Iterator[Piece]:
-    """Yield what the sections of DSPy say, and the call in them, unless calls are recorded apart."""
+    """Yield the texts of the sections of DSPy, and the call in them, unless the run has calls as pieces."""
     before, *parts = _SECTION.split(piece.text) if piece.kind == "agent" else ("",)
     if not parts or before.strip():
         yield piece

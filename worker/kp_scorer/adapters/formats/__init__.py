@@ -1,4 +1,4 @@
-"""The formats that are converted. Each module of this package defines the format of its name as ``FORMAT``.
+"""Registers the formats that are converted. Each module of this package defines the format of its name as ``FORMAT``.
 
 No two formats fit one object, except for general ones, so the order in which the others are tried does not matter.
 """
@@ -18,7 +18,7 @@ def _load_formats() -> dict[str, Format]:
 
 
 FORMATS: Final = _load_formats()
-"""Every format by its name, in the order in which they are tried on a source."""
+"""Every format by its name, in the order in which a source is tried on them."""
 
 
 def format_of(value: object) -> str:

@@ -1,7 +1,7 @@
 """Conversations of the command lines of Amazon Q Developer and Kiro, as ``/save`` writes them.
 
-Each turn of ``history`` is the input of the model and its answer: a pair, or in later versions an object. One key of an input
-names its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``. One key of an answer does: ``Response`` or ``ToolUse``.
+Each turn of ``history`` is the input of the model and its answer: a pair, or in later versions an object. The key of an input
+is its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``. So is the key of an answer: ``Response`` or ``ToolUse``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ def _pieces_put(put: Node) -> Iterator[Piece]:
     content = put.at("content")
     for kind in content.object():
         for result in content.at(kind, "tool_use_results").items():
-            # Each block is named by its kind, too.
+            # The key of each block is its kind, too.
             texts = (text_in(text) for block in result.at("content").items() for text in block.object().values())
             piece = result_of(result, result._replace(value="\n".join(texts)))
             yield piece._replace(is_error=piece.is_error or result.at("status").value == "Error")

@@ -29,7 +29,7 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
     steps = trajectory.at("steps").items()
     pieces = [piece for step in steps if step.at("is_copied_context").value is not True for piece in _pieces_of(step)]
     if not any(piece.kind == "user" for piece in pieces):
-        # A trajectory that continues another repeats its steps first, with what was asked.
+        # A trajectory that continues another first repeats the steps of that one, with the question.
         asked = (piece for step in steps for piece in _pieces_of(step) if piece.kind == "user")
         pieces = [*list(asked)[:1], *pieces]
     own_id = trace_id("atif", trajectory.first("trajectory_id", "session_id").text(), trajectory.value)
@@ -42,7 +42,7 @@ def _pieces_of(step: Node) -> Iterator[Piece]:
     yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
     for result in step.at("observation", "results").items():
         if "content" not in result.object():
-            # It refers to the trajectories of subagents.
+            # The result refers to the trajectories of subagents.
             continue
         yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 

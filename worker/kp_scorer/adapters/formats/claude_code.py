@@ -41,7 +41,7 @@ def run_id(line: Node) -> str:
 
 
 def identities(line: Node) -> list[str]:
-    """Return what identifies a message: a session that goes on or branches off repeats some of its lines, or of their ids."""
+    """Return the texts that identify a message: a session that goes on or branches off repeats lines, or only their ids."""
     message = line.at("message").value
     if not isinstance(message, dict):
         return []
@@ -81,7 +81,7 @@ def _pieces(lines: Sequence[Node]) -> list[Piece]:
 
 
 def _complete(lines: Iterable[Node]) -> list[Node]:
-    """Return the messages in lines, without the beginnings of those that are recorded again once they are longer."""
+    """Return the messages in lines, without beginnings of messages that the next line records again, longer."""
     messages: list[Node] = []
     for line in lines:
         message = line.at("message")

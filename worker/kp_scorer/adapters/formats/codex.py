@@ -28,18 +28,18 @@ def run_id(line: Node) -> str:
 
 
 def continues(lines: Sequence[Node], line: Node) -> bool:
-    """Return whether a line begins the parent of this session: the file of a forked session repeats its parent's lines."""
+    """Return whether a line begins the parent of a session: the file of a forked session repeats its parent's lines."""
     parents = {each.at("payload", key).text() for each in lines[:_MOST_FORKS] for key in _PARENTS}
     return line.at("payload", "id").text() in parents - {""}
 
 
 def identities(line: Node) -> list[str]:
-    """Return the line itself: a session that was resumed or forked repeats the lines of the one before."""
+    """Return the line itself: a session that was resumed or forked repeats the lines of the earlier session."""
     return [as_json(line.value)] if line.at("type").value in ("response_item", "event_msg") else []
 
 
 def run(own_id: str, lines: Sequence[Node]) -> Run:
-    """Make a run of a session. Events hold what the user typed, as the program adds messages of the user to the items."""
+    """Make a run of a session. The user's texts come from events, as the program adds messages of the user to the items."""
     pieces: list[Piece] = []
     has_typed = any(_is_typed(line) for line in lines)
     for line in lines:

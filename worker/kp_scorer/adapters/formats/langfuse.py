@@ -39,7 +39,7 @@ def _fits(value: dict[str, Any]) -> bool:
 
 
 def ends(items: Sequence[Node]) -> int | None:
-    """Return 0 after a trace with its observations. Observations alone never say which is the last."""
+    """Return 0 after a trace with its observations; None after others, as observations never say which of them is the last."""
     return 0 if objects_in(items[-1].at("observations").value) else None
 
 
@@ -77,7 +77,7 @@ def run(own_id: str, items: Sequence[Node]) -> Run | list[Run]:
 
 
 def _around(trace: Node) -> Node:
-    """Return a trace, which has an input and an output, as a span around the others."""
+    """Return a trace, which has an input and an output, as a span around the observations."""
     time = trace.at("timestamp")
     start_ns = 0 if time.value is None else microseconds(time) * 1_000
     attributes = {key: trace.at(key).value for key in ("input", "output")}
@@ -90,7 +90,7 @@ def _timed(observation: Node) -> Node:
 
 
 def _rank(score: dict[str, Any]) -> tuple[bool, str]:
-    """Return what orders scores: one of the run is above those of its observations, and a newer one above older ones."""
+    """Return the key that orders scores: a run's score is above those of its observations, and a newer one above older ones."""
     return not score.get("observationId"), str(score.get("timestamp") or score.get("createdAt") or "")
 
 

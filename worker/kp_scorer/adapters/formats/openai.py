@@ -1,9 +1,9 @@
-"""Conversations of any tool: the messages of Chat Completions, the items of the Responses API, and what is like them.
+"""Conversations of any tool: the messages of Chat Completions, the items of the Responses API, and anything like them.
 
 A source is an object with ``messages``, and with ``choices`` where the answer is recorded beside its request; an object with
 ``input`` and ``output``, which are the fields of the Responses API; a log with ``request`` and ``response``; a line of a batch,
-whose other half has the same ``custom_id``; or a list of messages or items alone. In any other object, the list of turns is
-looked for. Requests to models of Anthropic and Gemini, and their answers, are read from the same fields.
+whose other half has the same ``custom_id``; or a list of messages or items alone. Any other object is searched for a list of
+turns. Requests to models of Anthropic and Gemini, and their answers, are read from the same fields.
 
 Specifications: https://platform.openai.com/docs/api-reference/chat/create and
 https://platform.openai.com/docs/api-reference/responses/object.
@@ -36,7 +36,7 @@ _REQUESTS: Final = ("request", "request_body", "requestBody", "params", "inputs"
 _RESPONSES: Final = ("response", "response_body", "responseBody", "result", "outputs")
 _HALVES: Final = (("body", "params", "request"), ("response", "result"))
 """The keys of the two lines of a batch that have the same id."""
-_ASKERS: Final = {"human_input", "cost"}  # AG2 has these beside the messages as the agent that asked sees them.
+_ASKERS: Final = {"human_input", "cost"}  # AG2 writes these fields beside a chat in the view of the agent that asked.
 _MOST_INSPECTED: Final = 50
 
 
@@ -61,7 +61,7 @@ def run_id(conversation: Node) -> str | None:
 
 
 def ends(conversations: Sequence[Node]) -> int | None:
-    """Return 0 once both halves of a conversation of a batch are there, or one half twice, which makes it ambiguous."""
+    """Return 0 once both halves of a conversation of a batch are there, or one half twice, which is ambiguous; else None."""
     return 0 if len(conversations) > 1 or all(_halves(conversations[0])) else None
 
 
@@ -75,7 +75,7 @@ def records(source: Node) -> list[Node]:
         is_alone = any(is_message(each) or isinstance(each.get("type"), str) for each in objects_in(source.value))
         return [source] if is_alone or are_turns(source.value) else [each for item in source.items() for each in records(item)]
     if isinstance(source.value, dict) and source.value.keys() == {"json"}:
-        # It is an item of n8n.
+        # The source is an item of n8n.
         return records(source.at("json"))
     if not isinstance(source.value, dict) or _KEYS & set(source.value) or list_of_turns(source) or is_exchange(source.value):
         return [source]
@@ -128,7 +128,7 @@ def _answer(conversation: Node, response: Node) -> list[Piece]:
 
 
 def _joined(asked: list[Piece], answered: list[Piece]) -> list[Piece]:
-    """Return a question and its answer as one: many logs have the answer among the messages, or the messages in the answer."""
+    """Join a question and its answer. Many logs repeat the answer among the messages, or the messages in the answer."""
     before, after = ([(piece.kind, piece.text.strip(), piece.name) for piece in pieces] for pieces in (asked, answered))
     if after[: len(before)] == before:
         return answered

@@ -32,12 +32,12 @@ def _is_event(value: dict[str, Any]) -> bool:
 
 
 def records(source: Node) -> list[Node]:
-    """Return the runs in a source: a list of events is one."""
+    """Return the runs in a source; a list of events is one run."""
     return [source] if isinstance(source.value, list) and any(map(_is_event, objects_in(source.value))) else source.each()
 
 
 def run(_own_id: str, runs: Sequence[Node]) -> Run:
-    """Make a run of its events."""
+    """Make a run of a list of events, or of the output of an evaluation."""
     (own,) = runs
     events = own.items() if isinstance(own.value, list) else own.at("history").each()
     # Older outputs have pairs of an action and its observation.

@@ -22,7 +22,7 @@ from kp_scorer.adapters.timeline import run_of
 _IS_LOG: Final = "isLog"
 _LATE_NS: Final = 10_000_000_000  # A span that another process exports may end this long after the root of its run.
 _OPEN_NS: Final = 900_000_000_000  # A run waits this long for spans that others show to exist.
-_LOOKS_AGAIN_AFTER: Final = 8  # The part of its age so far that a run waits before it is looked at again.
+_LOOKS_AGAIN_AFTER: Final = 8  # A run that waits is looked at again after this part (an eighth) of its age.
 _EXPORTS: Final = {"resourceSpans", "resourceLogs", "batches"}
 
 
@@ -97,26 +97,26 @@ def _event_of_log(log: Node) -> Node:
 
 
 def starts(span: Node) -> int:
-    """Return when a span began, in nanoseconds since 1970; 0 for a future time, by which all other runs would end."""
+    """Return the time when a span began, in nanoseconds since 1970; 0 for one in the future, by which all runs would end."""
     began_ns = integer(span.at("startTimeUnixNano"))
     return began_ns if began_ns <= time.time_ns() else 0
 
 
 def ends(spans: Sequence[Node]) -> int | None:
-    """Return when a run is complete, in nanoseconds since 1970; None unless its newest span is a root that has ended."""
+    """Return the time when a run is complete, in nanoseconds since 1970; None unless its newest span is a root that ended."""
     end = spans[-1].at("endTimeUnixNano")
     return None if spans[-1].at("parentSpanId").text() or end.value is None else integer(end) + _LATE_NS
 
 
 def waits(spans: Sequence[Node], now_ns: int) -> int | None:
-    """Return until when a run waits, if spans are still to come: all but the root, or one that has others within it."""
+    """Return the time until which a run waits, if spans are still to come: all but the root, or the parent of another span."""
     ids = {normalized_id(span.at("spanId")) for span in spans}
     parents = {parent for span in spans if (parent := normalized_id(span.at("parentSpanId")))}
     is_complete = parents <= ids and (len(spans) != 1 or Spans(spans).all[0].inputs)
     times_ns = [integer(span.at("startTimeUnixNano")) for span in spans]
     if is_complete or now_ns > max(times_ns) + _OPEN_NS:
         return None
-    # All spans are looked at each time, so a run that goes on for days is looked at more and more seldom.
+    # Each look reads all spans of a run, so look less and less often at a run that goes on for days.
     age_ns = now_ns - min(filter(None, times_ns), default=now_ns)
     return now_ns + max(_LATE_NS, age_ns // _LOOKS_AGAIN_AFTER)
 

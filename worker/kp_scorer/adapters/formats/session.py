@@ -1,7 +1,7 @@
 """Sessions of any agent, as JSON Lines with one message, event or part of a message on each line.
 
 All lines of a file are one run, unless they name the sessions to which they belong. Lines that are no turn, such as those about
-settings, are skipped; the first of them may have the id and the time of the session.
+settings, are skipped; the first such line may have the id and the time of the session.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ _SESSION_IDS: Final = ("sessionid", "conversationid", "threadid", "chatid")
 
 
 def fits(value: object) -> bool:
-    """Return whether a source is a turn alone."""
+    """Return whether a source is a single turn."""
     return isinstance(value, dict) and is_turn(value)
 
 
@@ -60,7 +60,7 @@ def run(own_id: str, lines: Sequence[Node]) -> Run:
 
 
 def _of_calls(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """Yield pieces without what only looks like a result, such as the permission for a call that comes later."""
+    """Yield pieces without those that only look like results, such as the permission for a call that comes later."""
     called: set[str] = set()
     for piece in pieces:
         if piece.kind == "call":

@@ -1,7 +1,7 @@
-"""Spans as other stores keep them, one a row or all in the object of their trace: by what their fields are called.
+"""Spans of other stores, one in each row or all in the object of their trace, recognized by the names of their fields.
 
 LangSmith's runs, Opik, Braintrust, Weave, MLflow, Phoenix's pages and tables, and traces of OpenAI's Agents SDK have the ids of
-a trace, of a span and of the one around it, a kind, times, and an input and an output, or the attributes of OpenTelemetry.
+a trace, a span and its parent, a kind, times, and an input and an output, or the attributes of OpenTelemetry.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def _is_row(value: dict[str, Any]) -> bool:
 
 
 def records(source: Node) -> list[Node]:
-    """Return the spans in a source, as those of Langfuse, or as those of OpenTelemetry if they have attributes."""
+    """Return the spans in a source in the form of OpenTelemetry's protocol."""
     return [row for each in source.each() for row in _rows(each, "")]
 
 
@@ -75,7 +75,7 @@ def run_id(row: Node) -> str:
 
 
 def run(own_id: str, rows: Sequence[Node]) -> Run | list[Run]:
-    """Make a run of the rows of one trace. Some stores leave times out. The order of their rows is then that of the run."""
+    """Make a run of the rows of one trace. If a store leaves times out, the order of its rows is the order of the run."""
     base_ns = next((time for row in rows if (time := row.at("startTimeUnixNano").value)), 0)
     spans = Spans(_timed(row, base_ns + number * 1_000) for number, row in enumerate(rows))
     return run_of("span-rows", own_id, spans)

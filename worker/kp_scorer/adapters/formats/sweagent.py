@@ -61,13 +61,13 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Sequence[Piece]:
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:
-    """Return each call that the model wrote by the command that it was rendered to, as steps record the command alone."""
+    """Return the call that the model wrote by each command that SWE-agent made of a call: steps record only the command."""
     by_command: dict[str, Piece] = {}
     for message in history:
         action = message.at("action").value
         if isinstance(action, str) and message.at("tool_calls").items():
             calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
-            # SWE-agent renders no command of several calls, and asks the model again.
+            # SWE-agent makes no command of several calls, and asks the model again.
             if len(calls) == 1:
                 by_command[action] = calls[0]
     return by_command

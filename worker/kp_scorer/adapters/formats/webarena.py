@@ -1,7 +1,7 @@
-"""Trajectories of agents in a browser, as WebArena has them: what the agent saw, and what it did then.
+"""Trajectories of agents in a browser, in the form of WebArena's: the pages that the agent saw, and its actions.
 
-A step has both, as in AgentOccam's, or states and actions take turns. An action is a text such as ``click [12]``, alone or in
-the first fence of ``raw_prediction``, behind the thought.
+A step has both, as AgentOccam writes it, or states and actions take turns. An action is a text such as ``click [12]``, alone
+or in the first fence of ``raw_prediction``, behind the thought.
 """
 
 import re
@@ -25,7 +25,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 
 def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
-    """Make a run of a trajectory. Its answer is that with which the agent stops."""
+    """Make a run of a trajectory; the agent stops with the answer. Raises NotConverted if there is no task."""
     (trajectory,) = trajectories
     steps = trajectory.first("trajectory", "steps").items()
     asked = [trajectory.first("intent", "objective"), *(step.at("objective") for step in steps[:1])]
