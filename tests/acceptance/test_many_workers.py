@@ -76,7 +76,7 @@ def test_traces_in_any_order_get_the_scores_of_one_offline_scorer(
     kept.flushdb()
     payloads = {str(trace["id"]): trace for trace in [*fresh_samples(48), *short_traces(100, seed=8)]}
     decisions = decide_all(client, list(payloads.values()))
-    shares = [len(worker.events("trace_decided")) for worker in fleet]
+    shares = [len(worker.logged("trace_decided")) for worker in fleet]
     assert min(shares) > 0, f"some worker did nothing: {shares}"
 
     report = audited(fleet.settings, store)

@@ -118,7 +118,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
             assert reason.startswith("it is starting: redis: redis.url: Redis refuses: LOADING")
             assert probe() == (0, [])
             wait_until(lambda: probe("--ready")[0] == 0)
-            details = [line["detail"] for line in worker.events("service_unavailable")]
+            details = [line["detail"] for line in worker.logged("service_unavailable")]
             assert {re.sub(" (Redis|Valkey) is .*", "", detail) for detail in details} == {"redis.url: Redis refuses: LOADING"}
             assert systemd.recv(4_096) == b"EXTEND_TIMEOUT_USEC=60000000"
 
@@ -219,7 +219,8 @@ def test_a_redis_that_begins_to_evict_is_logged_measured_and_not_ready(settings:
             client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_000_000)
             (reason,) = wait_until(lambda: health(port, "--ready")[1])
             assert reason.startswith("broker: it evicts keys when its memory is full (allkeys-lru)")
-            assert [line["detail"] for line in worker.events("redis_unsuitable")].count(reason.removeprefix("broker: ")) == 1
+            details = [line["detail"] for line in worker.logged("redis_unsuitable")]
+            assert details.count(reason.removeprefix("broker: ")) == 1
             for number in range(300):
                 client.set(f"filler:{number}", "x" * 10_000)
             wait_until(lambda: scraped(split)['kp_scorer_redis_evicted_keys{server="broker"}'] > 0)
@@ -242,7 +243,7 @@ def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(setti
             with suppress(redis.exceptions.ResponseError):
                 client.bgrewriteaof()
             wait_until(lambda: scraped(apart)[shortcomings] == 1)
-            (logged,) = worker.events("redis_unsuitable")
+            (logged,) = worker.logged("redis_unsuitable")
             assert logged["detail"].startswith("it failed to rewrite its append-only file")
             assert health(apart.metrics.port, "--ready") == (0, [])
         code, findings = diagnosed(apart)
@@ -271,7 +272,7 @@ def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Se
             wait_until(lambda: scraped(apart)[age("submission_resender")] > 4)
             assert client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
             assert scraped(apart)[age("garbage_collector")] < scraped(apart)[age("submission_resender")]
-            details = [line["detail"] for line in worker.events("work_put_off") if line["work"] == "submission_resender"]
+            details = [line["detail"] for line in worker.logged("work_put_off") if line["work"] == "submission_resender"]
             assert {detail.partition(" a command")[0] for detail in details} == {"ledger: Redis refuses: NOPERM"}
             (row,) = wait_until(lambda: [row for row in diagnosed(apart)[1]["workers"] if row["state"] == "wrong"])
             assert "its submission_resender fails: ledger: Redis refuses: NOPERM" in row["detail"]
@@ -307,7 +308,7 @@ def test_an_alarm_of_rabbitmq_is_told_by_clients_workers_and_doctor(settings: Se
             assert len(node.control("list_connections", "pid").split()) < connections + 4, "each refusal leaves one"
             (reason,) = wait_until(lambda: health(port, "--ready")[1])
             assert reason.startswith("broker: RabbitMQ accepts no messages")
-            assert [line["detail"] for line in worker.events("broker_blocked")] == [reason]
+            assert [line["detail"] for line in worker.logged("broker_blocked")] == [reason]
             assert scraped(on_node)["kp_scorer_broker_blocked"] == 1
             code, findings = diagnosed(on_node)
             assert (code, [row["detail"] for row in findings["broker"]]) == (1, [reason])

@@ -45,7 +45,7 @@ def foreign(working_settings: Settings) -> Iterator[Celery]:
 def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, Client]) -> None:
     worker, _ = working
     process = psutil.Process(worker.process.pid)
-    (loaded,) = worker.events("embedder_loaded")
+    (loaded,) = worker.logged("embedder_loaded")
     assert loaded["engine"].startswith("openvino")
     # Nor what exports spans, as no variable names a collector.
     mapped = [each.path for each in process.memory_maps()]

@@ -192,7 +192,9 @@ def test_a_worker_names_each_unsuitable_setting_of_its_redis_and_the_remedy(
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "no")
         with at_work(with_changed(settings, broker__url=server.url), tmp_path) as (worker, _):
-            shortages = [(line["service"], line["detail"].partition(": set ")[2]) for line in worker.events("redis_unsuitable")]
+            shortages = [
+                (line["service"], line["detail"].partition(": set ")[2]) for line in worker.logged("redis_unsuitable", 3)
+            ]
     assert shortages == [("broker", "maxmemory-policy noeviction"), ("broker", "maxmemory"), ("broker", "appendonly yes")]
 
 

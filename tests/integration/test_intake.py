@@ -190,7 +190,7 @@ def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
     first, second = short_traces(2, seed=4)
     with at_work(ours, tmp_path) as (worker, client):
         assert client.wait(client.submit(first), timeout_s=PATIENCE_S).trace_id == first["id"]
-        assert [event["queue"] for event in worker.events("intake_unusable")] == [name]
+        assert [event["queue"] for event in worker.logged("intake_unusable")] == [name]
         with make_celery(ours) as app, Store.open(ours) as store:
             assert name in look_at_backlog(app, ours, store, ()).submissions
         # Once it is deleted, the worker makes it anew.

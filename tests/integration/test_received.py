@@ -94,7 +94,7 @@ def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
         wait_until(lambda: len(list(store.dead_letters.read())) == 2)
         letters = {each.trace_id: each for each in store.dead_letters.read()}
         (report,) = wait_until(store.worker_reports)
-        lines = {line["trace_id"]: line for line in worker.events("trace_dead")}
+        lines = {line["trace_id"]: line for line in worker.logged("trace_dead", 2)}
     assert {each.worker for each in letters.values()} == {line["worker"] for line in lines.values()} == {report.node}
     assert letters["kp:trace:plain"].queued_ms is None
     assert "queued_ms" not in lines["kp:trace:plain"]

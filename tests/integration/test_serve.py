@@ -246,7 +246,7 @@ def test_what_neither_spans_nor_settings_say_is_assumed_and_the_log_says_so(sett
         ]
         assert outcomes == pytest.approx([0.5, 0.5, 1.0, 0.5 * 0.3])
         submitted = {
-            event["trace_id"].rpartition(":")[2]: event.get("assumed") for event in server.process.events("run_submitted")
+            event["trace_id"].rpartition(":")[2]: event.get("assumed") for event in server.process.logged("run_submitted", 4)
         }
     assert submitted == {run_id: "confidence, success", rootless: "confidence, success", certain: None, broken: "confidence"}
 
@@ -295,7 +295,7 @@ def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, mon
         assert server.status(unanswered)["state"] == "decided"
         # One that lacks spans is decided without them in the end.
         assert server.status(cut)["state"] == "decided"
-        assert sorted(event["spans"] for event in server.process.events("run_submitted")) == [1, 3, 4]
+        assert sorted(event["spans"] for event in server.process.logged("run_submitted", 3)) == [1, 3, 4]
 
 
 def test_run_without_success_waits_for_its_outcome(settings: Settings, store: Store, tmp_path: Path) -> None:
@@ -317,7 +317,7 @@ def test_run_without_success_waits_for_its_outcome(settings: Settings, store: St
         outcome_id = client.submit_outcome(f"kp:trace:otel:{waiting}", success=False, confidence=0.5)
         revision = client.wait(outcome_id, PATIENCE_S)
         (decided,) = store.ledger.decided([f"kp:trace:otel:{waiting}"])
-        assert [event["spans"] for event in server.process.events("run_submitted")] == [1, 1, 2]
+        assert [event["spans"] for event in server.process.logged("run_submitted", 3)] == [1, 1, 2]
     assert decided
     assert decided.first
     assert decided.first.dimensions.outcome_confidence == pytest.approx(0.5 * 0.3)
@@ -350,7 +350,7 @@ def test_runs_of_no_agent_without_content_or_that_others_continue_are_left_out(s
             return {name: values[f'kp_scorer_serve_runs_left_out_total{{reason="{name}"}}'] for name in names}
 
         wait_until(lambda: left_out() == {"no_agent": 1, "no_content": 2, "unfinished": 1})
-        (event,) = server.process.events("run_left_out")
+        (event,) = server.process.logged("run_left_out")
         assert "in tides does not record: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT" in event["detail"]
     with Store.open(settings) as store:
         assert list(store.dead_letters.read()) == []
@@ -407,7 +407,7 @@ def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged
         assert server.ask("POST", "/v2/traces").status == 404
         assert server.ask("POST", "/v1/traces", content_type="text/plain").status == 415
         assert server.ask("GET", "/traces/kp:trace:unknown").status == 404
-    refused = [(event["status"], event["peer"], event["path"]) for event in server.process.events("request_refused")]
+    refused = [(event["status"], event["peer"], event["path"]) for event in server.process.logged("request_refused", 2)]
     assert refused == [(404, "127.0.0.1", "/v2/traces"), (415, "127.0.0.1", "/v1/traces")]
 
 
@@ -613,7 +613,7 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
         full = server.export(chat_span(second))
         assert (full.status, full.headers["retry-after"], full.json) == (429, "2", {"message": "no room now, try again"})
         assert server.export(chat_span(second)).status == 429
-        (logged,) = server.process.events("request_put_off")
+        (logged,) = server.process.logged("request_put_off")
         assert logged["detail"] == "runs: no room until some are submitted"
         assert server.export(root).status == 200
         wait_until(lambda: server.export(chat_span(second)).status == 200)

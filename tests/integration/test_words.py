@@ -65,7 +65,7 @@ def test_a_worker_decides_as_score_does_and_its_log_is_audited(
         decisions = [client.wait(trace["id"], timeout_s=PATIENCE_S) for trace in traces]
         assert psutil.Process(worker.process.pid).memory_info().rss < 150e6
         assert arenas_of(worker.process.pid) == 1, "shared by all threads but the main one"
-        (loaded,) = worker.events("embedder_loaded")
+        (loaded,) = worker.logged("embedder_loaded")
     assert (loaded["embedder"], loaded["space"]) == ("words", SPACE)
     assert loaded["duration_ms"] < 1_000 or loaded["duration_ms"] < 1_000 * slowness()
     assert [decision.novelty.source for decision in decisions] == ["empty_cache", *["embedding"] * 20]

@@ -110,6 +110,11 @@ class Worker:
         rows = (json.loads(line) for line in self.text().splitlines() if name in line and line[0] + line[-1] == "{}")
         return [row for row in rows if row["event"] == name]
 
+    def logged(self, name: str, count: int = 1) -> list[dict[str, Any]]:
+        """Wait until it has logged this many events, as it writes its log behind its work; return all of the name."""
+        wait_until(lambda: len(self.events(name)) >= count)
+        return self.events(name)
+
     def text(self) -> str:
         return self._log.read_text("utf-8")
 
