@@ -200,6 +200,25 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     assert f"{mute}: line 2: $: expected" in done.stderr
 
 
+def test_what_a_folder_has_and_is_no_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines(CHAT))
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    # No folder can be listed by a path of more than 4,096 bytes.
+    place = os.open(tmp_path, os.O_RDONLY)
+    for _ in range(20):
+        os.mkdir("x" * 250, dir_fd=place)
+        outer, place = place, os.open("x" * 250, os.O_RDONLY, dir_fd=place)
+        os.close(outer)
+    os.close(place)
+    done = run(b"", "--success", file=str(tmp_path))
+    assert f"{tmp_path}: not read: 1 link to a folder, 1 pipe or device; only .json" in done.stderr
+    assert "gone.jsonl: No such file or directory" in done.stderr
+    assert "xxx: File name too long" in done.stderr
+    assert (len(rows(done)), done.exit_code) == (1, 1)
+
+
 def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     own = minimal_payload(trace_id="kp:trace:own") | {"unknown": [1.5, None]}
     span = test_adapter_otel.export(*test_adapter_otel.WINDY)

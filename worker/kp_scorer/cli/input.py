@@ -10,6 +10,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -78,21 +79,33 @@ def _written_at(stream: io.BufferedReader) -> str | None:
 
 
 def _files_in(name: str) -> list[str]:
-    """Return the file of this name, or the JSON files in the folder of this name and its subfolders, sorted."""
+    """Return the file of this name, or the JSON files in the folder of this name and its subfolders, sorted.
+
+    Folders that cannot be listed, and links that lead nowhere, are among them, as reading them gives the error.
+    """
     if name == "-" or not Path(name).is_dir():
         return [name]
-    files = sorted(path for path in Path(name).rglob("*") if path.is_file())
-    readable = [str(path) for path in files if _suffix_of(path) in _SUFFIXES]
-    if others := Counter(_suffix_of(path) or "no suffix" for path in files if _suffix_of(path) not in _SUFFIXES):
+    unlisted = set[Path]()
+    places = os.walk(name, onerror=lambda error: unlisted.add(Path(error.filename)))
+    paths = sorted(Path(folder, each) for folder, folders, files in places for each in (*folders, *files))
+    kinds = {path: kind for path in paths if path not in unlisted and (kind := _kind_of(path))}
+    readable = sorted([*unlisted, *(path for path, kind in kinds.items() if kind in _SUFFIXES)])
+    if others := Counter(kind for kind in kinds.values() if kind not in _SUFFIXES):
         names = ", ".join(f"{count} {escaped(suffix)}" for suffix, count in others.most_common(_MOST_SUFFIXES))
         more = " and others" if len(others) > _MOST_SUFFIXES else ""
         print_note(f"{name}: not read: {names}{more}; only {', '.join(_SUFFIXES)} are, also with .gz or .zst")
-    return readable
+    return list(map(str, readable))
 
 
-def _suffix_of(path: Path) -> str:
-    """Return what the name of a file ends in, in lower case and without what compression added."""
-    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
+def _kind_of(path: Path) -> str:
+    """Return what the name of a file ends in, in lower case and without what compression added; empty for a folder."""
+    # What cannot be looked at cannot be read, which gives the error.
+    with suppress(OSError):
+        if path.is_dir():
+            return "link to a folder" if path.is_symlink() else ""
+        if path.exists() and not path.is_file():
+            return "pipe or device"
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix or "no suffix"
 
 
 def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
