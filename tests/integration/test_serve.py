@@ -422,6 +422,14 @@ def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
         assert answer["trace"]["metadata"]["framework"] == "langchain"
 
 
+def test_half_a_character_in_the_name_of_a_service_stops_no_run() -> None:
+    exported = export_of(chat_span(new_run()), service__name="tide \ud800")
+    convert: Any = load((json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000"))[1]
+    ((_, spans),) = spans_in(json.dumps(exported).encode(), "application/json", Limits())[0].items()
+    answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
+    assert answer["trace"]["metadata"]["agent_id"] == "tide \ufffd"
+
+
 def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
     one, two, three, four = fresh_samples(4)
     (row,) = server.ask("POST", "/traces", one).json["traces"]

@@ -255,11 +255,16 @@ def _size_of(trace: dict[str, Any]) -> int:
     return len(json.dumps(trace, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
 
 
+def without_halves(text: str) -> str:
+    """Return a text with U+FFFD in place of half characters, which UTF-8 cannot express."""
+    return _HALF.sub("\ufffd", text)
+
+
 def _mended(value: Any, most_chars: int) -> Any:
     if isinstance(value, str):
-        return _cut(_HALF.sub("\ufffd", value), most_chars)
+        return _cut(without_halves(value), most_chars)
     if isinstance(value, dict):
-        return {_HALF.sub("\ufffd", key): _mended(inner, most_chars) for key, inner in value.items()}
+        return {without_halves(key): _mended(inner, most_chars) for key, inner in value.items()}
     if isinstance(value, list):
         return [_mended(inner, most_chars) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

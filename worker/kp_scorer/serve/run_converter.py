@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.attributes import SERVICE, attributes_of_run
-from kp_scorer.adapters.building import digests_of
+from kp_scorer.adapters.building import digests_of, without_halves
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.bounded import Answers
 from kp_scorer.decoding import Limits, check_values
@@ -67,9 +67,10 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     if converted.run.is_part and converted.run.pieces[-1].kind == "call":
         return {"left_out": "unfinished"}
     trace = converted.trace
-    service = attributes.get(SERVICE)
+    named = attributes.get(SERVICE)
+    service = without_halves(named) if isinstance(named, str) else ""
     # OpenTelemetry gives this name to services that nobody has named.
-    if isinstance(service, str) and not service.startswith("unknown_service"):
+    if service and not service.startswith("unknown_service"):
         trace["metadata"]["agent_id"] = service
     assumed = [name for name in unstated if name != "success" or converted.run.success is None]
     trace["metadata"] |= {"assumed": assumed} if assumed else {}
@@ -84,10 +85,10 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     }
 
 
-def _recording(spans: Sequence[dict[str, Any]], pieces: Sequence[Piece], service: object) -> list[Any]:
+def _recording(spans: Sequence[dict[str, Any]], pieces: Sequence[Piece], service: str) -> list[Any]:
     """Return the fields of a :class:`~kp_scorer.store.runs.Recording`."""
     *_, content = digests_of(pieces)
-    digest = blake2b(content, key=str(service).encode()[:64], digest_size=16).hexdigest()
+    digest = blake2b(content, key=service.encode()[:64], digest_size=16).hexdigest()
     scopes = sorted({str(span.get("scope", {}).get("name")) for span in spans})
     times_ns = [
         _nanoseconds(span.get(key)) for span in spans for key in ("startTimeUnixNano", "endTimeUnixNano") if key in span
