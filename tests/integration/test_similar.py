@@ -24,6 +24,7 @@ from tests.integration.test_keep import ASKED, CHATS, CONVERTING, keep, rows
 from tests.support.changed_settings import with_changed
 from tests.support.commands import invoked, jsonl_file
 from tests.support.http_server import open_server
+from tests.support.processes import wait_until
 
 BY_WORDS = load_settings({"embedding.embedder": "words"})
 WORDS = ("--set", "embedding.embedder=words")
@@ -136,6 +137,10 @@ def test_serve_answers_with_the_kept_runs_or_why_not(settings: Settings, file: P
         for wrong, field in (("/similar", b"task"), (f"{path}&k=0", b"k: "), (f"{path}&format=secret", b"format")):
             answer = server.ask("GET", wrong)
             assert (answer.status, field in answer.body, b"secret" in answer.body) == (422, True, False)
+        file.write_text("{}\n")
+        assert server.ask("GET", path).status == 500
+        (failed,) = wait_until(lambda: server.process.events("request_failed"))
+        assert f"{file.name}, line 1: expected a run with its text" in failed["detail"]
 
 
 def test_an_agent_asks_by_the_model_context_protocol(file: Path) -> None:

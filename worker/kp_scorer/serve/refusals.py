@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, ServiceUnavailable, TraceConflict
+from kp_scorer.errors import InvalidTrace, NotConverted, QueueFull, ScorerError, ServiceUnavailable, TraceConflict
 from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.exports import JSON, PROTOBUF, failure
 
@@ -65,8 +65,9 @@ async def _refused(request: Request, error: Exception) -> Response:
     elif isinstance(error, TraceConflict):
         status = 409
     elif not isinstance(error, InvalidTrace | NotConverted):
-        # The message may quote a trace.
-        log.error("request_failed", error=type(error).__name__, where=raised_at(error))
+        # The message of another's error may quote a trace.
+        detail = {"detail": message} if isinstance(error, ScorerError) else {}
+        log.error("request_failed", error=type(error).__name__, where=raised_at(error), **detail)
         status, message = 500, "an error of ours, see the log"
     is_unknown = status == 404 and "route" not in request.scope
     if (status in (401, 415) or is_unknown) and _THROTTLE.admit(
