@@ -91,6 +91,16 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
         assert server.ask("GET", "/livez").status == 200
 
 
+def test_costly_requests_of_one_token_keep_no_other_waiting(server: HttpServer) -> None:
+    costly = gzip.compress(export_with(b"\x4a\x00" * 500_000))
+    with ThreadPoolExecutor(8) as pool:
+        working = [pool.submit(post, server, costly, content_type=PROTOBUF, content_encoding="gzip") for _ in range(8)]
+        wait_until(lambda: any(each.done() for each in working))
+        assert post(server, export_of(chat_span(new_run())), authorization=f"Bearer {ANOTHER}").status == 200
+        assert not all(each.done() for each in working)
+    assert {each.result().status for each in working} == {200}
+
+
 # No run may be converted, and make room, while others begin.
 @pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0, "serve__total_bytes": 8 * MIB}], indirect=True, ids=["small"])
 @pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
@@ -231,10 +241,13 @@ def test_no_request_costs_more_than_its_bounds(
     assert post(server, b"\xff" * 100, content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(300)), content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(40)), content_type=PROTOBUF).status == 200
-    # Attributes without key or value, the most that is read of spans, in two requests at once.
-    costly = export_with(b"\x4a\x00" * 500_000) * 8
-    answers = pool.map(lambda _: post(server, costly, content_type=PROTOBUF).status, range(2))
+    # Attributes without key or value, as many as are read of spans, in two requests at once; and more.
+    costly = export_with(b"\x4a\x00" * 498_000)
+    answers = pool.map(lambda _: post(server, costly * 2, content_type=PROTOBUF).status, range(2))
     assert list(answers) == [200, 200]
+    assert b"at most 1000000 objects" in post(server, costly * 8, content_type=PROTOBUF).body
+    # A span of which nothing but its ids is read, which it has four million times.
+    assert post(server, export_with(b"\x0a\x00" * 4_000_000), content_type=PROTOBUF).status == 200
     # Empty messages at each level around spans, and in a resource, of which all were parsed at once.
     empties = b"\x0a\x00" * 4_000_000, b"\x12\x00" * 4_000_000
     for export in (empties[0], *(delimited(1, each) for each in empties), delimited(1, delimited(2, empties[1]))):

@@ -2,8 +2,9 @@
 
 import asyncio
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 import anyio.to_thread
@@ -27,6 +28,7 @@ class Bodies:
         """Admit bodies of up to ``most_bytes``, unpacked. If there is more than one token, each may use half of the memory."""
         self._most_bytes = most_bytes
         self._bytes_in_memory, self._requests = Counter[str](), Counter[str]()
+        self._turns = defaultdict[tuple[str, anyio.CapacityLimiter], asyncio.Lock](asyncio.Lock)
         self._most_of_one = BODIES * most_bytes // (2 if tokens > 1 else 1)
 
     async def work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
@@ -56,7 +58,7 @@ class Bodies:
                         raise QueueFull("serve: too many requests at once")
             if unpacking and (not unpacking.eof or unpacking.unused_data):
                 raise HTTPException(400, "expected one whole gzip stream")
-            return await anyio.to_thread.run_sync(work, bytes(body), limiter=limiter)
+            return await self.in_turn(request, limiter, partial(work, bytes(body)))
         except TimeoutError:
             raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
         except (zlib.error, ClientDisconnect) as error:
@@ -64,3 +66,8 @@ class Bodies:
         finally:
             self._requests[token] -= 1
             self._bytes_in_memory[token] -= len(body)
+
+    async def in_turn(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[], Result]) -> Result:
+        """Work on a request in a thread, of each token on one at a time: many of one token delay no other by more than one."""
+        async with self._turns[request.state.token, limiter]:
+            return await anyio.to_thread.run_sync(work, limiter=limiter)

@@ -37,6 +37,7 @@ _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agents may have it.
 _MOST_SPANS: Final = 20_000
 _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The fields around spans in Protobuf: each may have its own resource and scope.
+_MOST_OBJECTS: Final = 1_000_000  # In the JSON of all spans: each takes microseconds, and two bytes in Protobuf.
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # Characters of the name of a scope.
 _MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
@@ -67,7 +68,7 @@ def spans_in(
     no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
-    rejected = 0
+    rejected = objects = 0
     # Events that came as logs are not handed on.
     keeps_source = keeps_source and signal is not LOGS
     if media_type == JSON:
@@ -81,6 +82,10 @@ def spans_in(
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
         # A span without attributes was too large to parse. Its run is too large as well, so keep no content.
         content = _as_bytes(fields) if "attributes" in fields else b""
+        # Within a text, a quote has a backslash before it.
+        objects += content.count(b'{"') + content.count(b"{}")
+        if objects > _MOST_OBJECTS:
+            raise InvalidTrace([Problem("$", f"expected at most {_MOST_OBJECTS} objects")])
         if signal is LOGS:
             if not (has_ids and b"gen_ai." in content and "body" in fields):
                 continue
@@ -137,7 +142,8 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
                 for raw in scope.field_2:
                     if len(raw) > _MOST_SPAN_BYTES:
                         large = _Layer.FromString(raw)
-                        yield _ids(*(b"".join(getattr(large, f"field_{number}")) for number in signal.ids))
+                        # The last one counts; a list of all would take forty times their bytes.
+                        yield _ids(*(b"".join(getattr(large, f"field_{number}")[-1:]) for number in signal.ids))
                         continue
                     item = signal.message.FromString(raw)
                     content = MessageToDict(item, use_integers_for_enums=True)

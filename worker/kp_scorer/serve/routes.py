@@ -198,6 +198,7 @@ class _Handlers:
 
     async def similar(
         self,
+        request: Request,
         task: Annotated[str, Query(min_length=1)],
         k: Annotated[int, Query(ge=1, le=MOST_RUNS)] = 5,
         format: Literal["json", "prompt"] = "json",  # noqa: A002 - the name of the parameter
@@ -215,7 +216,7 @@ class _Handlers:
             return JSONResponse({"runs": [run._asdict() for run in runs]})
 
         # Runs may be large, and writing them would hold up all other requests.
-        return await anyio.to_thread.run_sync(answer, limiter=self._of_kept)
+        return await self._bodies.in_turn(request, self._of_kept, answer)
 
 
 def make_app(
