@@ -15,7 +15,7 @@ import pytest
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
-from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server, packed_zeros
+from tests.support.http_server import CONTAINER_SERVE, HttpServer, chat_span, export_of, new_run, open_server, packed_zeros
 from tests.support.processes import PATIENCE_S, slowness, wait_until
 from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
@@ -99,6 +99,14 @@ def test_costly_requests_of_one_token_keep_no_other_waiting(server: HttpServer) 
         assert post(server, export_of(chat_span(new_run())), authorization=f"Bearer {ANOTHER}").status == 200
         assert not all(each.done() for each in working)
     assert {each.result().status for each in working} == {200}
+
+
+def test_connections_use_up_no_descriptors_that_others_need(settings: Settings, tmp_path: Path) -> None:
+    with open_server(settings, tmp_path / "server.log", *CONTAINER_SERVE) as server, ExitStack() as sockets:
+        for _ in range(600):
+            sockets.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+        assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run()))).status == 200
+        assert "out of system resource" not in server.process.text()
 
 
 # No run may be converted, and make room, while others begin.

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 from asyncio import Transport
@@ -36,6 +37,7 @@ _MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on 
 _LEAST_CHUNK_BYTES: Final = 64
 _MOST_CONNECTIONS: Final = 512
 _MOST_HANDSHAKES: Final = 128
+_OPEN_FILES: Final = 4_096  # All connections of both ports and to Redis are more than the usual limit of 1,024.
 # These include requests whose connections are closed, until they are answered. Requests beyond them get 503.
 _MOST_REQUESTS: Final = 1_024
 
@@ -49,6 +51,8 @@ def serve(settings: Settings) -> None:
     """
     tokens = read_tokens(settings.serve.tokens)
     check_certificate(settings.serve)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(_OPEN_FILES, hard)), hard))
     listener = _listener(settings.serve)
     # A record of TLS has at most this size. Asyncio's own buffers take 256 kB for each connection, even a closed one until it
     # is collected.
