@@ -57,7 +57,7 @@ class Calls:
         self.of_tools = Queues(lambda call: call.by_tool_alone)
         self.has_several = False  # True if an id stands for several calls. Only the whole list of messages tells them apart.
         self._by_key: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)  # Calls by id, by words, and by both.
-        # By Python's ``id`` of a piece: the piece and its words. Holding the piece keeps Python from reusing its ``id``.
+        # Each piece with its words, by Python's ``id`` of the piece. Holding the piece keeps Python from reusing the ``id``.
         self._texts: dict[int, tuple[Piece, str]] = {}
 
     def __bool__(self) -> bool:
@@ -152,7 +152,7 @@ class Calls:
             or self.unanswered.first("id", piece.call_id, piece.name)
             or self.waiting.first("id", piece.call_id)
             or self.waiting.first("name", piece.name, "")
-            # Frameworks may give the calls that they carry out ids of their own, and leave out the arguments.
+            # A framework may give its own ids to the calls that it carries out, and leave out the arguments.
             or self.waiting.first(*(("name", piece.name) if piece.arguments is None else ("words", self._words(piece))))
             or self._running(piece, span)
         )

@@ -1,4 +1,4 @@
-"""Wraps the values of a source: each knows its place, which errors name, and notes the fields that are read of it."""
+"""Wraps the values of a source: each knows its place, which errors name, and notes the fields that are read from it."""
 
 import json
 import re

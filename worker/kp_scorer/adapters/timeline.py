@@ -141,7 +141,7 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
         # An output with results is the conversation so far, not an answer.
         is_answer = span.kind == "model" and not any(piece.kind in ("user", "result") for piece in span.outputs)
         for piece in span.outputs if is_answer else ():
-            # Frameworks may give the calls that they carry out ids of their own.
+            # A framework may give its own ids to the calls that it carries out.
             for key in [("id", piece.call_id)] * bool(piece.call_id) + [("name", piece.name)]:
                 tools = began[key] if key in began and piece.kind == "call" else deque()
                 while tools and (tools[0][1] in called or tools[0][0] < start_ns - _SKEW_NS):

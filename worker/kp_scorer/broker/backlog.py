@@ -60,15 +60,15 @@ class UnreadDecisions(NamedTuple):
 class Backlog(NamedTuple):
     """Everything that waits at one moment, and the condition of the servers that hold it."""
 
-    submissions: Mapping[str, int]  # By queue: the queues of traces and the intake queues. Messages in flight do not count.
-    submissions_used: Mapping[str, float]  # By queue of traces that has a limit: the share of it that waits.
+    submissions: Mapping[str, int]  # The messages on each queue of traces and each intake queue, without those in flight.
+    submissions_used: Mapping[str, float]  # The used share of the limit of each queue of traces that has one.
     unread: UnreadDecisions
     pending: int  # Submissions in the ledger that are neither decided nor dead.
     oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
-    dead_lettered: Mapping[Reason, int]  # By reason: the number of dead letters since the ledger began.
+    dead_lettered: Mapping[Reason, int]  # The number of dead letters of each reason since the ledger began.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
-    blocked: str  # Why RabbitMQ accepts no messages; empty if it does.
-    # By server and part: the bytes that the part takes there, by a sample. ``other`` is what no part explains.
+    blocked: str  # The reason why RabbitMQ accepts no messages; empty if it accepts them.
+    # The bytes that each part takes on each server, estimated from a sample. ``other`` has the bytes that no part explains.
     used_by_part: Mapping[str, Mapping[str, int]]
 
 

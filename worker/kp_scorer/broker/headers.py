@@ -7,8 +7,9 @@ from typing import Any, Final
 from kp_scorer.store.keys import KEPT_S
 
 DELIVERY_COUNT: Final = "x-delivery-count"  # The deliveries before this one, as RabbitMQ and our Redis transport count them.
-SENT_MS: Final = "sent_ms"  # When our client sent a message: Unix time by its own clock. No score depends on it.
-_STAMPED_MS: Final = "timestamp_in_ms"  # When RabbitMQ received it, by ``message_interceptors.incoming.set_header_timestamp``.
+SENT_MS: Final = "sent_ms"  # The Unix time when our client sent a message, by its own clock. No score depends on it.
+# The time when RabbitMQ received a message, if ``message_interceptors.incoming.set_header_timestamp`` is on.
+_STAMPED_MS: Final = "timestamp_in_ms"
 PACKED_BY: Final = "x-packed-by"  # The compression of a body, once a message is received.
 _PACKED_BY_PRODUCER: Final = "compression"
 _LATEST_MS: Final = 2**53

@@ -97,7 +97,7 @@ def check_room(app: Celery, queues: SubmissionQueues) -> None:
     """
     if queues.limit:
         with suppress(NoQueue):
-            if waiting(app, queues.counted) >= queues.limit:
+            if waiting(app, queues.passive_traces) >= queues.limit:
                 raise QueueFull(f"submit: {queues.traces.name!r} has {queues.limit} traces, as many as its limit allows")
 
 

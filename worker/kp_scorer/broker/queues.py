@@ -30,8 +30,8 @@ class SubmissionQueues(NamedTuple):
         return [self.traces] if self.dead is None else [self.dead, self.traces]
 
     @property
-    def counted(self) -> Queue:
-        """The queue of traces for users who may not declare it, such as clients on RabbitMQ."""
+    def passive_traces(self) -> Queue:
+        """The queue of traces for users who may count its messages but not declare it, such as clients on RabbitMQ."""
         return _queue(self.traces.name, declare=self.dead is None)
 
 

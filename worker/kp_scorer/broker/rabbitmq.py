@@ -232,7 +232,8 @@ def _frame_handler(
         return callback(channel, method, arguments, message)
 
     handle = method_framing.frame_handler(connection, deliver)
-    # By channel, on which the frames of a message follow each other: the number of bytes still to come, and the beginning.
+    # For each channel, the number of bytes still to come of a message that is too large, and its beginning. The frames of one
+    # message follow each other on a channel.
     too_large: dict[int, tuple[int, bytes]] = {}
 
     def handle_harmless(frame: tuple[int, int, bytes]) -> bool:

@@ -17,7 +17,7 @@ from kp_scorer.trace import is_submission_id
 
 TASK_NAME: Final = "score_trace"
 
-BEGINNING_BYTES: Final = 65_536  # Of a message too large to be parsed, only this beginning is delivered.
+BEGINNING_BYTES: Final = 65_536  # Only this beginning of a message is delivered if the message is too large to be parsed.
 CUT_MARK: Final = b"\xffcut\n"  # Precedes such a beginning on Redis. No JSON begins like this, so it is never parsed.
 
 _PARSED: Final = "parsed"  # The property of a kombu message that holds its body once it is parsed, in this process alone.

@@ -40,7 +40,7 @@ class Choice:
         self._coverage = Coverage(earlier)
         self._eligible = [place for place in places if self._runs[place].eligible]
         self.had_room = 0 < len(self._eligible) <= most  # True if there was room for every run that may be kept.
-        # What each kept run adds, by its place, in the order of choice; None for one that is kept for its score.
+        # The amount that each kept run adds, by its place, in the order of choice; None for a run that is kept for its score.
         if rank == "score":
             self._adds: dict[int, float | None] = dict.fromkeys(islice(self._highest(most_by_task), most))
             self._coverage.keep(candidates.vectors(self.kept_places))
@@ -79,9 +79,10 @@ class Choice:
             yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
     def summary(self) -> dict[str, int | str]:
-        """Count the domain's runs and tasks by what became of them, for a row of a table.
+        """Return the numbers of the domain's runs and tasks by their fates, for a row of a table.
 
-        ``always`` and ``never`` count the tasks of which every run is eligible, so that there is little to learn, or none.
+        ``always`` counts the tasks whose runs are all eligible, so that there is little to learn; ``never`` counts those whose
+        runs are all not.
         """
         runs = [self._runs[place] for place in self._places]
         near = [place for place, stand_in in self._stand_ins.items() if stand_in.similarity >= _NEAR_COPY]
@@ -170,7 +171,7 @@ def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candid
 
 
 def compared(candidates: Candidates, share: float, labels: Mapping[str, bool]) -> str:
-    """Return in words how good the traces of the highest scores are, and those of a set, of which each is a share of all."""
+    """Return a sentence that compares the best traces by score with a set of the same share of all traces, by their labels."""
     places_by_rank: dict[Rank, list[int]] = {"score": [], "coverage": []}
     for domain, places, most in _shares(candidates, share):
         places_by_rank["score"] += candidates.by_score(places)[:most]

@@ -1,4 +1,4 @@
-"""The folder of ``kp-scorer keep --into``, to which each run of the command adds a file of what it keeps."""
+"""Manages the folder of ``kp-scorer keep --into``, in which each run of the command writes a file of kept traces."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from kp_scorer.characters import escaped
 
 
 class KeptFolder:
-    """A folder with a file of traces for each run of the command. As a context it keeps other commands from adding to it."""
+    """A folder with a file of traces for each run of the command. While it is open as a context, no other command can add."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -36,7 +36,7 @@ def print_note(text: str) -> None:
 
 
 def print_json(row: Mapping[str, Any]) -> None:
-    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raises OutputFailed."""
+    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raise OutputFailed."""
     # Python would also write NaN and Infinity, which are no JSON.
     print_text(json_line(row, allow_nan=False))
 
@@ -75,7 +75,7 @@ def duration(seconds: float) -> str:
 
 
 def print_text(text: str) -> None:
-    """Print a text and flush it; raises OutputFailed."""
+    """Print a text and flush it; raise OutputFailed if nobody reads it or the disk is full."""
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -197,7 +197,7 @@ def _owner_of_run(run: ClaimedRun) -> Owner:
 
 
 def _parsed(payload: bytes) -> Any:
-    """Parse JSON of a bounded number of values; return None if it is none, or has more."""
+    """Parse a payload as JSON; return None if it is something else, or has too many values."""
     try:
         check_values(payload, MOST_VALUES)
         return json.loads(payload)

@@ -68,7 +68,7 @@ def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], sta
 
 
 def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, int], list[int]]:
-    """Return the places of failed runs by task, in order: of a task at most as many as it has kept successes."""
+    """Return the places of failed runs by task, in order; a task has no more failed runs than kept successes."""
     kept_runs = (candidates.runs[place] for place in places)
     wanted = Counter((run.domain, run.task) for run in kept_runs if run.success)
     failures = defaultdict[tuple[str, int], list[int]](list)
@@ -83,7 +83,7 @@ class Against:
     """The tasks in a file, such as a benchmark's. Runs with an equal or near objective are left out."""
 
     def __init__(self, name: str) -> None:
-        """Read a text on each line, or the task in each JSON object; raises BadParameter if a line has none."""
+        """Read a text on each line, or the task in each JSON object; raise BadParameter if a line has none."""
         self._embedder = WordsEmbedder()
         with open_input(name) as stream:
             tasks = [(number, _task_in(number, line)) for number, line in lines_in(stream, _LONGEST_LINE)]

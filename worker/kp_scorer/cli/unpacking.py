@@ -73,7 +73,7 @@ def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
 
 
 def read_bytes(read: Callable[[int], bytes], most_bytes: int) -> bytes:
-    """Read from a method of an input's stream; raises BadParameter if that fails."""
+    """Read at most ``most_bytes`` by a method of an input's stream; raise BadParameter if that fails."""
     try:
         return read(most_bytes)
     except EOFError:

@@ -29,7 +29,7 @@ from kp_scorer.store.decision_stream import StreamReader
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0
 _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace; it has some fifty.
-# The traces whose last decision is remembered: as many as are read while a copy may be redelivered.
+# The number of traces whose last decision is remembered. It exceeds the decisions that are read before a copy is redelivered.
 _REMEMBERED: Final = 100_000
 
 log = structlog.get_logger("kp_scorer.client.decisions")

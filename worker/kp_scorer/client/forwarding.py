@@ -182,7 +182,7 @@ class Forwarder:
         return "/v1/logs", json.dumps(logs).encode(), self._otlp_headers()
 
     def _as_spans(self, decision: Decision) -> _Request | str:
-        """Make an export of the spans of an accepted run, or of one that stands for others; else return why there is none."""
+        """Make an export of the spans of a run that is accepted or sampled; return the reason if there is none."""
         if not (weight := self._weight(decision)):
             return ""
         run = self._store.runs.ended(decision.trace_id)

@@ -103,7 +103,7 @@ def _max_tokens(folder: Path) -> int:
 
 
 def read_json(file: Path, missing: Any = None) -> Any:
-    """Read a file of a model, or return ``missing`` if there is none; raises SettingsError if it cannot be read."""
+    """Read a file of a model, or return ``missing`` if there is none; raise SettingsError if it cannot be read."""
     try:
         return json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:

@@ -33,7 +33,7 @@ class OpenVinoEmbedder(TextEmbedder):
     step = 32
 
     def __init__(self, model: ModelFiles, recipe: Recipe, threads: int) -> None:
-        """Compile the model's graph; raises EngineUnavailable if it has none, or if its vectors disagree."""
+        """Compile the model's graph; raise EngineUnavailable if it has none, or if its vectors disagree."""
         super().__init__(model, recipe)
         self.streams = threads
         # Behind each running pass, one waits.

@@ -15,7 +15,7 @@ class TextEmbedder(Embedder):
     has_threads = True
 
     def __init__(self, model: ModelFiles, recipe: Recipe) -> None:
-        """Embed traces by ``model`` and ``recipe``; raises SettingsError if the model's tokenizer cannot be read."""
+        """Embed traces by ``model`` and ``recipe``; raise SettingsError if the model's tokenizer cannot be read."""
         self.name = model.name
         self.space = model.space + recipe.mark
         self.recipe = recipe
@@ -33,7 +33,7 @@ class TextEmbedder(Embedder):
         return [self.run_pass(group, together=True) for group in groups]
 
     def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
-        """Tokenize each of the recipe's parts; of ``plain`` texts as much as the model accepts."""
+        """Tokenize the parts of texts that the recipe names, or ``plain`` texts as far as the model accepts them."""
         recipe = TRACE if plain else self.recipe
         passages = [recipe.passages(text) for text in texts]
         parts = [

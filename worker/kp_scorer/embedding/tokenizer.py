@@ -171,7 +171,7 @@ class Tokens:
     """
 
     def __init__(self, path: Path, longest: int = MAX_TOKENS, prompt: str = "", *, keeps_closing: bool = False) -> None:
-        """Read a ``tokenizer.json``; raises SettingsError if that fails.
+        """Read a ``tokenizer.json``; raise SettingsError if that fails.
 
         With a tokenizer other than BERT's, a text is cut to 16 characters for each token before it is tokenized.
         """

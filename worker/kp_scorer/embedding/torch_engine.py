@@ -65,7 +65,7 @@ class TorchEmbedder(TextEmbedder):
         except torch.OutOfMemoryError:
             if len(group) == 1:
                 raise
-        # This is not in the handler, where the error would keep the tensors of the pass.
+        # Free the memory outside the handler, where the error would keep the tensors of the pass alive.
         torch.cuda.empty_cache()
         half = len(group) // 2
         # Other workers may have the rest of the card, so this one makes smaller passes from now on.

@@ -27,7 +27,7 @@ class Delivery:
         self.queue = queue
         self.turn = 0.0  # Its place among the deliveries of all queues, set at admission.
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
-        self.trace: ReasoningTrace | LateOutcome | None = None  # What was submitted.
+        self.trace: ReasoningTrace | LateOutcome | None = None  # The submission; None until it is decoded.
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
         # True if it is decided with nothing else in flight, because it failed, or its worker died, before.
         self.is_alone = False
@@ -49,5 +49,5 @@ class Delivery:
         return self.trace is not None and self.dead_lettering is None and self.decision is None
 
     def in_flight_s(self) -> float:
-        """Return the seconds since it was received."""
+        """Return the seconds since the message was received."""
         return time.monotonic() - self._received_at

@@ -1,4 +1,4 @@
-"""Shares with the intervals around them."""
+"""Computes shares with their confidence intervals."""
 
 import math
 from typing import Any, Final, NamedTuple

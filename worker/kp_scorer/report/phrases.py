@@ -19,7 +19,7 @@ CLOSE: Final = 0.6
 
 
 def shortened(text: str, most_chars: int = 160) -> str:
-    """Return the beginning of a text in one line."""
+    """Return the beginning of a text on one line, of at most ``most_chars`` characters."""
     words = " ".join(text[: 10 * most_chars].split())
     return words if len(words) <= most_chars else words[: most_chars - 1].rstrip() + "…"
 

@@ -82,7 +82,7 @@ class Suggestion(NamedTuple):
     """A threshold, and its expected effect on other traces of the same kind."""
 
     threshold: float
-    low: float  # 19 of 20 samples of as many traces lead to a threshold between this and ``high``.
+    low: float  # 19 of 20 samples of the same size lead to a threshold between this and ``high``.
     high: float
     accepted: Share
     precision: Share | None  # None where no accepted trace has a label.
@@ -118,7 +118,10 @@ def _around(value: float, off: Floats) -> Share:
 
 
 def _resampled(traces: Integers, accepted: Integers, target: Target) -> tuple[Integers, Floats, Floats]:
-    """Choose a threshold in each resample; return its place, and how much larger its share and precision are in the sample."""
+    """Choose a threshold in each resample; return its place, and the excess of its share and precision in the sample.
+
+    The excess is over the figure in the resample. All three arrays are of shape (resamples,).
+    """
     flat, rng = traces.reshape(-1), np.random.default_rng(_RESAMPLE_SEED)
     filled = np.flatnonzero(flat)
     drawn, total = np.zeros_like(flat), flat.sum()

@@ -77,7 +77,9 @@ class Analysis(NamedTuple):
     dimensions: Mapping[str, Distribution]
     novelty: Course
     closest: tuple[list[Decision], list[Decision]]  # The decisions just accepted, and those just missed.
-    examples: Mapping[Outcome, list[Decision]]  # By outcome, decisions evenly spaced from the highest score to the lowest.
+    examples: Mapping[
+        Outcome, list[Decision]
+    ]  # Some decisions of each outcome, evenly spaced from the highest score to the lowest.
     dead_letters: int
     labels: Mapping[str, bool]  # For each id of a labelled trace, whether the trace is good.
     tasks: Sequence[tuple[int, int, str]] = ()  # Each task's runs and successes, and a trace of it, if traces were read.

@@ -23,7 +23,7 @@ _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
 def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
-    """Return a report on decisions from ``source``, of which ``refused`` lines could not be read, in 80 columns."""
+    """Return a report in 80 columns on the decisions from ``source``; ``refused`` of its lines could not be read."""
     title, facts, figures = head_of(analysis, source, refused)
     in_a_row = ", ".join(f"{name} {figure}" for name, figure in figures.items())
     lines = [line for part in (title, escaped(facts), in_a_row) for line in textwrap.wrap(part, COLUMNS)]

@@ -75,7 +75,7 @@ def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
 
 
 def filled_in(settings: Settings, sections: Mapping[str, Any]) -> Settings:
-    """Return these settings, with values from ``sections`` for those that no source sets; raises SettingsError."""
+    """Return settings with values from ``sections`` where no source sets one; raise SettingsError if a value is wrong."""
     return _checked(_merged(sections, settings.model_dump(exclude_unset=True)))
 
 

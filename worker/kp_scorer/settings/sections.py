@@ -231,7 +231,7 @@ class ServeSettings(Section):
     """The most bytes of a request, unpacked."""
     run_spans: ClassVar[int] = 5_000
     run_bytes: ClassVar[int] = 2**24
-    """The most spans of a run, and the most bytes of them. A larger run is dead."""
+    """The most spans of a run, and the most bytes of its spans. A larger run becomes a dead letter."""
     runs: ClassVar[int] = 10_000
     """The most runs that are collected at once. Beyond it, as beyond ``total_bytes``, requests are answered with 429."""
 

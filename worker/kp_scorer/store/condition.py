@@ -1,4 +1,4 @@
-"""The condition of a Redis: settings that may lose queues, decisions or the log, the used memory, and the clock."""
+"""Inspects the condition of a Redis: settings that may lose queues, decisions or the log; used memory; and the clock."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Condition(NamedTuple):
     """The memory and the shortcomings of a Redis; None for figures that this user may not ask for."""
 
     memory_used: float | None = None  # The share of its maxmemory; 0 without a limit.
-    evicted_keys: int | None = None  # The number since the server started.
+    evicted_keys: int | None = None  # The number of evicted keys since the server started.
     evicts: str = ""  # The shortcoming that makes a full Redis drop keys; empty if it refuses writes instead.
     shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
     bytes_used: int | None = None

@@ -27,7 +27,7 @@ class Copy(NamedTuple):
 
 @reports_outages("copies of traces")
 class Copies:
-    """The stream of copies, to which workers add as long as it exists; raises ServiceUnavailable if Redis cannot be reached."""
+    """The stream of copies, to which workers add as long as it exists. Methods raise ServiceUnavailable without Redis."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class Copies:
     def begin(self, stopping: Event) -> None:
         """Have workers copy each trace that they decide; return once all of them do so, or at once if ``stopping`` is set.
 
-        Raises ServiceUnavailable if another process has done so.
+        Raises ServiceUnavailable if another process has the workers copy traces already.
         """
         begun = self._client.pipeline()
         begun.xgroup_create(self._key, "warm", mkstream=True)
@@ -50,7 +50,7 @@ class Copies:
                 "copies of traces: another process reads them, or one did until it was killed: begin again after a minute"
             ) from None
         stopping.wait(_HEARD_AFTER_S)
-        # Not all workers have copied what they decided so far.
+        # The copies so far have gaps, because workers began one after another.
         self._client.xtrim(self._key, maxlen=0, approximate=False)
 
     def read(self, most: int) -> list[Copy]:
@@ -77,7 +77,7 @@ class Copies:
         return [copy.trace_id for copy, removed in zip(copies, pipeline.execute(), strict=True) if not removed]
 
     def erase(self, trace_ids: Collection[str]) -> None:
-        """Remove the copies of these traces. If their reader has read one already, it erases what it has made of that."""
+        """Remove the copies of these traces. A reader that has read one already learns so from ``remove``."""
         for copy_id, fields in entries_in(self._client, self._key, _SEARCHED_AT_ONCE):
             if text_in(fields.get(b"i")) in trace_ids:
                 self._client.xdel(self._key, copy_id)

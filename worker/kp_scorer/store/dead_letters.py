@@ -103,7 +103,7 @@ class DeadLetters:
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:
-        # Called, in the calling thread, for each dead letter that this object stores, and for those that make room for others.
+        # These are called, in the calling thread, for each dead letter that is stored, and for those that make room for others.
         self.on_stored: Callable[[Reason], None] = lambda reason: None
         self.on_dropped: Callable[[Reason, int], None] = lambda reason, count: None
         self._client = client

@@ -23,7 +23,7 @@ class Publication:
     decision: Decision
     context: Context = field(default_factory=lambda: NO_CONTEXT)
     trace: Callable[[], bytes] = bytes  # Builds the JSON of the trace that is published with it; empty without one.
-    trace_bytes: int = 0  # The approximate length of that JSON.
+    trace_bytes: int = 0  # The approximate length of the JSON of the trace.
     published_to: set[str] = field(default_factory=set)  # The queues and streams that have the decision already.
 
     def body(self) -> bytes:
@@ -41,7 +41,7 @@ class Room(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The number of published decisions, which are the first ones; of unread ones; and of those that a ring dropped unread."""
+    """The numbers of decisions: published ones, which are the first; unread ones; and those that a ring dropped unread."""
 
     published: int
     unread: int
@@ -82,7 +82,7 @@ class DecisionStream:
         self._client = client
 
     def publish(self, publications: Sequence[Publication], room: Room) -> Published:
-        """Publish as many decisions as there is room for, in order and in one step."""
+        """Publish decisions in order and in one step, until there is no more room."""
         entries = [_Entry(each.decision.trace_id, each.decision.mark, each.body(), **each.context) for each in publications]
         return _publish_decisions(self._client, stream=self.name, room=room, decisions=entries)
 
@@ -119,7 +119,7 @@ class StreamReader:
         self._consumer = socket.gethostname()
         self._idle_ms = idle_ms
         self._after: bytes | str = "0"
-        """At first, the last of the entries that this consumer had received earlier; then the sign for new ones."""
+        """The last entry read of those that this consumer had not acknowledged at its start; then ``>``, for new entries."""
 
     def receive(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the id of each entry that is there now, with its decision as JSON, which is empty if the entry has none."""

@@ -36,7 +36,7 @@ class RedisFacts:
         entries = self._entries(self.keys.log, str(after or "-"))
         if after:
             if not entries or entries[0][0] != str(after).encode():
-                # It was trimmed or erased, or Redis came back without it.
+                # The entry at this place was trimmed or erased, or Redis came back without it.
                 return Facts((), restart=True)
             del entries[0]
         return Facts(_stored(entries), kept_facts, more=len(entries) >= READ_CHUNK)
@@ -60,7 +60,7 @@ class RedisFacts:
         return list(entries)
 
     def erase(self, *trace_ids: str) -> Counter[str]:
-        """Remove the facts of traces; return how many of each were stored. Workers read all anew once they see the notes."""
+        """Remove the facts of traces; return the number of facts by trace. Workers that see the notes read all facts anew."""
         erased = [
             erase_entries(self._client, keys, self._record_prefix, trace_ids, self.bounds.kept_ttl_ms, self.bounds.most_facts)
             for keys in (self.keys, self.kept_keys)

@@ -198,7 +198,7 @@ class RedisLedger(LedgerReader):
         return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
 
     def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
-        """Store revisions, or make late outcomes wait for traces. An outcome ends only once, so repeating this is safe."""
+        """Store revisions, or make late outcomes wait for traces. An outcome ends only once, so repeating a call is safe."""
         replies = _revise(
             self._client,
             keys=self._keys,
@@ -215,8 +215,8 @@ class RedisLedger(LedgerReader):
     def claim_lost(self, resend_after_ms: int, *, empty_ms_ago: int) -> list[LostSubmission]:
         """Claim pending submissions whose messages are lost, to send them again; only one caller claims each.
 
-        They were last sent more than ``resend_after_ms`` ago, and every queue has been empty since: ``empty_ms_ago`` for the
-        one where that is longest ago, or -1 if the caller has not seen all of them empty.
+        Such a submission was last sent more than ``resend_after_ms`` ago, and every queue has been empty since then. The caller
+        has seen every queue empty within the last ``empty_ms_ago``; -1 if it has not seen all of them empty.
         """
         return _claim_lost(
             self._client,

@@ -1,4 +1,4 @@
-"""Reading the ledger: the records of traces, and their numbers."""
+"""Reads the ledger: the records of traces, and their numbers."""
 
 import re
 from collections import Counter, defaultdict
@@ -19,7 +19,7 @@ from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, has_beginning
 
 _READ_AT_ONCE: Final = 500
-_WHOLE_AT_ONCE: Final = 100  # Each may have the text of a trace, of a megabyte.
+_WHOLE_AT_ONCE: Final = 100  # A whole record may have the text of a trace, which may take a megabyte.
 _TEXTS: Final = (
     *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
 )
@@ -69,7 +69,7 @@ def _counts(*, keys: Keys) -> None: ...
 
 @reports_outages("ledger")
 class LedgerReader:
-    """The records of traces as anyone may read them; raises ServiceUnavailable if Redis cannot be reached."""
+    """Reads the records of traces, which takes no lease. Methods raise ServiceUnavailable if Redis cannot be reached."""
 
     def __init__(self, client: redis.Redis, keys: Keys) -> None:
         self._client = client
@@ -78,7 +78,7 @@ class LedgerReader:
         """The damage of each record that :meth:`decided` and :meth:`all_decided` left out, by trace id."""
 
     def outcome_secret(self) -> str:
-        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; raises ServiceUnavailable until a worker has made it."""
+        """Return the secret for :func:`~kp_scorer.trace.outcome_key`; raise ServiceUnavailable until a worker has made it."""
         secret: Any = self._client.get(self._keys.outcome_secret)
         if not secret:
             raise ServiceUnavailable("ledger: it has no secret of late outcomes yet: start a worker")
@@ -93,14 +93,14 @@ class LedgerReader:
         return list(self._decided(trace_ids))
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
-        """Yield every stored decision, in no order, or those of the traces with these ids.
+        """Yield every stored decision, in no order, or those on the traces ``among`` these ids.
 
-        A decision made meanwhile may be missing. One may come twice if Redis loses most of its keys meanwhile.
+        A decision that is made meanwhile may be missing. A decision may come twice if Redis loses most of its keys meanwhile.
         """
         yield from filter(None, self._decided(self._scan() if among is None else among, _READ_AT_ONCE))
 
     def labelled(self, among: Iterable[str] | None = None) -> Iterator[str]:
-        """Yield the ids of all traces with a label, or of those among these ids, in no order. No decision is read."""
+        """Yield the ids of traces, or of those ``among`` these, with a label or a revision, in no order; read no decisions."""
         trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
             pipeline = self._client.pipeline(transaction=False)
@@ -113,9 +113,9 @@ class LedgerReader:
             yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
 
     def records(self, among: Iterable[str] | None = None, part: str = "") -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the id of every record with its fields that are texts, in no order; or of those among these ids.
+        """Yield the id of every record, or of those ``among`` these ids, with the fields that are texts, in no order.
 
-        Late outcomes have records, too. ``part`` leaves out ids that do not contain it.
+        Late outcomes have records, too. Only ids that contain ``part`` are read.
         """
         for trace_id, reply in self._fields(self._scan_all(part) if among is None else among, _TEXTS, _WHOLE_AT_ONCE):
             # A key of another type is an error.
@@ -157,12 +157,12 @@ class LedgerReader:
         """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
         oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
         seconds, microseconds = self._client.time()
-        # Another application wrote a time before 1970; the submission resender removes it.
+        # A time before 1970 is another application's; the submission resender removes it.
         is_sent = oldest and oldest[0][1] > 0
         return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
 
     def late_outcomes(self, *trace_ids: str) -> list[str]:
-        """Return the ids of late outcomes of traces, also of those that wait for one."""
+        """Return the ids of late outcomes of traces, also of traces that are not decided yet."""
         replies = (reply for _, reply in self._fields(trace_ids, ["outcomes"]))
         listed = (text_in(reply[0]) for reply in replies if isinstance(reply, list))
         return [outcome_id for ids in listed for outcome_id in ids.split()]

@@ -66,7 +66,7 @@ class RedisLog:
         self._record_ttl_ms = record_ttl_ms
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
-        """Append vectors and read on, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
+        """Append vectors and read newer entries, in one round trip; see :class:`~kp_scorer.novelty.log.NoveltyLog`."""
         other_window, places, epoch, last_trace_id, has_last_erasure, new, erased = _append(
             self._client,
             keys=self._own,
@@ -100,7 +100,7 @@ class RedisLog:
         return [_entry(entry_id, list(chain(*fields.items()))) for entry_id, fields in entries]
 
     def erase(self, *trace_ids: str) -> Counter[str]:
-        """Remove traces' vectors from the log, and from all mirrors as soon as they read on; return how many each had."""
+        """Remove traces' vectors from the log, and from mirrors once they read on; return the numbers of vectors by trace."""
         # Search the log itself: a record that expired and was made anew does not know the trace's earlier places.
         ttl_ms, most = self._window.ttl_ms + self._window.slack_ms, self._window.kept_elements
         return erase_entries(self._client, self._own, self._keys.record_prefix, trace_ids, ttl_ms, most)
@@ -156,7 +156,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
 
 
 def _place_in(field: bytes) -> Place:
-    """Read a place; if the field holds none, return one where no entry can be."""
+    """Read a place; return one where no entry can be if the field holds something else."""
     with suppress(ValueError):
         return Place.parse(field.decode())
     return Place(0, 0)

@@ -34,7 +34,7 @@ class RedisPinnedSets:
         self._space = space
 
     def replace(self, name: str, pinned: PinnedSet, check_room: Callable[[], object]) -> None:
-        """Write a set, then replace the one of this name in one step; call ``check_room`` before each chunk."""
+        """Write a set, then replace the set of this name in one step; call ``check_room`` before each chunk."""
         key = self._keys.pinning(uuid.uuid4().hex)
         described = (self._space, name, pinned.kind, pinned.version, len(pinned.ids))
         fields: dict[Any, Any] = dict(zip(_DESCRIBED, described, strict=True))
@@ -51,7 +51,7 @@ class RedisPinnedSets:
             step.execute()
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
-        """Return the version of each of these sets, in one round trip; None for one that does not exist."""
+        """Return the version of each of these sets, in one round trip; None for a set that does not exist."""
         with self._client.pipeline(transaction=False) as reads:
             for name in names:
                 reads.hget(self._keys.pinned_set(self._space, name), "version")

@@ -49,9 +49,9 @@ class Record(NamedTuple):
 class Tallies(NamedTuple):
     """The numbers of stored decisions."""
 
-    domains: dict[str, int]  # By domain. Once there are many domains, further ones share the empty name.
-    guards: dict[str, int]  # By the guard that fired.
-    revised: dict[str, int]  # By the outcome of the revision.
+    domains: dict[str, int]  # The decisions in each domain. Once there are many domains, further ones share the empty name.
+    guards: dict[str, int]  # The decisions for which each guard fired.
+    revised: dict[str, int]  # The revisions with each outcome.
 
 
 class Verdict(NamedTuple):
@@ -62,20 +62,20 @@ class Verdict(NamedTuple):
     decision: bytes
     entry: str  # The entry of the novelty log that the decision rests on; empty without an embedder.
     domain: str
-    is_known: bool  # True if settings name this domain. Producers invent others, of which only some get a tally of their own.
+    is_known: bool  # True if settings name this domain. Producers invent other domains, and only some of those get a tally.
     guards: str = ""  # The guards that fired, with a space between them.
-    fact: bytes = b""  # Its fact and the vector of that, as ``Fact.packed`` gives them; empty without a gate.
+    fact: bytes = b""  # The decision's fact, and the vector of the fact, from ``Fact.packed``; empty without a gate.
     vector: bytes = b""
     is_kept: bool = False
     trace: bytes = b""  # A copy of the trace as JSON; empty while no other log is warmed.
 
 
 Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
-"""The result of a commit: ``stored``; the earlier decision that stands, or why there is none; or ``again`` if the trace has got
-another place in the novelty log, and with it another novelty, so that it must be decided again."""
+"""The result of a commit: ``stored``; the earlier decision that stands, or the error for having none; or ``again`` if the trace
+has got another place in the novelty log, and with it another novelty, so that it must be decided again."""
 Revised = Committed | Literal["waits", "too_many"]
-"""The result of storing a revision: as of a commit, with ``again`` if the trace has another newest decision by now. Or the late
-outcome ``waits`` for its trace, unless ``too_many`` do so already."""
+"""The result of storing a revision: that of a commit, where ``again`` means that the trace has another newest decision by now;
+``waits`` if the late outcome waits for its trace; or ``too_many`` if too many outcomes of the trace wait already."""
 
 
 class Submission(NamedTuple):
@@ -87,7 +87,7 @@ class Submission(NamedTuple):
 
 
 class Revision(NamedTuple):
-    """A late outcome with the revision that it leads to, as JSON; without one it is to wait for its trace."""
+    """A late outcome with the revision that it leads to, as JSON; without a revision, the outcome is to wait for its trace."""
 
     outcome_id: str
     digest: bytes
@@ -156,7 +156,7 @@ class MemoryLedger:
     def __init__(self, most: float = math.inf, facts: MemoryFacts | None = None) -> None:
         self._most = most
         self._facts = facts
-        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # By trace id: the digest, and the decision as JSON or nothing.
+        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # Digest and decision, or nothing, by trace id.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Read records, and create missing ones. No attempt is charged, as the ledger ends with its process."""
@@ -173,7 +173,7 @@ class MemoryLedger:
         """Do nothing, as traces are not leased here."""
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
-        """Store each decision, unless its trace has one. Tallies are not counted."""
+        """Store each decision, unless its trace has one. Keep no tallies."""
         return [self._commit(verdict) for verdict in verdicts]
 
     def _commit(self, verdict: Verdict) -> Committed:

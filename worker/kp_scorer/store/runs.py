@@ -1,4 +1,4 @@
-"""Runs that arrive as spans. Redis collects them until they are complete; then one process claims and submits each."""
+"""Stores runs that arrive as spans. Redis collects them until they are complete; then one process claims and submits each."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import TRACE_ID_PREFIX
 
-_LEASE_MS: Final = 60_000  # A claim ends after this time, which no conversion takes: its process has died, or cannot submit.
+_LEASE_MS: Final = 60_000  # A claim ends after this time. No conversion takes as long, so its process died or cannot submit.
 _FULL_MS: Final = 2_000  # If their queue is full, due runs wait this long before they are due again.
 _EMPTY: Final = 6  # A run with nothing of an agent waits this many times ``quiet_s``: health checks take room, too.
 _REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
@@ -46,7 +46,7 @@ class ClaimedRun(NamedTuple):
     spans: Sequence[bytes]  # Each claim returns them in the same order.
     attempts: int  # The number of claims that may have ended a process, this one included.
     has_waited: bool = False  # True if it has waited for spans that it lacks.
-    closed: str = ""  # What was known of its outcome when it was closed, as for :meth:`Runs.close`; empty if it is not closed.
+    closed: str = ""  # The ``outcome`` that :meth:`Runs.close` got, or how the run has ended since; empty if it is open.
     queue: str = ""  # The queue of the sender of its first spans; empty for the first queue.
 
     @property
@@ -132,7 +132,7 @@ def _finish_run(*, keys: Keys, run_id: str, ended: Ended, kept_ms: int) -> None:
 
 @reports_outages("runs")
 class Runs:
-    """The runs under one prefix, by the ids of OpenTelemetry's traces; raises ServiceUnavailable if Redis cannot be reached."""
+    """The runs under one prefix, by the ids of OpenTelemetry's traces. Methods raise ServiceUnavailable without Redis."""
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: ServeSettings) -> None:
         self._client = client
@@ -146,8 +146,8 @@ class Runs:
     def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "", sender: str = "") -> tuple[Outcome, int]:
         """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
 
-        The run goes to the ``queue`` of its first spans, and counts in the share of their ``sender``, if there are several.
-        A run that is dead rejects all, even those that its dead letter has.
+        The run goes to the ``queue`` of its first spans, and counts toward the share of their ``sender``, if there are several.
+        A dead run rejects all spans, even those that its dead letter has.
         """
         outcome, rejected = _store_spans(
             self._client, keys=self._keys, run_id=run_id, queue=queue, sender=sender, bounds=self._bounds, spans=spans
@@ -166,7 +166,7 @@ class Runs:
             yield from filter(None, map(self._run, map(text_in, run_ids)))
 
     def ended(self, trace_id: str) -> ClaimedRun | None:
-        """Return the run that became this trace, without spans if they are kept no longer; None if it is open or unknown."""
+        """Return the run that became this trace, without spans once they are removed; None if the run is open or unknown."""
         run = self._run(trace_id.removeprefix(RUN_PREFIX))
         return run if run and run.closed else None
 
@@ -191,21 +191,21 @@ class Runs:
         )
 
     def close(self, run: ClaimedRun, agent_span: str, outcome: str = NO_WAIT) -> bool:
-        """Close a claimed run, which takes no more spans then; return False if spans have come since.
+        """Close a claimed run, so that it takes no more spans; return False if spans have come since the claim.
 
-        ``outcome`` is what is known of its outcome, as JSON. If it is empty, the run is not closed until ``outcome_wait_s``
-        have passed or a late outcome comes; the first call begins to wait.
+        ``outcome`` is its late outcome as JSON, or ``NO_WAIT``. If it is empty, the run is not closed until ``outcome_wait_s``
+        have passed or a late outcome comes; the first call begins the wait.
         """
         return self._settle(run, 0, agent_span, outcome)
 
     def agent_span(self, trace_id: str) -> str:
-        """Return the id of the agent's span of the run that became this trace an hour ago at most; empty if there is none."""
+        """Return the id of the agent's span in the run that became this trace; empty if unknown, as it is after an hour."""
         run_id = trace_id.removeprefix(RUN_PREFIX)
         span: Any = self._client.hget(self._keys.run(run_id), ":agent") if run_id != trace_id else b""
         return text_in(span)
 
     def wait(self, run: ClaimedRun, *, is_empty: bool) -> None:
-        """Let a claimed run wait for spans that it lacks: for ``open_s``, or less if it has nothing of an agent yet."""
+        """Let a claimed run wait for the spans that it lacks, for ``open_s``, or less if no span is an agent's yet."""
         self._settle(run, min(self._open_ms, _EMPTY * self._quiet_ms) if is_empty else self._open_ms)
 
     def _settle(self, run: ClaimedRun, wait_ms: int, agent_span: str = "", outcome: str = NO_WAIT) -> bool:
@@ -229,11 +229,11 @@ class Runs:
         return other_id if other_id != run_id and scope != recording.scope and is_at_once else ""
 
     def release(self, run_id: str) -> None:
-        """Take back the attempts of a run whose process is alive and waits for a service. The last claim stands."""
+        """Take back the attempts of a run whose process is alive and waits for a service. The claim lasts until it expires."""
         self._client.hdel(self._keys.run(run_id), ":attempts")
 
     def finish(self, run_id: str, ended: Ended) -> bool:
-        """Remove the spans of a run, those of a submitted one after ``keep_spans_s``; return whether there were any."""
+        """Remove the spans of a run, after ``keep_spans_s`` if it was submitted; return whether there were any."""
         return _finish_run(self._client, keys=self._keys, run_id=run_id, ended=ended, kept_ms=self._kept_ms)
 
     def forget(self, trace_id: str, ended: Ended = "forgotten") -> bool:
@@ -241,7 +241,7 @@ class Runs:
         return trace_id.startswith(RUN_PREFIX) and self.finish(trace_id.removeprefix(RUN_PREFIX), ended)
 
     def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
-        """Store the spans of a dead run, so that it is submitted again; raises QueueFull if there is no room for them."""
+        """Store the spans of a dead run, so that it is submitted again; raise QueueFull if there is no room for them."""
         if self._client.zscore(self._keys.runs, run_id) is None:
             # Redis remembers the span ids of a finished run and would refuse them.
             self._client.delete(self._keys.run(run_id))

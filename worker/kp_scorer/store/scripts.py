@@ -1,4 +1,4 @@
-"""The Lua scripts of the package, each called by the names of its keys, its arguments and what it replies.
+"""Calls the package's Lua scripts with typed keys, arguments and replies, which each script declares by name.
 
 Redis runs a script as one step, so that no process sees another's work half done. A script is declared as a function without a
 body, and its file, ``lua/NAME.lua``, begins with the same names in the same order::
@@ -9,11 +9,11 @@ body, and its file, ``lua/NAME.lua``, begins with the same names in the same ord
         identities: Sequence[Identity],                 -- Reply  (state, digest) for each trace
     ) -> None: ...
 
-If they differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``. If one has
-another type, the script fails at once: a command looks at each key, except at those behind ``Checks``, which the script
-itself calls by ``call`` or ``use_reserve`` before it writes anything. A NamedTuple is an argument for each of its fields. The
+If the names differ, the import fails; mypy checks each call. Keys that are no parameters are attributes of ``keys``. If a key
+has another type, the script fails at once: ``expect`` looks at each key, except at those behind ``Checks``, which the script
+itself uses by ``call`` or ``use_reserve`` before it writes anything. A NamedTuple is an argument for each of its fields. The
 names are locals of the script: numbers where the function has int, booleans where it has bool, tables of strings or of rows
-with these fields where a name ends with dots, else strings; of an array its bytes.
+with these fields where a name ends with dots, otherwise strings. An array is the string of its bytes.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ def row(kind: Callable[..., R]) -> Callable[[Any], R]:
 
 
 def rows(kind: Callable[..., R]) -> Callable[[Any], list[R]]:
-    """Return a converter for a reply of any number of such rows."""
+    """Return a converter for a reply of any number of rows, whose parts are the arguments of ``kind``."""
     return lambda reply: [kind(*parts) for parts in reply]
 
 

@@ -26,7 +26,7 @@ from kp_scorer.store.usage import used_by_part
 
 
 class Timing(BaseModel, frozen=True):
-    """A count, and the seconds that all of it took."""
+    """The number of events of a kind, and the seconds that they took in total."""
 
     count: int = 0
     seconds: float = 0.0
@@ -44,7 +44,7 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
     embedder: str = ""  # Name and engine; empty without an embedder.
     in_flight: int = 0
     window_entries: int = 0  # The entries of the novelty log in its mirror.
-    decisions: dict[Outcome, dict[str, int]] = {}  # Their numbers, by outcome and domain.
+    decisions: dict[Outcome, dict[str, int]] = {}  # The numbers of its decisions, by outcome and domain.
     dead_letters: int = 0
     redeliveries: int = 0
     queued: Timing = Timing()  # From sending to delivery, for messages that say when they were sent.
@@ -54,7 +54,10 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
 
 @reports_outages("redis.url")
 class Store(AbstractContextManager["Store"]):
-    """Everything under one prefix. A context manager, which connects on first use. Methods raise ServiceUnavailable."""
+    """All of the scorer's state under one prefix. It connects on first use; leaving it as a context manager closes it.
+
+    Methods raise ServiceUnavailable if Redis cannot be reached.
+    """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
         """Own ``client`` from now on."""
@@ -72,7 +75,7 @@ class Store(AbstractContextManager["Store"]):
         return cls(connect(settings.redis, settings.broker.timeout_s), settings)
 
     def ping(self) -> None:
-        """Return if Redis answers."""
+        """Raise ServiceUnavailable unless Redis answers."""
         self._client.ping()
 
     def condition(self) -> Condition:

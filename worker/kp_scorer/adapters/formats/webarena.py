@@ -25,7 +25,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 
 def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
-    """Make a run of a trajectory; the agent stops with the answer. Raises NotConverted if there is no task."""
+    """Make a run of a trajectory; the action that stops it has the answer. Raises NotConverted if there is no task."""
     (trajectory,) = trajectories
     steps = trajectory.first("trajectory", "steps").items()
     asked = [trajectory.first("intent", "objective"), *(step.at("objective") for step in steps[:1])]

@@ -64,7 +64,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         self._blocking = False
         self._paused_until = 0.0
         self._reclaimed_at: dict[str, float] = {}
-        self._channels: dict[str, Channel] = {}  # By consumer tag: the channels of queues beside the first.
+        self._channels: dict[str, Channel] = {}  # The channels of queues beside the first, by consumer tag.
         super().__init__(*args, **kwargs)
 
     @property

@@ -87,17 +87,17 @@ def keep(
 ) -> None:
     """Write the traces in FILE that are worth keeping, each once, as JSON Lines.
 
-    With --best these are a set: of each domain the successful traces that together are most like all of its traces, failed
-    ones included, so that what is often asked is covered and copies are left out. This needs no model. --why says for each kept
-    trace how many others it stands for, and for each other trace which kept one stands for it. --into adds a new file to a
-    folder, with traces that cover what those in the folder do not.
+    With --best, these form a set: for each domain, the successful traces that together are most like all of its traces, failed
+    ones included. Such a set covers frequent tasks and leaves out copies. It needs no model. --why says for each kept trace how
+    many others it stands for, and for each other trace which kept one stands for it. --into adds a new file to a folder, with
+    traces that cover tasks which those in the folder do not cover.
 
     --best with --stored chooses among the traces that the fleet has decided, by the vectors in the novelty log, which holds the
     newest 11,000 by default. As Redis has no texts, it writes only a line about each kept trace, with its id, unless FILE has
     the texts.
 
-    Without --best they are the traces that are accepted when they are scored offline and in order, as by `score`; their
-    metadata.quality_score becomes their score.
+    Without --best, these are the traces that `score` accepts, offline and in order; their metadata.quality_score becomes their
+    score.
 
     With --as messages or pairs, secrets, addresses and numbers are replaced, and a manifest and a card are written beside the
     file; SCORING.md describes the rows.

@@ -79,7 +79,7 @@ def report(
         kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
     points = list[Point]()
     rows = []
-    # By the hash of a task; its name is the id of its first trace.
+    # The runs of each task, by the hash of the task; its name is the id of its first trace.
     runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()
     for each in gathered.traces:
         if each.trace:

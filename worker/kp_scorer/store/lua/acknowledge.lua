@@ -5,7 +5,7 @@
 -- Checks unacknowledged, renewed, deliveries
 -- ARGV   receipts...
 
--- If one of these fails, what has left the first is acknowledged all the same.
+-- A message that has left `unacknowledged` is acknowledged, even if a later command fails.
 call_with_all('HDEL', unacknowledged, receipts)
 call_with_all('ZREM', renewed, receipts)
 local digests = {}

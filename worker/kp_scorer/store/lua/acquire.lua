@@ -27,7 +27,7 @@ for i, identity in ipairs(identities) do
     if state == 'pending' and known_digest == digest then
         if owner and owner ~= worker then
             if number(redis.call('ZSCORE', workers, owner)) > now then
-                -- A later time is damage: no lease is longer than lease_ms.
+                -- No lease is longer than lease_ms, so a later time is damage.
                 is_held = number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms
             else
                 -- The trace may have ended its worker.

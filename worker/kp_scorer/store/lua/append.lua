@@ -10,15 +10,15 @@
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
 -- A new log gets new_epoch. last_entry and last_erasure are the newest that the mirror has read, or empty. At most `most` entries
--- and as many erasures are read.
+-- are read, and at most `most` erasures.
 --
--- If the log was begun with another window, other_window is that one, and the rest of the reply is empty. A place is an entry id,
--- or empty if the trace's id belongs to another digest. last_trace_id is that of last_entry, empty if the log no longer holds it.
+-- If the log was begun with another window, other_window is that window, and the rest of the reply is empty. A place is an entry id,
+-- or empty if the trace's id belongs to another digest. last_trace_id is the trace id of last_entry, empty if the log has lost it.
 
 local max_elements, ttl_ms, slack_elements, slack_ms = string.match(window, '^(%d+) (%d+) (%d+) (%d+)')
 
 local epoch, head_time, head_place, head_window = unpack(call('HMGET', head, 'epoch', 'time_ms', 'place', 'window'))
--- Workers with different windows would disagree on novelty, and trim entries that each other's windows need.
+-- Workers with different windows would disagree on novelty, and each would trim entries that the other's window needs.
 if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then return {head_window, {}, '', '', 0, {}, {}} end
 
 -- The log's time never goes back, even if the server's clock does, so that entry ids always grow.
@@ -41,7 +41,7 @@ end
 local function admit(candidate)
     local record, digest = record_prefix .. candidate.trace_id, candidate.digest
     local state, known_digest, entry_epoch, entry = read(record, 'state', 'digest', 'epoch', 'entry')
-    -- A dead record without a digest is that of a submission that could not be decoded, which is another one.
+    -- A dead record without a digest belongs to another submission, which could not be decoded.
     if ((known_digest or state == 'dead') and known_digest ~= digest) or state == FOREIGN then return '' end
     if entry and entry_epoch == epoch and is_within_slack(entry) and is_in_log(entry, candidate) then return entry end
     place = place + 1
@@ -79,7 +79,7 @@ if #candidates > 0 then
     end
 end
 
--- Return the entries after the last that was read, and that one if it is still there.
+-- Return the entries after the last entry that was read, and that entry first if it is still there.
 local function after(stream, last)
     local entries = call('XRANGE', stream, last == '' and '-' or last, '+', 'COUNT', most + 1)
     local first = entries[1] and entries[1][1] == last and table.remove(entries, 1)

@@ -1,8 +1,8 @@
--- Note that a message that may end its reader is about to be read, whether Redis is full or not: what it leads to frees memory.
+-- Note that a message that may end its reader is about to be read, even if Redis is full: reading leads to steps that free memory.
 --
 -- KEYS   reading
 -- ARGV   kept_ms
--- Reply  how many began to read it and did not end, this reader included
+-- Reply  the number of readers that began to read it and did not finish, this one included
 
 use_reserve('hash', reading)
 local count = redis.call('HINCRBY', reading, 'begun', 1)

@@ -25,10 +25,10 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
     local state, submission, resends, digest, since_ms, held_until_ms, revises =
         read(record, 'state', 'submission', 'resends', 'digest', 'since_ms', 'held_until_ms', 'revises')
     held_until_ms = number(held_until_ms)
-    -- A later time is from before the clock went back: no lease is longer than lease_ms.
+    -- No lease is longer than lease_ms, so a later time was set before the clock went back.
     if held_until_ms > now + lease_ms then held_until_ms = 0 end
     if state ~= 'pending' then
-        -- The record or the index is damaged. A submission that the client stored is to be dead-lettered, which ends the trace.
+        -- The record or the index is damaged. If the client stored the submission, the caller dead-letters it, which ends the trace.
         local has_ended = state == 'decided' or state == 'dead'
         local is_left = submission and not has_ended
         if is_left then
@@ -41,7 +41,7 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
         end
         reply[#reply + 1] = {trace_id, is_left and submission or '', 0, ''}
     elseif held_until_ms > now - resend_after_ms then
-        -- A worker is deciding the trace, waits to, or did so recently.
+        -- A worker is deciding the trace, is waiting to decide it, or did either a short time ago.
         redis.call('ZADD', pending, math.min(now, held_until_ms), trace_id)
     elseif revises and now - number(since_ms) < wait_ms and read(record_prefix .. revises, 'state') ~= 'decided' then
         redis.call('ZADD', pending, now, trace_id)
@@ -52,7 +52,7 @@ for _, trace_id in ipairs(redis.call('ZRANGEBYSCORE', pending, '-inf', '(' .. st
         -- The trace came from another producer, and only its message holds its submission.
         redis.call('ZADD', pending, now, trace_id)
     else
-        -- Somebody must have removed its message from the queue: nothing is left of it.
+        -- Somebody must have removed its message from the queue, and nothing else has the submission.
         redis.call('ZREM', pending, trace_id)
         redis.call('DEL', record)
         add(counts, 'submitted', -1)

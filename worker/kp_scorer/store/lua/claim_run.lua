@@ -10,7 +10,7 @@ use_reserve('zset', runs)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs_kept, '-inf', now, 'LIMIT', 0, 100)) do
     remove_run(run_id, 'submitted')
 end
--- Redis' clock may have gone back: by the present time, no run is due later than this.
+-- Redis' clock may have gone back. By the present clock, no run can be due later than this.
 local latest_ms = now + math.max(lease_ms, quiet_ms, open_ms, outcome_wait_ms)
 for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '(' .. string.format('%.0f', latest_ms), '+inf', 'LIMIT', 0, 100)) do
     redis.call('ZADD', runs, now + quiet_ms, run_id)

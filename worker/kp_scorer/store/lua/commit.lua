@@ -7,24 +7,24 @@
 --        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept, trace)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
 --
--- The decision rests on this entry of the novelty log, empty without an embedder. is_known is 1 if settings name the domain. guards
--- are those that fired, with a space between them.
+-- entry is the entry of the novelty log that the decision rests on, empty without an embedder. is_known is 1 if settings name the
+-- domain. guards are the guards that fired, with a space between them.
 --
 -- outcome is `stored`; `stands`, with the earlier decision; `dead`, with reason and detail; `conflict` if the id belongs to another
 -- digest; or `again` if the trace's place has changed, and with it its novelty, or if it rests on a fact that is not stored.
 --
--- fact is what later decisions under a gate need to know of this one, with its vector; empty without a gate. Decisions that are
--- stored together rest on each other's facts, in order.
+-- fact is the fact that the decision leaves for later ones under a gate, and vector the vector of the fact; both are empty without
+-- a gate. Decisions that are stored together rest on each other's facts, in order.
 --
--- trace is a copy for a process that warms the log of other settings, or empty. The stream `copies` exists while that reads.
+-- trace is a copy for a process that warms the log of other settings, or empty. The stream `copies` exists while that process reads.
 --
--- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` those for which this guard fired, and `names`
--- the domains with a field that no settings name. After MOST_NAMES of those, further domains share the field without a name.
+-- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` the decisions for which this guard fired, and
+-- `names` the domains with a field that no settings name. After MOST_NAMES such domains, further ones share the field without a name.
 
 local MOST_NAMES = 1000
 local MOST_COPIED_BYTES = 64 * 2 ^ 20
 
--- The tallies that this call may increase, as they are before.
+-- The tallies that this call may increase, with their values before it.
 local fields, tallied = {'names', 'decided '}, {}
 for _, verdict in ipairs(verdicts) do
     fields[#fields + 1] = 'decided ' .. verdict.domain
@@ -93,7 +93,7 @@ for i, verdict in ipairs(verdicts) do
     lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')
 end
 expire_facts()
--- A copy that is left out is a gap in the other log. So copying ends, which its reader notices, before it takes too much memory.
+-- Leaving a copy out would be a gap in the other log. So copying ends before it takes too much memory, and its reader notices.
 if has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory())) then redis.call('DEL', copies) end
 local grown = {}
 for field, by in pairs(growth) do

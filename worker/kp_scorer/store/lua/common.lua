@@ -1,5 +1,5 @@
 -- Every script begins with this text. Then `scripts.py` adds locals for the keys and arguments, the local `now` if the script uses
--- that, and calls of `expect` for the keys whose type `keys.py` names, unless the script says that it checks them itself.
+-- it, and calls of `expect` for the keys whose type `keys.py` names, except for those behind `Checks` in the script's header.
 
 -- Return the milliseconds of Unix time by Redis' clock, the only one that counts.
 local function now_ms()
@@ -33,8 +33,8 @@ local function call(command, key, ...)
     return redis.call(command, key, ...)
 end
 
--- Call a command on a key with all values, or the first `count`; return the sum of its replies. They are passed in portions, as
--- Lua's `unpack` fails from some 8,000 values on.
+-- Call a command on a key with all values, or the first `count`; return the sum of its replies. Values are passed in portions,
+-- because Lua's `unpack` fails from some 8,000 values on.
 local function call_with_all(command, key, values, count)
     count = count or #values
     local sum = 0
@@ -58,15 +58,15 @@ local function expect(kind, key)
     if type(reply) == 'table' and reply.err then error('WRONGTYPE ' .. key .. ': expected a ' .. kind .. ', or nothing') end
 end
 
--- Return the bytes that Redis uses, and its maxmemory; 0 is no limit. Buffers for a slow disk or a replica do not count, as they do
--- not when Redis itself refuses a command.
+-- Return the bytes that Redis uses, and its maxmemory; 0 is no limit. Buffers for a slow disk or a replica do not count, because
+-- Redis does not count them either when it refuses a command.
 local function memory()
     local info = redis.call('INFO', 'memory')
     local function bytes(field) return tonumber(string.match(info, '\n' .. field .. ':(%d+)')) end
     return bytes('used_memory') - (bytes('mem_not_counted_for_evict') or 0), bytes('maxmemory')
 end
 
--- Return whether the rest of the memory is reserved for workers, as it is they who free memory.
+-- Return whether the rest of the memory is reserved for workers, because their work frees memory.
 local function is_nearly_full(used, limit)
     return limit > 0 and used > limit * 0.9
 end

@@ -6,7 +6,7 @@
 use_reserve('zset', pending)
 
 local record = record_prefix .. trace_id
--- It may have ended meanwhile. ZADD XX cannot tell that: it replies 0 for an update and for a missing member alike.
+-- The submission may have ended meanwhile. ZADD XX cannot tell: it replies 0 both for an update and for a missing member.
 if not redis.call('ZSCORE', pending, trace_id) or read(record, 'state') == FOREIGN then return end
 redis.call('ZADD', pending, now, trace_id)
 add(record, 'resends', 1)

@@ -7,8 +7,8 @@
 -- Reply  (decision, has_too_many): the decision on this very submission, which then gets no dead letter, or an empty string; 1 if
 --        other dead letters have to make room
 --
--- trace_id is empty if the submission has no id, and digest if it could not be decoded. unreadable is the stored decision on it if
--- the caller cannot read that one, otherwise empty. worker and queued_ms are empty if they are unknown.
+-- trace_id is empty if the submission has no id, digest if the submission could not be decoded. unreadable is the stored decision if
+-- the caller cannot read it, otherwise empty. worker and queued_ms are empty if they are unknown.
 
 local record, dead_letter = trace_id ~= '' and record_prefix .. trace_id or nil, dead_letter_prefix .. dead_letter_id
 expect('hash', dead_letter)
@@ -29,9 +29,9 @@ if is_damaged then
     redis.call('DEL', record)
     state, known_digest, decision, as_letter = redis.call('ZSCORE', pending, trace_id) and 'pending', nil, nil, nil
 end
--- A pending record has a digest. If somebody has removed it, the one that was noted with the submission replaces it.
+-- A pending record has a digest. If somebody has removed it, the digest that was noted with the submission replaces it.
 if state == 'pending' and as_letter then known_digest = known_digest or string.sub(as_letter, 1, -1 - #dead_letter_id) end
--- A submission that could not be decoded is the same if its bytes are, even if only the limits of this worker prevented it.
+-- A submission that could not be decoded, perhaps only because of this worker's limits, is the same one if its bytes are the same.
 local is_same = is_damaged or (digest ~= '' and known_digest == digest) or as_letter == (known_digest or '') .. dead_letter_id
 if state == 'decided' and is_same and (decision or '') ~= unreadable then return {decision, 0} end
 
@@ -40,8 +40,8 @@ redis.call('HSET', dead_letter, 'last_ms', now, 'reason', reason, 'detail', deta
 redis.call('HDEL', dead_letter, 'worker', 'queued_ms')
 if worker ~= '' then redis.call('HSET', dead_letter, 'worker', worker) end
 if queued_ms ~= '' then redis.call('HSET', dead_letter, 'queued_ms', queued_ms) end
--- Bytes that could not be decoded may come under several trace ids, or none. Until it is known whose they are, their dead letter
--- has the first id, and ends no record of another.
+-- Bytes that could not be decoded may come under several trace ids, or none. Until the right one is known, their dead letter has
+-- the first id, and does not end the record of another.
 local named = redis.call('HGET', dead_letter, 'trace_id') or ''
 local is_known = digest ~= '' or is_same
 if named == '' or is_known then

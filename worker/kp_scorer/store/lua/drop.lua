@@ -3,13 +3,13 @@
 -- Uses   ledger
 -- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, record_prefix, dead_letter_prefix
 -- ARGV   dead_letter_id, trace_id, chosen_burials, chosen_last_ms
--- Reply  how many were removed
+-- Reply  1 if the dead letter was removed, else 0
 
 local dead_letter = dead_letter_prefix .. dead_letter_id
 expect('hash', dead_letter)
 
 local burials, last_ms = read(dead_letter, 'burials', 'last_ms')
--- A dead letter that was dropped and stored anew meanwhile is counted from one again.
+-- If the dead letter was dropped and stored anew meanwhile, its count began at one again, so compare the time as well.
 if number(burials) ~= chosen_burials or number(last_ms) ~= chosen_last_ms then return 0 end
 use_reserve('zset', dead_letters)
 return remove_dead_letter(dead_letter, dead_letter_id, trace_id)

@@ -13,7 +13,7 @@ local last, erased = '', {}
 for i, row in ipairs(redis.call('XRANGE', log, start, '+', 'COUNT', count)) do
     local entry, trace_id = row[1], row[2][2]
     if is_wanted[trace_id] then
-        -- A note that a trace is kept no longer is no vector of it.
+        -- A note that a trace is no longer kept has no vector, so do not count it.
         if row[2][3] ~= 'r' then erased[#erased + 1] = trace_id end
         redis.call('XDEL', log, entry)
         redis.call('XADD', erasures, 'MAXLEN', '~', most, '*', 'e', entry)

@@ -1,8 +1,8 @@
--- Remove the records of traces, their decisions with them.
+-- Remove the records of traces, and with them their decisions.
 --
 -- KEYS   pending, counts, record_prefix
 -- ARGV   trace_ids...
--- Reply  for each trace how many records there were
+-- Reply  for each trace the number of records removed: 0 or 1
 
 local erased = {}
 for i, trace_id in ipairs(trace_ids) do

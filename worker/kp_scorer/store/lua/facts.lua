@@ -4,10 +4,11 @@
 -- An entry has `i`, the id of its trace, and
 --   f, v      the fact of a decision, with its vector
 --   f, v, r   the fact at the place `r` once more: its trace is kept from here on
---   r         a note that the trace of the fact at this place is kept no longer
+--   r         a note that the trace of the fact at this place is no longer kept
 -- or `e`, the place of an entry that was erased, which `erase_entries` notes.
 
--- Append an entry, and once more, by the same id, if it is of a kept trace, where it stays for longer. Return its place.
+-- Append an entry to `facts`, and return its place. Append it to `kept_facts` under the same id if its trace is kept: it stays there
+-- for longer.
 local has_stored_facts = false
 local function store_fact(is_of_kept, ...)
     has_stored_facts = true
@@ -16,7 +17,7 @@ local function store_fact(is_of_kept, ...)
     return place
 end
 
--- Drop kept traces that have expired, and have both streams expire once no entry counts, if anything was stored.
+-- If this call has stored facts, drop kept traces that have expired, and let both streams expire when no entry counts any more.
 local function expire_facts()
     if not has_stored_facts then return end
     redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))

@@ -4,7 +4,7 @@
 -- Uses   run_spans
 -- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
 -- ARGV   run_id, ended, kept_ms
--- Reply  1 if its spans were there
+-- Reply  1 if the run had spans
 
 use_reserve('zset', runs)
 
@@ -15,6 +15,6 @@ if ended ~= 'submitted' or kept_ms == 0 then return remove_run(run_id, ended) an
 if not leave_open(run_id) then return 0 end
 redis.call('ZADD', runs_kept, now + kept_ms, run_id)
 redis.call('HSET', run, ':closed', ended)
--- Whoever claims runs removes the spans in time. Without anybody they expire.
+-- A process that claims runs removes the spans in time. If there is no such process, they expire.
 for _, key in ipairs({runs_kept, run}) do redis.call('PEXPIRE', key, kept_ms + REMEMBERED_MS) end
 return 1

@@ -2,7 +2,7 @@
 --
 -- KEYS   record_prefix
 -- ARGV   labels... (trace_id, label)
--- Reply  the state of each trace, empty if it has none; those that are decided are labelled
+-- Reply  the state of each trace, empty if it has no record; decided traces are labelled
 
 local states = {}
 for i, labelled in ipairs(labels) do

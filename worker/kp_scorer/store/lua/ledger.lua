@@ -1,27 +1,27 @@
--- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define what it refers
--- to: `pending`, `counts`, the keys of dead letters and their bounds.
+-- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define the names that
+-- it refers to: `pending`, `counts`, the keys of dead letters and their bounds.
 --
 -- A record is a hash with these fields:
 --   state                           pending, decided or dead; none if only the trace's place or its late outcomes are known
 --   digest                          of the content
---   since_ms, submission, resends   while it is pending: since when, the bytes that the client noted, how often it was sent again
---   owner, held_until_ms, attempts  while it is pending: who holds it and until when, how many workers may have ended by it
+--   since_ms, submission, resends   while pending: its beginning, the bytes that the client noted, the number of resends
+--   owner, held_until_ms, attempts  while pending: the worker that holds it, the end of the lease, the workers it may have ended
 --   as_letter                       the digest of those bytes, and the id that they have, or would have, as a dead letter
 --   decision, label                 the first decision, and the label
 --   revised, outcomes               the newest revision, and the ids of late outcomes, each with a space behind it
---   revises                         of a late outcome that waits for its trace: the id of that trace
---   reason, detail, letter          why it is dead, and the id of the dead letter that it died by
+--   revises                         in the record of a late outcome that waits for its trace: the id of that trace
+--   reason, detail, letter          the reason of a dead trace, and the id of the dead letter that it died by
 --   epoch, entry                    its place in the novelty log
 --   fact                            the place of its newest fact under a gate
 --
--- A late outcome has such a record too.
+-- A late outcome has such a record, too.
 
 -- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
 -- script, with one command for all traces.
 local made_pending, ended, decided_count = {}, {}, 0
 
 -- Make a submission pending, with these further fields and values. Until it ends, its record does not expire. `known_digest` is the
--- one in its record, if there is one: other content has no place yet, though its entry stays in the log for the windows of others.
+-- digest in its record, if any. If that differs, the content has no place yet; the old entry stays in the log for other windows.
 local function to_pending(record, trace_id, digest, known_digest, ...)
     local place = known_digest == digest and {} or {'epoch', 'entry'}
     redis.call('HDEL', record, 'state', 'since_ms', 'decision', 'reason', 'detail', 'letter', 'as_letter', 'submission', 'resends',
@@ -31,7 +31,7 @@ local function to_pending(record, trace_id, digest, known_digest, ...)
     made_pending[#made_pending + 1], made_pending[#made_pending + 2] = now, trace_id
 end
 
--- End a submission, as decided or dead, with these fields and values; remove those that only a pending one needs.
+-- End a submission as decided or dead, with these fields and values; remove the fields that only a pending record needs.
 local function to_end(record, trace_id, ttl_ms, state, ...)
     ended[#ended + 1] = trace_id
     if state == 'decided' then decided_count = decided_count + 1 end
@@ -48,7 +48,7 @@ local function earlier_end(state, known_digest, digest, decision, reason, detail
 end
 
 local function apply_changes()
-    -- If a trace is in the index already, somebody removed the state from its record, and it has been counted.
+    -- A trace that is in the index already has been counted: somebody removed the state from its record.
     if #made_pending > 0 then add(counts, 'submitted', call_with_all('ZADD', pending, made_pending)) end
     call_with_all('ZREM', pending, ended)
     if decided_count > 0 then add(counts, 'decided', decided_count) end
@@ -60,9 +60,9 @@ local function forget_dead(record, dead_letter_id)
     if state == 'dead' and died_by == dead_letter_id then redis.call('DEL', record) end
 end
 
--- Dead letters are of two kinds: junk, which any producer can make at will, and the rest, which a failing trace makes. Each kind has
--- the bounds for itself, so that junk makes room for junk alone. `dead_junk` and `dead_rest` list those of a kind by time.
--- `dead_letter_sizes` holds the bytes and the kind of each, and in its fields `junk` and `rest` the bytes of all of that kind.
+-- Dead letters are of two kinds: junk, which any producer can make at will, and the rest, which failing traces make. The bounds
+-- apply to each kind by itself, so that only junk makes room for junk. `dead_junk` and `dead_rest` list the letters of a kind by
+-- time. `dead_letter_sizes` holds the bytes and the kind of each letter, and in its fields `junk` and `rest` the bytes of the kind.
 local LETTER_BYTES = 1000
 local JUNK = {malformed = true, invalid = true, conflict = true}
 
@@ -99,9 +99,9 @@ local function remove_dead_letter(dead_letter, dead_letter_id, trace_id)
     return redis.call('DEL', dead_letter)
 end
 
--- Return the dead letter to drop next, and whether that is before its time: the oldest of a kind that exceeds its bounds, or the
--- oldest junk while submissions are refused for lack of memory. The newest stays and its size does not count, as its message is
--- about to be acknowledged. Each kind takes at most an eighth of Redis' memory.
+-- Return the dead letter to drop next, and true if its time is not over: the oldest of a kind that exceeds its bounds, or the
+-- oldest junk while submissions are refused for lack of memory. The newest letter stays, and its size does not count, because its
+-- message is about to be acknowledged. Each kind takes at most an eighth of Redis' memory.
 local function next_to_go()
     local oldest, last_ms = unpack(redis.call('ZRANGE', dead_letters, 0, 0, 'WITHSCORES'))
     if not oldest then return nil end
@@ -116,6 +116,6 @@ local function next_to_go()
         local first = redis.call('ZRANGE', index_of(kind), 0, 0)[1]
         if first and first ~= newest and (is_over or (kind == 'junk' and is_nearly_full(used, limit))) then return first, true end
     end
-    -- Somebody has removed an index, so that some dead letters are in neither.
+    -- Somebody has removed `dead_junk` or `dead_rest`, so that some dead letters are in neither.
     if redis.call('ZCARD', dead_letters) > 2 * most then return oldest, true end
 end

@@ -1,5 +1,5 @@
--- Remove dead letters whose time is over, and further ones while they exceed their bounds; with each the record that died by it. A
--- call removes only some: one large dead letter may take the place of many small ones, and Redis has others to serve.
+-- Remove dead letters whose time is over, and further ones while they exceed their bounds, each with the record that died by it. A
+-- call removes only some: many small ones may have to make room for a large one, and meanwhile Redis serves nobody else.
 --
 -- Uses   ledger
 -- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dropped, dead_letter_prefix, record_prefix

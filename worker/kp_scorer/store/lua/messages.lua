@@ -3,8 +3,8 @@
 local OVERSIZED_MOST, OVERSIZED_BYTES = 100, 64 * 1024 * 1024
 local DELIVERIES_TTL_S = 86400
 
--- A receipt is the name of one delivery. That of a redelivery ends with its number and the digest of the message, so that only
--- messages that come back are ever hashed.
+-- A receipt is the name of one delivery. The receipt of a redelivery ends with the delivery's number and the digest of the message,
+-- so that only messages that come back are ever hashed.
 local function redelivery_of(receipt)
     return string.match(receipt, ':(%d+):(%x+)$')
 end
@@ -18,8 +18,8 @@ local function count_delivery(receipt, message)
     redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S)
 end
 
--- Keep a message that is too large for a worker to read, and as many older ones as the bounds allow. The newest stays whatever its
--- size: its submission is about to become a dead letter of its beginning, and only this list has the rest.
+-- Keep a message that is too large for a worker to read, and drop older ones beyond the bounds. The newest stays, however large:
+-- its beginning is about to become a dead letter, and only this list has the rest.
 local function keep_oversized(message)
     redis.call('RPUSH', oversized, message)
     redis.call('EXPIRE', oversized, oversized_ttl_s)
@@ -36,7 +36,7 @@ local function keep_oversized(message)
     redis.call('LTRIM', oversized, -kept, -1)
 end
 
--- Return the message to deliver: of one that is too large only the beginning, as all of it could end every worker that reads it.
+-- Return the message to deliver: only the beginning of a message that is too large, as the whole could end every worker.
 local function cut(message)
     if #message <= largest_bytes then return message end
     keep_oversized(message)

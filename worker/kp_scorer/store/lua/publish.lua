@@ -3,7 +3,7 @@
 -- KEYS   queue
 -- Checks queue
 -- ARGV   most, most_bytes, is_ring, messages...
--- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
+-- Reply  (published, unread, dropped): the numbers of messages published now, unread afterwards, and dropped unread
 --
 -- The queue has room for `most` messages, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
 

@@ -1,8 +1,8 @@
--- Publish decisions to a stream, whether Redis is full or not; without any, count the unread ones.
+-- Publish decisions to a stream, even if Redis is full. A call without decisions only counts the unread ones.
 --
 -- KEYS   stream
 -- ARGV   most, most_bytes, is_ring, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
--- Reply  (published, unread, dropped): how many were published, how many are unread now, how many were dropped unread
+-- Reply  (published, unread, dropped): the numbers of decisions published now, unread afterwards, and dropped unread
 --
 -- The stream has room for `most` unread entries, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
 
@@ -15,14 +15,14 @@ local function is_before(id, other)
     return ms < other_ms or (ms == other_ms and number < other_number)
 end
 
--- Return the id after this one; the same id if Lua cannot count that far, where no entry of ours is.
+-- Return the id after an id; the same id if Lua cannot count that far, but no entry of ours has such an id.
 local function after(id)
     local ms, number = string.match(id, '(%d+)-(%d+)')
     if tonumber(number) >= MOST_EXACT then return id end
     return string.format('%s-%.0f', ms, tonumber(number) + 1)
 end
 
--- Remove what every consumer group has acknowledged. Without a group, no entry is known to be read.
+-- Remove the entries that every consumer group has acknowledged. Without a group, no entry is known to be read.
 local function remove_acknowledged()
     if redis.call('XLEN', stream) == 0 then return end
     local first_unread

@@ -6,9 +6,9 @@
 -- ARGV   moved, most, most_bytes, call_name, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
 -- Reply  (message, receipt, deliveries) for each, in order
 --
--- moved is a message that is in `moving`, unless `reclaim` has returned it to the queue, or empty. At most `most` messages are
+-- moved is a message that is in `moving`, unless `reclaim` has returned it to the queue; or empty. At most `most` messages are
 -- received, and none after the first most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first
--- beginning_bytes. call_name is unique, but a client that loses its connection may call twice by it.
+-- beginning_bytes. call_name is unique, but a client that loses its connection may repeat a call with it.
 
 local MOST_POPPED = 8
 
@@ -28,7 +28,7 @@ if moved ~= '' then
     expect('list', queue)
     if call('LREM', moving, 1, moved) == 1 then take(moved) end
 end
--- Few are popped together, as they may be so large that most of them have to go back.
+-- Pop only a few messages together, as they may be so large that most of them have to go back.
 while #messages < most and bytes < most_bytes do
     local popped = call('RPOP', queue, math.min(most - #messages, #messages + 1, MOST_POPPED)) or {}
     if #popped == 0 then break end

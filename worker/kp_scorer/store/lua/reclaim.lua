@@ -15,8 +15,8 @@ local renewals = {}
 for i, receipt in ipairs(in_flight) do renewals[2 * i - 1], renewals[2 * i] = now, receipt end
 for i = 1, #renewals, 1000 do redis.call('ZADD', renewed, 'XX', unpack(renewals, i, math.min(i + 999, #renewals))) end
 
--- The consumer of a message in `moving` is about to receive it, or is dead. Returning it is right for both: the first then receives
--- it as the next one. Of one that is too large only the beginning returns, which ends no consumer that waits for it.
+-- The consumer of a message in `moving` is about to receive it, or is dead. Returning the message is right in both cases: a consumer
+-- that lives receives it next. Only the beginning of one that is too large returns, which cannot end a consumer.
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
     redis.call('RPUSH', queue, cut(message))

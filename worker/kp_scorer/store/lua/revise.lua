@@ -8,20 +8,20 @@
 -- Reply  (outcome, decision, reason, detail) for each, as `commit` replies; or `waits`, or `too_many`
 --
 -- A late outcome has a record as a trace has, with the revision as its decision. supersedes is the time of the decision that was
--- judged again; it is empty, as is the revision, if there was none. If the trace has another by now, the reply is `again`.
--- change says what becomes of the trace under a gate: `kept` or `dropped`, empty if that stays the same.
+-- judged again; it is empty, as is the revision, if there was none. If the trace has a newer decision by now, the reply is `again`.
+-- change is `kept` or `dropped` if the revision changes the state of the trace under a gate, otherwise empty.
 
 local MOST_BYTES = 4000
 
 use_reserve('zset', pending)
 
--- Return when a decision was made. A revision also has the time of the one before.
+-- Return the time when a decision was made. A revision also contains the time of the decision before.
 local function time_of(decision)
     local is_json, fields = pcall(cjson.decode, decision)
     return is_json and type(fields) == 'table' and fields.decided_at
 end
 
--- List a late outcome in its trace's record, for `commit` and for whoever erases the trace. Return false if there are too many.
+-- List a late outcome in its trace's record, for `commit` and for those who erase the trace. Return false if there are too many.
 local function list(of_trace, listed, outcome_id)
     if string.find(listed, outcome_id .. ' ', 1, true) then return true end
     if #listed > MOST_BYTES then return false end
@@ -39,8 +39,8 @@ local function wake(run_id)
     if number(until_ms) == number(due_ms) then redis.call('ZADD', runs, now, run_id) end
 end
 
--- Note for gates that a trace is kept from now on, or no longer, unless its fact is stored no longer. The fact stays where it is, so
--- that a worker that starts sees all that one that runs has seen.
+-- Note for gates that a trace is kept from now on, or no longer, unless its fact is gone. The fact stays where it is, so that a
+-- starting worker sees everything that a running one has seen.
 local function note(of_trace, trace_id, change)
     local place = read(of_trace, 'fact')
     -- Anyone with write access to Redis can store garbage in place of an id.

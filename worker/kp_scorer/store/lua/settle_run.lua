@@ -5,7 +5,7 @@
 -- ARGV   run_id, count, wait_ms, agent_span, outcome, outcome_wait_ms
 -- Reply  1 if the run is closed
 --
--- outcome is what is known of the outcome; it is empty if nothing is, and then the run waits outcome_wait_ms for that, once.
+-- outcome is the late outcome, or 1 if the run needs none; if it is empty, the run waits for one, once, for outcome_wait_ms.
 
 local run = run_prefix .. run_id
 if redis.call('HGET', run, ':closed') then return 1 end

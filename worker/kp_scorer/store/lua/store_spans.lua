@@ -14,7 +14,7 @@
 --   :attempts                   the number of claims that may have ended a process
 --   :has_waited                 set once the run waits, for spans that it lacks or for its outcome; further spans clear it
 --   :until_ms, :outcome         the time until which it waits for its outcome; set once an outcome has come
---   :closed                     set once it takes no more spans: what is known of its outcome, or 1; later, how it has ended
+--   :closed                     set once it takes no more spans: its late outcome, or 1; later, how it has ended
 --   :agent                      the id of the agent's span, once the run is closed
 
 local run = run_prefix .. run_id
@@ -48,7 +48,7 @@ local function lacks_room()
     local taken = first_ms and math.max(all_bytes, 2 * own) or all_bytes + own
     return not too_large and taken + fresh_bytes > room or is_nearly_full(memory())
 end
--- Spans that are kept to be handed on make room, the oldest first: what is to be decided has precedence.
+-- Spans that are kept to be handed on make room, the oldest first, because spans that are to be decided take precedence.
 for _, kept_id in ipairs(redis.call('ZRANGE', runs_kept, 0, 99)) do
     if not lacks_room() then break end
     remove_run(kept_id, 'submitted')
