@@ -374,6 +374,18 @@ def test_run_that_two_instrumentations_record_under_ids_of_their_own_is_one(sett
         assert first["traceId"] in event["detail"]
 
 
+def test_run_that_somebody_else_sends_too_is_decided(settings: Settings, tmp_path: Path) -> None:
+    file, first = tmp_path / "tokens", chat_span(new_run())
+    file.write_text("a-token-of-this-test\na-token-of-another\n")
+    by_token = {"a-token-of-another": first, "a-token-of-this-test": first | {"traceId": new_run()}}
+    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
+        for token, span in by_token.items():
+            export = export_of(span, service__name="tides")
+            export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": token}
+            assert server.ask("POST", "/v1/traces", export, authorization=f"Bearer {token}").status == 200
+            assert server.status(span["traceId"], authorization=f"Bearer {token}")["state"] == "decided"
+
+
 @pytest.mark.parametrize("form", ["application/json", PROTOBUF])
 def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: HttpServer, form: str) -> None:
     run = chat_span(new_run()) | {"attributes": attributes(gen_ai__operation__name="chat")}

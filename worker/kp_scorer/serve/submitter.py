@@ -162,7 +162,7 @@ class Submitter:
         try:
             if "problems" in answer:
                 raise InvalidTrace([Problem(*each) for each in answer["problems"]])
-            if other := self._store.runs.recorded_before(run.run_id, Recording(*answer["recording"])):
+            if other := self._store.runs.recorded_before(run, Recording(*answer["recording"])):
                 self._metrics.runs_left_out.labels("repeated").inc()
                 detail = f"another instrumentation recorded this run as {other}, which was submitted"
                 log.info("run_left_out", otel_trace_id=run.run_id, reason="repeated", detail=detail)

@@ -46,8 +46,8 @@
     {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. Expires with the first
                                          three, 30 days after the last span, or ``runs_kept``; without spans in an hour
     {prefix}:run_recording:{digest}
-                                string   the run by which a conversation came first, its instrumentation and its times, as JSON;
-                                         expires after an hour
+                                string   the run by which a conversation came first from one sender, its instrumentation and its
+                                         times, as JSON; expires after an hour
 
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: their names begin as
 ``queues.decisions`` says, and ``queues.results_limit`` bounds them.

@@ -48,6 +48,7 @@ class ClaimedRun(NamedTuple):
     has_waited: bool = False  # True if it has waited for spans that it lacks.
     closed: str = ""  # The ``outcome`` that :meth:`Runs.close` got, or how the run has ended since; empty if it is open.
     queue: str = ""  # The queue of the sender of its first spans; empty for the first queue.
+    sender: str = ""  # That sender, if there are several.
 
     @property
     def trace_id(self) -> str:
@@ -94,9 +95,9 @@ class _Bounds(NamedTuple):
 def _claimed(run_id: bytes, fields: Sequence[bytes]) -> ClaimedRun | None:
     by_id = dict(zip(fields[::2], fields[1::2], strict=True))
     spans = [content for span_id, content in sorted(by_id.items()) if content and not span_id.startswith(b":")]
-    closed, queue, attempts = text_in(by_id.get(b":closed")), text_in(by_id.get(b":queue")), number_in(by_id.get(b":attempts"))
-    is_too_large, has_waited = b":too_large" in by_id, b":has_waited" in by_id
-    return ClaimedRun(text_in(run_id), is_too_large, spans, attempts, has_waited, closed, queue) if run_id else None
+    closed, queue, sender = (text_in(by_id.get(name)) for name in (b":closed", b":queue", b":sender"))
+    is_too_large, has_waited, attempts = b":too_large" in by_id, b":has_waited" in by_id, number_in(by_id.get(b":attempts"))
+    return ClaimedRun(text_in(run_id), is_too_large, spans, attempts, has_waited, closed, queue, sender) if run_id else None
 
 
 class Recording(NamedTuple):
@@ -220,13 +221,16 @@ class Runs:
             outcome_wait_ms=self._outcome_wait_ms,
         )
 
-    def recorded_before(self, run_id: str, recording: Recording) -> str:
-        """Return the id of the run that another instrumentation recorded at the same time; empty if there is none."""
-        key, own = self._keys.recording(recording.digest), json.dumps([run_id, *recording[1:]])
+    def recorded_before(self, run: ClaimedRun, recording: Recording) -> str:
+        """Return the id of the run that another instrumentation recorded at the same time; empty if there is none.
+
+        It has the same sender: what another one sends must not keep a run from being decided.
+        """
+        key, own = self._keys.recording(run.sender + recording.digest), json.dumps([run.run_id, *recording[1:]])
         self._client.set(key, own, nx=True, px=_REMEMBERED_MS)
         other_id, scope, began_ns, ended_ns = json.loads(self._client.get(key) or own)
         is_at_once = began_ns <= recording.ended_ns and recording.began_ns <= ended_ns
-        return other_id if other_id != run_id and scope != recording.scope and is_at_once else ""
+        return other_id if other_id != run.run_id and scope != recording.scope and is_at_once else ""
 
     def release(self, run_id: str) -> None:
         """Take back the attempts of a run whose process is alive and waits for a service. The claim lasts until it expires."""
