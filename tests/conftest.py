@@ -134,7 +134,7 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
 
 @pytest.fixture
 def limit_memory(redis_client: redis.Redis) -> Iterator[Callable[[int], object]]:
-    """Limits the memory of that Redis, to so many bytes, until the test is over."""
+    """Return a function that limits the memory of that Redis in bytes, until the test is over."""
     yield lambda limit_bytes: redis_client.config_set("maxmemory", limit_bytes)
     redis_client.config_set("maxmemory", 0)
 

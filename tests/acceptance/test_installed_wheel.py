@@ -46,7 +46,7 @@ def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder of modules that are named like ours, or like what we use, and may never run."""
+    """Make a folder of modules with the names of ours, or of modules that we use. None of them may ever run."""
     folder = tmp_path / "folder"
     for name in STRANGERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -179,7 +179,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         }
         assert all(value > 10_000 for value in parts.values()), parts
     assert worker.process.returncode == 0
-    # One that has ended is not shown for longer than its lease.
+    # A worker that has ended is not shown for longer than its lease.
     wait_until(lambda: not reports(settings))
 
 
@@ -251,7 +251,7 @@ def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(setti
         with suppress(redis.exceptions.ResponseError):
             client.bgsave()
         wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err")
-        # It disconnects its clients.
+        # Redis disconnects its clients when it becomes a replica.
         with suppress(redis.exceptions.ConnectionError):
             client.replicaof("127.0.0.1", str(free_port()))
         with Store.open(apart) as store:
@@ -621,7 +621,7 @@ def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(t
     assert "1 rule files found" in promtool("check", "config", "prometheus.yml")
     promtool("test", "rules", "alerts_test.yml", "drift_test.yml", "slo_test.yml")
     rules = [{"record": f"query:{number}", "expr": asked_of_all_fleets(query)} for number, query in enumerate(queries())]
-    # Prometheus' files are YAML, of which JSON is a part.
+    # Prometheus' files are YAML, and any JSON is YAML.
     file = tmp_path / "queries.yml"
     file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}), "utf-8")
     promtool("check", "rules", *RULE_FILES, str(file))
@@ -630,7 +630,7 @@ def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(t
 def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
     decided = decisions_of_two_weeks()
     expected = drift([each for each in decided if each.domain == "code"], LAST)
-    # Two weeks by the half hour. In each the counters grow for 64 hours, by a part of which floats are exact, not at its ends.
+    # Two weeks by the half hour. In each the counters grow for 64 hours, not at its ends: floats are exact for parts of 64.
     weeks = [exposed_by([each for each in decided if (time_of(each) > LAST - WEEK) == is_last]) for is_last in (False, True)]
     grown = {name: [samples[name] for samples in weeks] for name in weeks[0] if 'domain="code"' in name and "bin=" in name}
     # Another fleet has the weeks the other way round: its index is the same, and that of both together would be 0.

@@ -79,7 +79,7 @@ def _strace() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        # It starts a worker with the model.
+        # The demo starts a worker with the model.
         pytest.param("demo", marks=pytest.mark.slow),
         "report FILE --output tmp/report.html --set embedding.embedder=words",
     ],

@@ -89,7 +89,7 @@ def asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
 
 
 def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
-    """The same trace with an embedding text of so many characters at most, but always with all of its objective."""
+    """Return a trace with an embedding text of at most ``chars`` characters, but always with its whole objective."""
     left, steps = chars - len(trace.task.objective), []
     for step in trace.steps:
         content = (step.content or "")[: max(0, left)]

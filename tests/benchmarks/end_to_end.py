@@ -23,7 +23,7 @@ from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 
 _WARM_UP: Final = 3 * BATCH
 _REFERENCE_SHARE: Final = 5
-"""The reference gets one in so many texts: it is slow, and its rate is steady."""
+"""The reference gets one text in this many, because it is slow and its rate is steady."""
 
 
 class Rates(NamedTuple):

@@ -22,7 +22,7 @@ from tests.benchmarks.load import Bench, Speed, open_bench
 
 _GATES: Final = ("score", "coverage")
 _WORDS: Final = 20
-_UNLIKE: Final = 10  # One of these many measured traces.
+_UNLIKE: Final = 10  # One measured trace in this many is unlike all others.
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def _decide(bench: Bench, portion: Sequence[ReasoningTrace]) -> Speed:
 
 
 def _mixed(count: int, domains: Sequence[str]) -> list[ReasoningTrace]:
-    """Real texts in the domains, of which those that come again add nothing, and among them some that are like none."""
+    """Return real texts in the domains, where repeated texts add nothing, and among them some texts that are like no other."""
     texts = [_in(trace, domain) for trace, domain in islice(zip(cycle(typical()), cycle(domains), strict=False), count)]
     for place, trace in zip(range(0, count, _UNLIKE), _unlike(count // _UNLIKE, domains), strict=True):
         texts[place] = trace

@@ -108,7 +108,7 @@ class Bench(NamedTuple):
 
     @contextmanager
     def _measuring_redis(self, count: int) -> Iterator[list[RedisUse]]:
-        """Append to a list what the block takes of Redis for each of so many traces."""
+        """Measure how much of Redis the block uses for each of ``count`` traces; append that to the list at its end."""
         uses: list[RedisUse] = []
         cpu_s, calls = self._redis_use()
         yield uses

@@ -4,9 +4,9 @@ For each N a Redis of its own gets a log of N entries, and ``novelty.max_element
 entries. A process of its own reads the log and places batches of 32 in it, as a worker does, but embeds nothing.
 
 - ``place_ms``: admitting a batch, reading the tail and scanning the window; the median.
-- ``catch_up_s``: the time a worker that starts needs to read the whole log.
+- ``catch_up_s``: the time that a starting worker needs to read the whole log.
 - ``rss_mb``: growth of the process's resident memory by reading the log.
-- ``log_mb``: what Redis reports as the log's memory.
+- ``log_mb``: the log's memory, as Redis reports it.
 
 Memory: a million entries need some 2 GB in Redis, as much on disk in the temporary directory, and 1.7 GB in the worker.
 """

@@ -70,7 +70,7 @@ def measured_start(settings: Settings, directory: Path) -> Start:
 
 
 def mb_after(count: int, embedder: str) -> float:
-    """Resident memory of a worker that has decided so many traces."""
+    """Return the resident MB of a worker that has decided ``count`` traces."""
     with open_bench({"embedding.embedder": embedder}) as bench:
         process, before = bench.process, len(bench.published.at)
         for number, portion in enumerate(batches(traces(count), _PORTION)):

@@ -186,7 +186,7 @@ def _fill_records(client: redis.Redis, records: int) -> None:
 
 
 def _fill_log(client: redis.Redis, records: int) -> None:
-    """Have a worker's decider decide the newest records anew, as many as the log keeps."""
+    """Have a worker's decider decide anew the newest records that the log has places for."""
     decider, made = random_decider(client, _KEYS), cycle(samples())
     numbers = range(max(0, records - NoveltySettings().window().kept_elements), records)
     client.delete(*(_KEYS.record(_trace_id(number)) for number in numbers))

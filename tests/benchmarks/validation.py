@@ -122,7 +122,7 @@ def decode(sent: Message, limits: Limits) -> tuple[object, ReasoningTrace] | str
 
 
 def resident_mb(sent: Message, limits: Limits) -> float:
-    """Resident MB of as many copies of a submission as a worker has in flight, each with its own parts."""
+    """Return the resident MB of the copies of a submission that a worker may have in flight, each with its own parts."""
     process = psutil.Process()
     gc.collect()
     before = process.memory_info().rss

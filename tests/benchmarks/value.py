@@ -1,4 +1,4 @@
-"""Measures the value of a kept share of runs to later runs, beside as many of the successes at random.
+"""Measures the value of a kept share of runs to later runs, compared with the same number of random successes.
 
 Reads sets of runs with several runs a task: NAME.jsonl.gz, and NAME.tasks.json.gz with the task of each run's id. Each shuffle
 halves the runs of each task, keeps a share of the first half by domain, and measures on the second half, with differences to
@@ -50,7 +50,7 @@ Way = Callable[[Places, int], Sequence[int]]
 
 
 class Runs(NamedTuple):
-    """One set of runs, with what is measured of each."""
+    """A set of runs, with the measurements of each."""
 
     name: str
     traces: Sequence[ReasoningTrace]
@@ -253,7 +253,7 @@ def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str)
                     figures[share, name].append(later.measured([place for _, places in chosen for place in places]))
                     base = figures[share, "random successes"][-1]
                     if name == ONE_AT_A_TIME:
-                        # It keeps some more or fewer than were asked for, which is worth something by itself.
+                        # This way keeps somewhat more or fewer runs than were asked for, which affects the value by itself.
                         at_random = [by_name["random successes"](places, len(each)) for places, each in chosen]
                         base = later.measured([place for places in at_random for place in places])
                     bases[share, name].append(base)

@@ -70,12 +70,12 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
         arena.redis.connect() as redis_client,
     ):
         while waiting:
-            # Both wait for the next message in Redis, which answers into the void.
+            # Both workers wait in Redis for the next message, and its answers will be lost.
             wait_until(lambda: int(redis_client.info("clients")["blocked_clients"]) >= 2)
             arena.broker_proxy.hold_replies()
             chunk, waiting = waiting[:100], waiting[100:]
             submitted += submit(client, chunk)
-            # They may have stopped waiting just before, and then say so in vain.
+            # The workers may have stopped waiting just before; then no message is lost this time.
             with suppress(AssertionError):
                 wait_until(lambda chunk=chunk: int(redis_client.llen(queue)) < len(chunk), timeout_s=5)  # type: ignore[misc]
                 lost_replies += 1

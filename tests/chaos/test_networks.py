@@ -46,7 +46,7 @@ def test_broker_gone_for_a_while(arena: Arena) -> None:
         # First a short interruption, then one that lasts.
         arena.broker_proxy.cut()
         decided = fleet.logged("trace_decided")
-        # One worker may have decided all there was while another started.
+        # One worker may have decided all traces while another started.
         submitted += submit(client, load[THIRD : 2 * THIRD])
         wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
         arena.broker_proxy.refuse()

@@ -51,13 +51,13 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
         submitted = submit(client, load[:half])
         fleet.wait_until_ready()
         wait_until(lambda: fleet[0].events("trace_decided") and fleet[1].events("trace_decided"))
-        # Their messages in flight must be redelivered as soon as those of others, not in an hour.
+        # The messages in flight of killed workers must be redelivered as soon as others, not in an hour.
         fleet.kill(0)
         fleet.kill(1)
         submitted += submit(client, load[half:])
         wait_until_ended(arena.settings(), submitted)
         arena.finish(fleet, submitted)
-        # Those in flight in the two killed may have been decided and not yet acknowledged.
+        # Messages in flight in the two killed workers may have been decided and not yet acknowledged.
         most_in_flight = 2 * arena.settings().worker.concurrency
         assert fleet.logged("trace_decided") <= len(submitted) + most_in_flight, "messages of live workers were redelivered"
 

@@ -23,7 +23,7 @@ def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Aren
         submitted = submit(client, traces())
 
         def is_stalled() -> bool:
-            # Whoever cares for what is accepted reads that, and nothing else.
+            # A reader of accepted decisions reads only those.
             read_decisions.extend(published(settings, "accepted"))
             full = [{line["queue"] for line in worker.events("results_full")} for worker in fleet]
             return all(settings.queues.name("review") in queues for queues in full)

@@ -17,7 +17,7 @@ from tests.support.processes import FAST_WORKER, PATIENCE_S, ending_within, laun
 EXIT_CODE: Final = 4
 FEW: Final = 40
 SMALL_PASSES: Final = {"worker__concurrency": 12}
-"""At most two such groups are in a pass, so that there are as many passes as it takes to become unhealthy."""
+"""A pass has at most two such groups, so that there are enough passes for the embedder to become unhealthy."""
 
 
 @pytest.mark.slow
@@ -69,7 +69,7 @@ def test_a_maintenance_thread_that_dies_ends_the_process(arena: Arena) -> None:
 @pytest.mark.parametrize(("broker", "failure"), [("redis", "fails"), ("rabbitmq", "no numbers")], indirect=["broker"])
 def test_an_unhealthy_embedder_ends_its_worker_and_loses_no_trace(arena: Arena, failure: str) -> None:
     def unhealthy_beside_healthy(place: int, life: int) -> Mapping[str, str]:
-        # It has decided some when it becomes unhealthy, and has more in flight.
+        # The worker has decided some traces when it becomes unhealthy, and has more in flight.
         return {"FAILURE": failure, "FAILS_FROM": "3"} if (place, life) == (0, 0) else {"EMBED_S": "0.1"}
 
     settings = arena.settings(**SMALL_PASSES)

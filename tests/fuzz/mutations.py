@@ -106,7 +106,7 @@ def _large_value(chance: random.Random) -> Any:
 
 
 def nested(depth: int, chance: random.Random) -> Any:
-    """Lists and objects, so many inside each other."""
+    """Return lists and objects that are nested ``depth`` deep."""
     value: Any = TEXT_MARK
     for _ in range(depth):
         value = [value] if chance.random() < 0.5 else {TEXT_MARK: value}

@@ -155,7 +155,7 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
     decided = {trace_id for trace_id, record in records if record and record.state == "decided"}
     assert len(decided) > COUNT / 10
     letters = list(store.dead_letters.read())
-    # Items that differ in nothing but their envelopes are one dead letter. What each must keep, the hostile tier shows.
+    # Items that differ only in their envelopes are one dead letter. The hostile tier shows what a dead letter must keep.
     dead = sum(letter.occurrences for letter in letters)
     assert len(decided) + dead == len(sent), f"FUZZ_SEED={SEED}: {len(decided)} decided and {dead} dead"
     twice = decided & {letter.trace_id for letter in letters if letter.reason != "conflict"}

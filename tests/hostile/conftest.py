@@ -109,7 +109,7 @@ def shipped_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sh
 
 @pytest.fixture
 def fleet(shipped_arena: ShippedArena, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """One worker that counts words, in the memory of its container. It records spans, for a collector that is not there."""
+    """One worker that counts words, in the memory of its container. It records spans for a collector that does not exist."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     settings = shipped_arena.settings_of("worker", **{"embedding.embedder": "words"})
     with start_fleet(settings, shipped_arena.directory / "logs", 1, CONTAINER_WORKER) as started:

@@ -69,7 +69,7 @@ def server(shipped_redis: Shipped, redis_client: redis.Redis, keys: Keys, tmp_pa
         open_server(shipped_redis.settings("serve"), tmp_path / "server.log", *CONTAINER_SERVE, **limits) as opened,
     ):
         yield opened
-        # Their states are known a moment before they are removed.
+        # The states of runs are known a moment before the runs are removed.
         wait_until(lambda: redis_client.zcard(keys.runs) == 0)
         assert SECRET not in opened.process.text()
     assert shipped_redis.refused() == []
@@ -105,7 +105,7 @@ def probed(server: HttpServer) -> Iterator[None]:
             started_s = time.monotonic()
             assert server.ask("GET", "/livez").status == 200
             elapsed_s = time.monotonic() - started_s
-            # To measure how busy the machine is costs processor time, of which converting has need.
+            # Measuring how busy the machine is takes processor time, which the conversion needs.
             longest_s.append(elapsed_s if elapsed_s < PROBE_S else elapsed_s / slowness())
             # A child may end in between.
             with suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""Junk among the dead letters pushes out junk, of whichever producer, and no trace that failed; and Redis takes traces."""
+"""Junk among the dead letters pushes out only junk, of any producer, and no trace that failed; and Redis still takes traces."""
 
 import os
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_one_producer_can_push_out_the_junk_of_another_and_what_failed_of_anothe
     """A bound for each producer was rejected, because a producer could invent any number of names."""
     letters = DeadLetters(of_worker, keys, limited(MOST))
     letters.dead_letter(b"[]", DeadLettering("invalid", "$", "kp:trace:acme:1"))
-    # Twice as many: those of one millisecond go in any order, and a fast machine writes several in one.
+    # Write twice the limit: letters of one millisecond are dropped in any order, and a fast machine writes several in one.
     flood(letters, 2 * MOST, 10, "invalid", "kp:trace:evil:{}")
     assert "kp:trace:acme:1" not in {letter.trace_id for letter in letters.read()}
     failed = keep_failed(letters)

@@ -120,7 +120,7 @@ def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServ
     begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
     # Each may begin one for as long as it has fewer than are free, of 10 runs or four fifths of 8 MiB.
     assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
-    # What another token has begun since refuses no span of runs that have begun, until they take half of all bytes.
+    # Runs that another token begins later do not get spans of these runs refused, until these take half of all bytes.
     (first, *_) = [run.run_id for run in store.runs.collected()]
     for token in (TOKEN, ANOTHER):
         assert begin(token, run_id=first, size=1) == 200
@@ -180,7 +180,7 @@ def nested(levels: int) -> bytes:
 
 @pytest.mark.slow
 def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
-    # In 16 MiB of JSON, as many empty attributes as fit.
+    # Send 16 MiB of JSON, filled with empty attributes.
     run_id = new_run()
     for number in range(1, 16):
         ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
@@ -249,14 +249,14 @@ def test_no_request_costs_more_than_its_bounds(
     assert post(server, b"\xff" * 100, content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(300)), content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(40)), content_type=PROTOBUF).status == 200
-    # Attributes without key or value, as many as are read of spans, in two requests at once; and more.
+    # Send attributes without key or value: the most that are read of spans, in two requests at once; then more than that.
     costly = export_with(b"\x4a\x00" * 498_000)
     answers = pool.map(lambda _: post(server, costly * 2, content_type=PROTOBUF).status, range(2))
     assert list(answers) == [200, 200]
     assert b"at most 1000000 objects" in post(server, costly * 8, content_type=PROTOBUF).body
-    # A span of which nothing but its ids is read, which it has four million times.
+    # Send a span with four million ids; nothing but its ids is read.
     assert post(server, export_with(b"\x0a\x00" * 4_000_000), content_type=PROTOBUF).status == 200
-    # Empty messages at each level around spans, and in a resource, of which all were parsed at once.
+    # Send empty messages at each level around spans, and in a resource, all of which used to be parsed at once.
     empties = b"\x0a\x00" * 4_000_000, b"\x12\x00" * 4_000_000
     for export in (empties[0], *(delimited(1, each) for each in empties), delimited(1, delimited(2, empties[1]))):
         assert post(server, export, content_type=PROTOBUF).status == 400

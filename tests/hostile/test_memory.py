@@ -44,8 +44,8 @@ OUTAGE_S: Final = 5.0
 """In which a worker receives all that it is going to."""
 
 RESIDENT_BYTES: Final = 310 * MIB
-"""Such a worker has 140 to 265 MiB here, with copies of the largest message as it reads it; without a bound on what is in
-flight it has 320 to 400."""
+"""A worker takes 140 to 265 MiB in these tests, with copies of the largest message as it reads it. Without a bound on the
+messages in flight it takes 320 to 400."""
 
 READER_BYTES: Final = 300_000_000
 PIPE_BYTES: Final = 65_536
@@ -100,7 +100,7 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
         # There is nothing to wait for: a worker must not receive more.
         threading.Event().wait(OUTAGE_S)
         proxy.accept()
-        # They are more than dead letters may hold, so the oldest of them are dropped.
+        # These are more dead letters than may be stored, so the oldest are dropped.
         wait_until(lambda: len(worker.events("trace_dead")) == len(bodies))
         assert worker.peak_bytes() < RESIDENT_BYTES
 

@@ -26,7 +26,7 @@ HONEST_WAITS_S: Final = 10.0
 """The longest time that an honest trace may take; most take a tenth of a second."""
 
 RESIDENT_BYTES: Final = 300 * 2**20
-"""Such a worker has 117 to 144 MiB here; what is unpacked without a bound is 256 MiB."""
+"""A worker takes 117 to 144 MiB in these tests; a message that were unpacked without a bound would take 256 MiB."""
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_producer_harms_nothing_but_its_own_message(shipped_arena: ShippedAren
 
 
 def _attack(arena: ShippedArena, messages: Sequence[Attack]) -> list[dict[str, Any]]:
-    """Put all attacks on the queue; after every so many submit an honest trace, wait for its decision, and squat on its id."""
+    """Put all attacks on the queue. After each group, submit an honest trace, wait for its decision, and squat on its id."""
     honest = short_traces(len(messages) // AT_ONCE + 1, seed=13)
     with open_queue(arena) as put, Client(arena.settings_of("client")) as client:
         for number, trace in enumerate(honest):

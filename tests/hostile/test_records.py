@@ -124,7 +124,7 @@ def test_damaged_records_end_no_round_of_the_reconciler(
     redis_client.hset(keys.record(trace_ids[5]), "state", SECRET)
     damage(redis_client, keys.record(trace_ids[4]), {})
     decide(store, "kp:trace:decided")
-    # Whoever may write the index cannot have a decision forgotten by it.
+    # An entry in the index cannot make the ledger forget a decision.
     index: dict[Any, Any] = {"kp:trace:decided": 0, b"\xff": 0, "kp:trace:none": "-inf"}
     redis_client.zadd(keys.pending, index)
     for trace_id in trace_ids:
@@ -221,7 +221,7 @@ def test_what_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis
 def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
     store: Store, keys: Keys, redis_client: redis.Redis, fields: dict[str, Any]
 ) -> None:
-    # It came without our client, so that there is nothing to send again.
+    # The trace came without our client, so there is nothing to send again.
     trace_id = "kp:trace:foreign"
     store.ledger.acquire([Identity(trace_id, DIGEST)])
     damage(redis_client, keys.record(trace_id), fields)

@@ -42,7 +42,7 @@ def restore(copy: Path, directory: Path, executable: str) -> None:
     for name in ("redis.conf", "users.acl"):
         shutil.copy(REPOSITORY / "deploy" / name, directory)
     block = code_with("cp copy.rdb dump.rdb").replace("6380", str(free_port()))
-    # The last line starts the server for good; the port and the passwords of that one are its own.
+    # The last line starts the permanent server, whose port and passwords are its own, so skip it.
     *lines, last = block.splitlines()
     assert last == "redis-server redis.conf"
     in_shell("\n".join(lines).replace("redis-server", executable), directory)

@@ -103,7 +103,7 @@ def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: Rab
     settings = rabbitmq.settings(worker__remote_control=True, metrics__port=free_port())
     queue = settings.queues.first
     with at_work(settings, tmp_path) as (worker, client):
-        # It answers whatever monitors ask.
+        # The worker answers the commands that monitors send.
         for command in MONITORS:
             (answer,) = wait_until(partial(asked, settings, command))
             assert not any("error" in reply for reply in answer.values()), answer
@@ -114,7 +114,7 @@ def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: Rab
             wait_until(lambda is_ready=is_ready: scraped(settings)["kp_scorer_ready"] == is_ready)  # type: ignore[misc]
             wait_until(lambda is_ready=is_ready: _reasons(store) == [queue] * (not is_ready))  # type: ignore[misc]
         client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
-        # It ends when it is told to.
+        # The worker ends when a command tells it to.
         asked(settings, "shutdown", timeout_s=1.0)
         assert worker.process.wait(PATIENCE_S) == 0
 

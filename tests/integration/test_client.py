@@ -1,4 +1,4 @@
-"""One client for many threads, whose calls end in time also while servers are silent."""
+"""One client for many threads: its calls end in time, even while servers are silent."""
 
 import os
 import subprocess
@@ -69,7 +69,7 @@ def test_close_leaves_no_other_thread_waiting(settings: Settings) -> None:
         try:
             return client.look_up(["kp:trace:one"], timeout_s=10) == [None]
         except ServiceUnavailable as error:
-            # Its connection was closed during the call.
+            # The thread's connection was closed during the call.
             return "no answer" not in str(error)
 
     assert all(at_once(use))

@@ -207,7 +207,7 @@ def test_what_is_not_parsed_ends_no_other_submission(store: Store) -> None:
     others = [[trace, trace], [trace | {"mood": 1}], [[trace]], [], [payload.decode()]]
     # The last call is of the same trace, and was refused for what is beside it.
     calls = [json.dumps([args, {}, {}]).encode() for args in others]
-    # A plain trace of other bytes may say another thing.
+    # A plain trace with other bytes may have other content.
     for body in [*calls, b'[[%s], {}, {"chain": 1}]' % payload, payload + b" "]:
         assert state_after(body) == "pending"
     assert state_after(task_body(payload)) == "dead"
@@ -246,7 +246,7 @@ def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Sto
     texts = {payload.decode("utf-8", "backslashreplace") for payload in NO_PLAIN_JSON}
     payloads = payloads_of_show(settings)
     assert {content for content in payloads if isinstance(content, str)} == texts
-    # Those dead-lettered within the same millisecond come in any order.
+    # Letters of the same millisecond come in any order.
     assert sorted(map(repr, (content for content in payloads if not isinstance(content, str)))) == sorted(map(repr, plain))
 
 

@@ -122,7 +122,7 @@ def test_what_was_made_before_a_fork_answers_in_the_child(embedder: str, in_chil
 
 
 UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่สุด", "รดน้ำต้นไม้ทุกวัน")
-"""Unrelated tasks in Thai, of which the default model knows no word."""
+"""Unrelated tasks in Thai. The default model knows none of the words."""
 
 
 def decided_by(embedder: Embedder, unreadable: UnreadableAction, *objectives: str) -> list[Decision]:

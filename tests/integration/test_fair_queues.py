@@ -65,7 +65,7 @@ def test_a_backlog_of_one_producer_leaves_another_its_share(shared: Settings, tm
         # Workers write a line once the decision is stored.
         wait_until(lambda: {*burst} <= {*decided(worker)})
         order = decided(worker)
-    # Its share is a third of the worker: in the time of its burst the worker decides three times as many.
+    # The queue of the burst has a third of the worker: while the burst is decided, the worker decides three times as many.
     places = [place for place, trace_id in enumerate(order) if trace_id in {*burst}]
     assert len(places) == BURST
     assert places[-1] - places[0] < 1.2 * 3 * BURST
@@ -99,7 +99,7 @@ def test_nothing_is_lost_as_queues_come_and_go_and_workers_are_killed(
         with at_work(grown, tmp_path), make_celery(grown) as app, Store.open(grown) as store:
             assert len(list(of_new.as_completed(all_ids, PATIENCE_S))) == len(all_ids)
             assert {*grown.queues.traces} <= {*look_at_backlog(app, grown, store, ()).submissions}
-        # Those that are drained may go.
+        # Queues that are empty may be removed from the settings.
         with at_work(with_changed(shared, queues__traces=small), tmp_path) as (_, client):
             all_ids.append(submitted(client, 1)[0])
             client.wait(all_ids[-1], PATIENCE_S)

@@ -344,7 +344,7 @@ def test_kept_spans_expire_and_can_be_forgotten_and_make_room(
         def run_ids() -> list[str]:
             return [run.run_id for run in store.runs.collected()]
 
-        # Those that end within a millisecond are in the order of their names.
+        # Runs that end within a millisecond are in the order of their names.
         for run_id in ("first", "second", "third"):
             submitted(run_id)
         # The last fifth is reserved for runs that have begun.

@@ -57,7 +57,7 @@ def endpoints(server: RedisServer) -> Settings:
 
 
 def large_traces(seed: int) -> list[dict[str, Any]]:
-    """Traces of some 50 kB each, of which a few hundred fit."""
+    """Return traces of some 50 kB each; Redis has room for a few hundred."""
     traces = short_traces(MOST, seed)
     for trace in traces:
         trace["steps"] = [{"step_id": 0, "type": "thought", "content": "a" * 50_000}]
@@ -218,7 +218,7 @@ def test_stats_says_that_an_evicting_redis_has_lost_records(server: RedisServer,
     assert (asked.exit_code, counts["submitted"] < counts["decided"]) == (0, True)
     lost = f"the ledger has lost records: submitted {counts['submitted']} is not pending + decided + dead, "
     assert lost in asked.stderr
-    # What is lost without the counts shows by this alone.
+    # If Redis evicts records together with the counts, only this figure shows the loss.
     assert re.search(r"redis has evicted [1-9]\d* keys? since it started, which may be records", asked.stderr)
 
 

@@ -122,7 +122,7 @@ def test_late_outcomes_change_what_is_kept(stores: tuple[Store, Store], settings
     assert copy.gate
     assert copy.gate.nearest
     assert copy.gate.nearest.trace_id == "kp:trace:1"
-    # Its own success comes too late to keep out the one that took its place, and both are kept until they fail.
+    # The success of the first comes too late to keep out the trace that took its place. Both are kept until they fail.
     assert [revise(first, 0, success, outcome=2).outcome for success in (True, False)] == ["accepted", "rejected"]
     assert revise(first, 2, success=False).outcome == "rejected"
     assert revise(first, 1, success=False).outcome == "rejected"
@@ -143,7 +143,7 @@ def test_forgetting_a_revised_trace_erases_the_notes_on_it(store: Store, setting
     revise(decider, 0, success=False)
     revise(decider, 1, success=True)
     assert json.loads(command(settings, "cache", "info").stdout.splitlines()[-1])["kept"] == 2
-    # One is in the novelty log, and one is the fact; that of the second is stored once more.
+    # Each trace has a vector in the novelty log and one in its fact; the fact of the second is stored twice.
     for trace_id, vectors in (("kp:trace:0", 2), ("kp:trace:1", 3)):
         assert json.loads(command(settings, "forget", trace_id).stdout)["vectors"] == vectors
     (facts,) = store.all_facts()

@@ -130,7 +130,7 @@ def _frame(kind: int, stream: int, content: bytes, flags: int = 0) -> bytes:
 
 
 def _export_frames(stream: int, token: str, message: bytes, flags: int) -> bytes:
-    """The frames of HTTP/2 for an export, of which ``message`` may be a part; with flag 1 it is the end of the stream."""
+    """Return the HTTP/2 frames of an export, or of a part of one; with flag 1, ``message`` ends the stream."""
     path = SERVICE.format("trace", "Trace")
     headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "kp", "te": "trailers"}
     headers |= {"content-type": "application/grpc", "authorization": f"Bearer {token}"}
@@ -154,7 +154,7 @@ def test_peers_that_neither_read_nor_send_on_keep_no_other_token_out(server: Grp
     stalled = _export_frames(1, TOKENS[0], b"\0" + struct.pack(">I", 8_000_000) + bytes(1_000), flags=0)
     with ExitStack() as opened:
         for _ in range(12):
-            # Eleven of these alone would be as many requests as the server has at once.
+            # Eleven such peers would already make the most requests that the server takes at once.
             opened.enter_context(_peer(server, 0, *unread))
         wait_until(lambda: "too many requests" in server.log.read_text())
         assert server.refusal(export).code() == grpc.StatusCode.RESOURCE_EXHAUSTED

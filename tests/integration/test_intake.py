@@ -65,7 +65,7 @@ def get_all(settings: Settings) -> list[Any]:
 
 
 def receive(rabbitmq: RabbitMQ, count: int) -> list[Any]:
-    """Receive so many messages from the queue of traces, once they are there."""
+    """Receive ``count`` messages from the queue of traces, once they are there."""
     wait_until(lambda: rabbitmq.waiting("traces") == count)
     return get_all(rabbitmq.settings())
 

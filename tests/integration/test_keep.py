@@ -179,7 +179,7 @@ def test_what_earlier_nights_kept_stands_for_its_task_once_its_vector_has_left_t
     done = keep("--best", "100%", "--into", folder, *fleet)
     (row,) = rows((folder / "kept-0002.jsonl").read_text("utf-8"))
     assert row["trace_id"] == "kp:trace:herons", done.stderr
-    # Those of another embedder are no help.
+    # Vectors of another embedder are of no use.
     of_another = (folder / "kept-0001.jsonl").read_text("utf-8").replace(WordsEmbedder().space, "another")
     (folder / "kept-0001.jsonl").write_text(of_another, "utf-8")
     done = keep("--best", "100%", "--into", folder, *fleet)

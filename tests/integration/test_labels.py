@@ -57,7 +57,7 @@ def test_a_label_is_kept_with_the_decision_and_for_as_long(
     assert run("label", DECIDED[0], "bad").exit_code == 0
     assert redis_client.hgetall(record) == {**before, b"label": b"bad"}
     assert 0 < redis_client.pttl(record) <= 50_000
-    # A trace that is delivered once more keeps it.
+    # A redelivered trace keeps its label.
     assert store.ledger.acquire([Identity(DECIDED[0], DIGEST)])[0].state == "decided"
     assert isinstance(store.ledger.commit([Verdict(DECIDED[0], DIGEST, b"other", "", "code", is_known=True)])[0], Decision)
     assert [record.good for record in store.ledger.look_up(DECIDED[:2]) if record] == [False, None]
@@ -125,7 +125,7 @@ def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path
     quality = run("quality", "--stored")
     assert "120 of 120 decisions with a label are sampled" in quality.stderr
     assert rows_in(quality.stdout)[0]["precision"]["value"] == 1
-    # Those of a file win; and what `status` prints is a file with labels.
+    # Labels in a file win over stored ones; and the output of `status` is such a file.
     all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))
     assert "100.0% (97-100%) of these good" in all_good.stdout
     (tmp_path / "states.jsonl").write_text(run("status", *DECIDED).stdout, "utf-8")

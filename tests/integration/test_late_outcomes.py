@@ -51,7 +51,7 @@ def test_an_outcome_revises_its_trace_once(on_broker: SettingsWith, store: Store
     assert revision.model_dump(include=as_before) == first.model_dump(include=as_before)
     assert status
     assert status.decision == third
-    # Whoever reads decisions as before sees the first one alone, also if its message comes again.
+    # A reader who knows nothing of revisions sees only the first decision, also if its message comes again.
     assert [Decision.model_validate(each) for each in published(settings)] == [first, first]
     assert [Decision.model_validate(each) for each in published(settings, "revised")] == [revision, third]
     assert store.ledger.counts() == (3, 0, 3, 0)
@@ -102,7 +102,7 @@ def test_an_outcome_of_anothers_trace_is_dead_and_changes_nothing(
         (forged,) = [each for each in store.dead_letters.read() if each.trace_id == "kp:outcome:1"]
         replayed = command(settings, "dead-letter", "replay", forged.letter_id)
         assert json.loads(replayed.stdout)["state"] == "pending"
-        # Whoever replays it does not vouch for it.
+        # A replay does not vouch for the outcome.
         with pytest.raises(TraceDead, match="key"):
             client.wait("kp:outcome:1", PATIENCE_S)
         with pytest.raises(InvalidTrace, match="confidence"):

@@ -108,7 +108,7 @@ def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
 
 
 def keep(store: Store, count: int) -> set[str]:
-    """Have the ledger keep so many decisions; return the ids of their traces."""
+    """Store ``count`` decisions in the ledger; return the ids of their traces."""
     decisions = {trace_id: decision_on(trace_id) for trace_id in (f"kp:trace:{number}" for number in range(count))}
     store_decisions(store, decisions, DIGEST)
     return set(decisions)
@@ -116,7 +116,7 @@ def keep(store: Store, count: int) -> set[str]:
 
 def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store: Store) -> None:
     trace_ids = keep(store, 5)
-    # One that is pending has none.
+    # A pending trace has no decision.
     store.ledger.acquire([Identity("kp:trace:pending", DIGEST)])
     decisions = list(stored_decisions(settings))
     assert {decision.trace_id for decision in decisions} == trace_ids
@@ -140,7 +140,7 @@ def test_invented_domains_beyond_the_limit_share_one_field(ledger: RedisLedger, 
     invented = [f"invented {number}" for number in range(MOST_DOMAINS + 200)]
     store_all(ledger, *invented)
     length: Any = redis_client.hlen(keys.tallies)
-    # Those counted before keep their fields, and those that settings name get one.
+    # Domains that were counted before keep their fields, and domains that settings name get one.
     store_all(ledger, *invented[-50:], "invented 0")
     store_all(ledger, "code", "code", is_known=True)
     domains = ledger.tallies().domains

@@ -50,7 +50,7 @@ class Tiny(NamedTuple):
     directory: Path
 
     def encode(self, texts: list[str]) -> Vectors:
-        # One by one, because padding moves the last digits.
+        # Encode texts one by one, because padding changes the last digits.
         return np.stack([self.model.encode(text, normalize_embeddings=True) for text in texts])
 
 

@@ -29,7 +29,7 @@ REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 
 
 class Fleet:
-    """Prepare what the commands act on: as many decided traces, dead letters and groups as they name."""
+    """Prepares the decided traces, dead letters and groups that the commands act on."""
 
     def __init__(self, server: Shipped, directory: Path, via: str) -> None:
         self.server, self.directory, self._via = server, directory, via
@@ -38,7 +38,7 @@ class Fleet:
         self._traces = iter(fresh_samples(48))
 
     def filled(self, command: str) -> str:
-        """A command with what is there in the place of each word that stands for something."""
+        """Return a command with its placeholders, such as TRACE_ID, replaced by ids that exist."""
         if re.search(r"\bTRACE_ID\b", command):
             command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
         if re.search(r"\bAGENT\b", command):
@@ -47,7 +47,7 @@ class Fleet:
         if re.search(r"\bID\b", command):
             command = re.sub(r"\bID\b", self.dead_lettered(), command)
         if command == "kp-scorer audit":
-            # It has something to check, also after the log was emptied.
+            # The audit needs a decision to check, also after the log was emptied.
             self.decided()
         return re.sub(r"\bGROUP\b", "readers", command)
 

@@ -102,7 +102,7 @@ def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, limit_memory: Call
     assert keep(messages) == messages[1:]
 
 
-# Both ways keep them by the same function.
+# Both ways keep oversized messages by the same function.
 @pytest.mark.parametrize("keep", ["received"], indirect=True)
 def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
     messages = [bytes([number]) * (24 * MIB) for number in range(4)]

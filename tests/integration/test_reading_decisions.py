@@ -91,7 +91,7 @@ def test_what_the_body_does_not_finish_is_delivered_again_and_copies_are_dropped
     settings, made = settings_of(), decisions(COUNT)
     assert all(publish(settings, [*made[:3], *made]))
     with closing(read(settings)) as reader:
-        # It ends within the second body.
+        # The reader stops while the caller works on the second decision.
         assert ids_of(islice(reader, 2)) == ids_of(made[:2])
     received: list[str] = []
 

@@ -132,7 +132,7 @@ def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, tr
         assert sets.versions(["tasks"]) == [pinned.version]
     run("cache", "unpin", "tasks")
     for name in ("export", "forget"):
-        # They search everything, and find nothing.
+        # These commands search everything, and find nothing.
         assert command(settings["operator"], name, "--agent", "nobody").exit_code == 1
 
 

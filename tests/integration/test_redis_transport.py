@@ -229,7 +229,7 @@ def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[
             assert [message.payload for message in received] == list(range(7))
             assert server.llen(QUEUE) == 3
             after = server.info("commandstats")["cmdstat_evalsha"]["calls"]
-            # One more where Redis has not loaded the script yet.
+            # There is one call more where Redis has not loaded the script yet.
             assert int(after) - calls <= 3
             channel.qos.ack_all([message.delivery_tag for message in received])
             assert server.hlen("traces.unacknowledged") == 0

@@ -34,7 +34,7 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
     with at_work(limited, tmp_path) as (worker, client):
         client.submit_many(traces.values())
         (line,) = wait_until(lambda: worker.events("results_full"))
-        # Those that had found room were on their way while it looked.
+        # Messages that had found room were in flight while the worker looked.
         assert LIMIT <= line["unread"] <= LIMIT + IN_FLIGHT
 
         def decided() -> int:
@@ -55,7 +55,7 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
 
 
 def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsWith, tmp_path: Path) -> None:
-    # Its 50,000 bytes are those of five or six decisions.
+    # The limit of 50,000 bytes holds five or six decisions.
     settings = on_broker(
         results__with_trace=True, queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT, scoring__threshold=0.01
     )
@@ -80,7 +80,7 @@ def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Set
         assert 0.2 < before.used(accepted) < 0.5
         redis_client.lpush(accepted, *["x" * 40_000] * 25)
         now = unread_decisions(app, limited, store, ())
-        # It would be full by its bytes after less than twice as much, and by its number after more than twenty times as much.
+        # At this rate, the bytes fill the queue in less than twice the time; the number would take twenty times as long.
         assert 0 < now.full_in_s(accepted, before) < 2 * (now.at_s - before.at_s)
         redis_client.lpush(accepted, *["x" * 40_000] * 40)
         assert unread_decisions(app, limited, store, ()).full == (accepted,), "nobody had to publish to it"

@@ -97,7 +97,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
 
 def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
     parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
-    # A varint, eight bytes, four bytes and a text, all unknown, and a span of more than a mebibyte, of which the ids remain.
+    # Add unknown fields (a varint, eight bytes, four bytes, a text), and a span of over a mebibyte, which keeps only its ids.
     unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
     large = export_of(chat_span(new_run(), said="x" * 1_100_000))
     body = unknown.join(map(in_protobuf, [*parts, large])) + unknown
@@ -293,7 +293,7 @@ def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, mon
             quiet_since = time.monotonic()
             wait_until(partial(_has_passed, quiet_since, 2 * SUPPLIED["serve__quiet_s"]))
         assert server.status(unanswered)["state"] == "decided"
-        # One that lacks spans is decided without them in the end.
+        # In the end, a run that lacks spans is decided without them.
         assert server.status(cut)["state"] == "decided"
         assert sorted(event["spans"] for event in server.process.logged("run_submitted", 3)) == [1, 3, 4]
 
@@ -534,7 +534,7 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, 
         wait_until(lambda: server.process.events("run_submitted"))
         # The first shows that the queue is full. Each of the others would have been tried before the run of the other queue.
         assert len(server.process.events("runs_wait")) < count / 2
-        # They wait for room.
+        # The runs wait for room.
         assert store.runs.held()[0] == count
 
 
@@ -655,7 +655,7 @@ def test_a_run_that_ends_leaves_the_share_of_its_sender(
             assert collecting.runs.finish("b", "left_out")
             assert redis_client.hget(keys.runs_by_sender, "first") is None
         redis_client.delete(*map(keys.run, "bc"), *([keys.run("a")] if ended == "deleted" else []))
-        # Whoever claims runs passes over those that are deleted.
+        # A process that claims runs passes over deleted ones.
         wait_until(lambda: collecting.runs.claim() is None and not redis_client.exists(keys.runs_by_sender))
 
 
@@ -725,7 +725,7 @@ def test_an_outcome_that_comes_while_its_run_is_claimed_is_not_overlooked(
         known = collecting.ledger.waiting_outcome(claimed.trace_id)
         assert known
         assert not known.success
-        # Whoever claims it after the process that has closed it learns by which outcome.
+        # A process that claims the run after another has closed it learns the outcome with which it was closed.
         assert collecting.runs.close(claimed, "", '{"success":false}')
         redis_client.zadd(keys.runs, {"r": 0})
         again = collecting.runs.claim()

@@ -58,7 +58,7 @@ def _used_bytes(client: redis.Redis) -> int:
 
 
 def fill(settings: Settings, client: redis.Redis, count: int) -> None:
-    """Store ``count`` items of each kind, and a third as many log entries and runs."""
+    """Store ``count`` items of each kind, but only ``count / 3`` log entries and runs."""
     sizes = random.Random(7)
 
     def text() -> str:

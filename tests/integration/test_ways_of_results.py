@@ -138,7 +138,7 @@ WAYS: Final = {
 
 
 class Scene(NamedTuple):
-    """A way on servers of its own."""
+    """A way of results, on servers that belong to the test."""
 
     way: Way
     settings: Settings
@@ -184,7 +184,7 @@ def publications(made: Iterable[Decision]) -> list[Publication]:
 
 
 def traces_in(received: Iterable[Received]) -> int:
-    """On how many traces there are decisions, of which copies may come before others come at all."""
+    """Return the number of traces with decisions. Copies of some may arrive before others arrive at all."""
     return len({each.message_id for each in received})
 
 

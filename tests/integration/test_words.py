@@ -115,7 +115,7 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
         decide(client, *decided)
     (old_log,) = store.novelty_logs()
 
-    # One trace too many for the window, and one whose id has another content.
+    # The traces are one too many for the window, and one has an id with other content.
     conflicting = minimal_payload(trace_id=decided[0]["id"])
     small = ("--set", f"novelty.max_elements={len(traces) + 1}")
     warmed = command(settings, "cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces))

@@ -22,7 +22,7 @@ class Violation(AssertionError):
 
 
 class Stretch:
-    """A function that stops before each of its calls to the outside. Whoever makes one ends it, or lets it die."""
+    """A function that stops before each of its calls to the outside. Its maker must end it, or let it die."""
 
     def __init__(self, function: Callable[[], object]) -> None:
         """Start it; it runs up to its first stop."""

@@ -75,7 +75,7 @@ def _fields(values: Mapping[str, object]) -> dict[str, bytes]:
 
 
 def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
-    """None is none, whether that is written down or not."""
+    """Return counts without zeros: a count of 0 and a missing one mean the same."""
     return {name: int(count) for name, count in counted.items() if int(count)}
 
 

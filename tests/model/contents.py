@@ -43,9 +43,9 @@ class Payload:
     named_id: str
     """The id in its content; empty if it has none."""
     trace: ReasoningTrace | None
-    """None if it cannot be decoded."""
+    """None if the content cannot be decoded."""
     digest: bytes
-    """Empty if it cannot be decoded."""
+    """Empty if the content cannot be decoded."""
     late: LateOutcome | None = None
 
 
@@ -112,7 +112,7 @@ class FailingEmbedder(WordEmbedder):
     fails = False
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        # It fails on these texts only, so that the embedder itself is healthy.
+        # Fail on these texts only, so that the embedder itself is healthy.
         if self.fails and any(text.startswith(_TEXTS) for text in texts):
             raise EmbeddingFailed
         return super().embed(texts)

@@ -38,7 +38,7 @@ class Invariants:
             yield f"counts: {submitted} submitted, {len(books.pending)} pending, {decided} decided, {dead} dead"
         if set(books.pending) != {id_ for id_, record in books.records.items() if record.get("state") == b"pending"}:
             yield f"index of pending: {sorted(books.pending)}, but the states are {states}"
-        # Whoever is decided stays so until the record is gone.
+        # A decided trace stays decided until its record is gone.
         self._decisions = {id_: decision for id_, decision in self._decisions.items() if id_ in books.records}
         for trace_id, record in books.records.items():
             if record.get("decision") != self._decisions.get(trace_id, record.get("decision")):

@@ -15,7 +15,7 @@ _PROGRESS_EVERY_S = 10.0
 
 
 def main() -> int:
-    """Run until so many steps are done; print progress to stderr and a summary as JSON to stdout."""
+    """Run for ``--steps`` steps; print progress to stderr and a summary as JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--length", type=int, default=150, help="steps of one run, after which everything is ended")

@@ -1,4 +1,4 @@
-"""Whoever changes the books beside the workers: clients, the resender, and people at the command line."""
+"""Acts for those who change the books beside the workers: clients, the resender, and people at the command line."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,7 +22,7 @@ Send = Callable[[Payload], None]
 
 
 Chosen = Callable[[int], int]
-"""Chooses among so many."""
+"""Chooses a number below its argument."""
 
 
 class Operator(Stretch):

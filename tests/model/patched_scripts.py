@@ -50,7 +50,7 @@ local redis = {{pcall = noting(server.pcall), call = noting(server.call)}}
 class Mutant(NamedTuple):
     script: str
     text: str
-    """The whole of it, with one thing wrong."""
+    """The whole script, with one thing wrong."""
     meaning: str
     """The fault, which no other mutant of the script has."""
 

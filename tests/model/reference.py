@@ -54,7 +54,7 @@ class Reference:
         self.deadlines: dict[str, int] = {}
         self.serials = 0
 
-    # Lives. What may expire does so at its deadline, and not before.
+    # Lifetimes. Keys that may expire do so at their deadlines, and not before.
 
     def expires_in(self, key: str, ttl_ms: int) -> None:
         self.deadlines[key] = self.now + ttl_ms
@@ -226,7 +226,7 @@ class Reference:
         named = self.letters[letter_id].trace_id if letter_id in self.letters else ""
         if named not in ("", trace_id):
             if digest or is_same:
-                # Now it is known whose bytes they are. What died of them by the other name did so by mistake.
+                # Now the right id of these bytes is known. The record that died by them under the other id did so by mistake.
                 self._forget_dead(named, letter_id)
             else:
                 # Bytes without a name came under another one first; their letter speaks for that one's record.
@@ -237,7 +237,7 @@ class Reference:
         self.dead += is_new or ends_pending
         if record and (record.state in ("", "dead") or ends_pending):
             self.records[trace_id] = record
-            # Whoever was dead by the same name stays the same unless another content has taken its place.
+            # A dead record with this id keeps its place, unless other content has replaced it.
             if record.digest != digest and (digest or not record.state):
                 record.forget_place()
                 record.digest = digest

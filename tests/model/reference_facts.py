@@ -19,7 +19,7 @@ KEPT_FACTS: Final = KeptFactKeys(KEYS.of_facts(WordEmbedder.space)).log
 
 
 class Entry(NamedTuple):
-    """A fact, or a note about one, of which the specification leaves open which."""
+    """A fact, or a note about one; the specification leaves open which."""
 
     trace_id: str
     text: bytes = b""

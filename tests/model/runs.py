@@ -88,7 +88,7 @@ def _work_off(world: World) -> None:
 
 
 def _end_all(world: World, worker: Worker) -> None:
-    # Those whose traces others hold wait again, for the next round.
+    # Messages whose traces other workers hold wait again, for the next round.
     unseen = len(worker.waiting)
     unheld = len(worker.late)
     while True:

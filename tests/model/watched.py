@@ -197,7 +197,7 @@ class WatchedLetters:
 
         def check(reply: Any) -> None:
             model = self._books.model
-            # Whoever dead-letters names what was decoded: all that can be, unless the limits of a worker forbid it.
+            # A dead-lettering names the digest if the bytes could be decoded, within the limits of the worker.
             decoded = digest if reason == "invalid" else by_bytes(payload).digest
             expected = model.dead_letter(payload, reason, detail, trace_id, decoded, deliveries)
             expect(f"dead_letter {trace_id} as {reason}", reply, [expected, int(not expected and bool(model.next_to_go()))])

@@ -35,7 +35,7 @@ class Message:
 
 
 class Ended(NamedTuple):
-    """A message of which only the last step is left to do: publish its decision, or bury it; then the ack."""
+    """A message for which only the last step is left: to publish its decision, or to dead-letter it, and to acknowledge it."""
 
     message: Message
     end: Decision | DeadLettering
@@ -88,7 +88,7 @@ class Worker:
         if payload.late:
             self.late.append(message)
         elif payload.trace is None and message.deliveries > MOST_READERS:
-            # Its readers died of it: nobody reads it any more, and it goes by the name in its header.
+            # Its readers died of it, so nobody reads it any more, and it goes by the id in its header.
             self.ended.append(Ended(message, DeadLettering("poison", "2 workers died", payload.header_id, b"")))
         elif payload.trace is None:
             self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected some", payload.named_id, b"")))
@@ -180,7 +180,7 @@ class Worker:
 
     def _end_late(self, message: Message, end: Revised | None) -> None:
         if end == "waits":
-            # Its message is acknowledged, as the ledger has it.
+            # The message is acknowledged, because the ledger has the outcome.
             self.in_flight.remove(message)
         else:
             self._end(message, end, self.late_alone, self.late)

@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def scripted_model() -> Iterator[str]:
-    """Serve the model; its URL."""
+    """Serve the model; yield its URL."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever).start()
         try:

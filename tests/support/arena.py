@@ -91,7 +91,7 @@ class Arena:
         """Wait until every trace has ended, stop the workers gracefully, and check what they left."""
         wait_until_ended(fleet.settings, submitted)
         self._wait_until_quiet(fleet)
-        # One that only just starts would die of the signal.
+        # A worker that has only just started would die of the signal.
         fleet.wait_until_ready()
         codes = fleet.stop()
         assert set(codes) == {0}, f"exit codes {codes}\n{fleet[0].text()[-2_000:]}"

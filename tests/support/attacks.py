@@ -131,7 +131,7 @@ def _odd_values(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {name: value})
     for embed in (*({name: value} for name, value in product(_EMBED, VALUES)), *VALUES):
         yield _attack(next(traces), {}, embed=embed)
-    # What the first version of the protocol has in the body.
+    # These fields belong to the body in the first version of the protocol.
     for name, value in product(_OLD_FIELDS, VALUES):
         trace = next(traces)
         fields = {"task": TASK_NAME, "id": str(trace["id"]), "args": [trace], "kwargs": {}, name: value}

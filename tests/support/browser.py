@@ -33,7 +33,7 @@ class Browser:
         self._events: list[dict[str, Any]] = []
 
     def open(self, page: Path, width: int, *, dark: bool = False) -> str:
-        """Open a page of charts so many pixels wide, wait for its charts, and return their state."""
+        """Open a page with a width in pixels, wait for its charts, and return their state."""
         if self._session is None:
             target = self._do("Target.createTarget", url="about:blank")["targetId"]
             self._session = self._do("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -105,7 +105,7 @@ def running_browser() -> Iterator[Browser]:
     from_us, commands = os.pipe()
     answers, to_us = os.pipe()
     with tempfile.TemporaryDirectory(prefix="kp-scorer-browser-", ignore_cleanup_errors=True) as profile:
-        # It reads from 3 and writes to 4, whatever is there.
+        # The browser reads from descriptor 3 and writes to 4, whatever these are.
         script = f'exec {PROGRAM} "$@" 3<&{from_us} 4>&{to_us}'
         with subprocess.Popen(
             ["bash", "-c", script, PROGRAM, *_FLAGS, f"--user-data-dir={profile}"],
@@ -118,7 +118,7 @@ def running_browser() -> Iterator[Browser]:
             try:
                 yield Browser(commands, answers)
             finally:
-                # It ends when its pipe of commands is closed.
+                # The browser ends when its pipe of commands is closed.
                 os.close(commands)
                 os.close(answers)
                 try:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kp_scorer.settings import Settings, load_settings
 
 SettingsWith = Callable[..., Settings]
-"""Makes settings of which some are changed, by name: ``worker__concurrency=4`` is ``worker.concurrency``."""
+"""Makes settings with some values changed by name: ``worker__concurrency=4`` changes ``worker.concurrency``."""
 
 
 def with_changed(settings: Settings, **changed: object) -> Settings:

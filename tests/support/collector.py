@@ -69,7 +69,7 @@ def collecting() -> Iterator[tuple[Collector, str]]:
 
 @contextmanager
 def answering(answer: Callable[[BaseHTTPRequestHandler, bytes], None]) -> Iterator[str]:
-    """A server that answers so what is posted to it, given the request and its body; its URL."""
+    """Serve posts by ``answer``, which gets the request and its body; yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

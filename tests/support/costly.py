@@ -87,13 +87,13 @@ COSTLY_TEXTS: Final = {
     "private use": "\U000f0000" * 250_000,
     "ideographs": "\u4e00" * 330_000,
 }
-"""A trace's texts that make many tokens, or few, of as many bytes as it may have."""
+"""Texts of a trace that make many tokens, or few, of the most bytes that a trace may have."""
 
 
 def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of every item in every place, as many as the limits on bytes, on values and on steps let through.
+    """Yield name and bytes of a submission for every item in every place, filled to the limits on bytes, values and steps.
 
-    Those that are too many values for their bytes come a second time, with as many as their bytes allow; so do bad steps.
+    If the limit on values comes first, the submission comes a second time, filled to the limit on bytes; so do bad steps.
     """
     for place in PLACES:
         for name, item in ITEMS.items():
@@ -116,7 +116,7 @@ def oversized_bodies(limits: Limits) -> Iterator[tuple[str, bytes]]:
 
 
 def filled(place: str, item: str, count: int) -> bytes:
-    """A submission with so many of an item, given as JSON, in one place; otherwise good."""
+    """Return a submission with ``count`` copies of an item, given as JSON, in one place; otherwise it is good."""
     mark = "list of items"
     value = {"": [mark]} if place == "steps.0.input" else [mark]
     text = json.dumps(changed(maximal_payload(), place, value), separators=(",", ":"))

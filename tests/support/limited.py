@@ -1,4 +1,4 @@
-"""``python -m tests.support.limited BYTES MODULE ARGUMENT …`` runs a module in so much memory, with few open files at first."""
+"""``python -m tests.support.limited BYTES MODULE ARGUMENT …`` runs a module in limited memory, with few open files at first."""
 
 import resource
 import runpy

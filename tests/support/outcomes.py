@@ -28,7 +28,7 @@ from tests.support.processes import wait_until
 
 
 def only_log(store: Store) -> RedisLog:
-    """The novelty log, of which there must be one."""
+    """Return the novelty log; there must be exactly one."""
     (log,) = store.novelty_logs()
     return log
 
@@ -195,6 +195,6 @@ def _kept_as_decided(store: Store, decided: Mapping[str, Status]) -> None:
 
 
 def _none(complaint: str, items: Iterable[Any]) -> None:
-    """Assert that there are none of which one would have to complain."""
+    """Assert that there are no items; otherwise fail with the complaint and the first few."""
     listed = list(items)
     assert not listed, f"{complaint}: {len(listed)} ({', '.join(map(str, listed[:5]))}{', …' if len(listed) > 5 else ''})"

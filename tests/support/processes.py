@@ -65,7 +65,7 @@ def slowness() -> float:
 
 @contextmanager
 def ending_within(limit_s: float) -> Iterator[None]:
-    """Assert that the block takes no longer than this, or than as many times that as the machine is slower now."""
+    """Assert that the block takes no longer than the limit, multiplied by the slowness of a busy machine."""
     started_s = time.monotonic()
     yield
     elapsed_s = time.monotonic() - started_s

@@ -38,7 +38,7 @@ def program(name: str) -> str:
 
 @contextmanager
 def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) -> Iterator[str]:
-    """Run a Prometheus that scrapes these ports every so many seconds, and has our rules; yield its URL."""
+    """Run a Prometheus that scrapes these ports every ``every_s`` seconds, and has our rules; yield its URL."""
     listens = f"127.0.0.1:{free_port()}"
     targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     configuration = {
@@ -46,7 +46,7 @@ def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) 
         "rule_files": [str(RULES / "alerts.yml")],
         "scrape_configs": [{"job_name": "kp-scorer", "static_configs": targets}],
     }
-    # Prometheus' files are YAML, of which JSON is a part.
+    # Prometheus' files are YAML, and any JSON is YAML.
     file = directory / "prometheus.yml"
     file.write_text(json.dumps(configuration), "utf-8")
     paths = [f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
@@ -69,7 +69,7 @@ def _answers(url: str) -> bool:
     try:
         exposition(url)
     except HTTPError as error:
-        # It holds the connection.
+        # The error holds the connection.
         error.close()
         return False
     except OSError:

@@ -54,7 +54,7 @@ class Proxy:
         self._do(self._requests.set, self._replies.set)
 
     def forget(self) -> None:
-        """Deliver again, but on new connections only: present ones stay open and silent for good."""
+        """Deliver again, but on new connections only: present ones stay open and silent for ever."""
         self._do(self._lose_all, self._requests.set, self._replies.set)
 
     def cut(self) -> None:

@@ -118,7 +118,7 @@ def confirming(url: str) -> Connection:
 
 @contextmanager
 def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[None]:
-    """Have a queue of a virtual host of ours take so many messages, some time from now on; skips where nobody may do so."""
+    """Limit a queue of a virtual host of ours to ``most`` messages, after a moment; skip the test where nobody may do so."""
     vhost = settings.broker.url.rpartition("/")[2]
     names = _texts(vhost, "limited")
     policy = f'{names}, <<"^{queue}$">>, [{{<<"max-length">>, {most}}}], 0, <<"queues">>, <<"{_ACTOR}">>'
@@ -132,7 +132,7 @@ def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[Non
 
 @contextmanager
 def queues_limited(settings: Settings, most: int) -> Iterator[None]:
-    """Have a virtual host of ours take no more than so many queues; skips where nobody may limit it."""
+    """Limit a virtual host of ours to ``most`` queues; skip the test where nobody may do so."""
     vhost = settings.broker.url.rpartition("/")[2]
     limit = f'rabbit_vhost_limit:set({_texts(vhost)}, [{{<<"max-queues">>, {most}}}], <<"{_ACTOR}">>).'
     if not vhost.startswith("kp-test-") or evaluated(limit) != "ok":
@@ -184,7 +184,7 @@ def _carry_out(expression: str) -> None:
 
 def _texts(*texts: str) -> str:
     """Erlang's binaries for these, as arguments."""
-    # JSON escapes what Erlang does.
+    # JSON and Erlang escape the same characters.
     return ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
 
 

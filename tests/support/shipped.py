@@ -28,10 +28,10 @@ class Shipped:
     def __init__(
         self, directory: Path, executable: str, *, authority: Authority | None = None, more: str = "", users: str = ""
     ) -> None:
-        """Start it, with ``more`` configuration; given an authority, with the lines for TLS, and asking for certificates.
+        """Start the server with ``more`` configuration; given an authority, use TLS and ask clients for certificates.
 
-        Unless its ``users`` are given, they are those of the package, and the administrator and Sentinel's as the documents
-        show them, with new passwords.
+        By default, its ``users`` are those of the package, and the administrator and the user of Sentinel from the documents,
+        all with new passwords.
         """
         self._directory = directory
         self._authority = authority

@@ -12,7 +12,7 @@ from typing import Any, Final
 import psutil
 
 RUN: Final = "TEST_RUN"
-"""The variable with the number of a run. What the run starts inherits it, and is recognised by it wherever it went."""
+"""The variable with the number of a run. Processes that the run starts inherit it, and are recognised by it anywhere."""
 _ENDING_S: Final = 10.0
 
 

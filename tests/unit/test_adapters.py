@@ -35,7 +35,7 @@ EXAMPLES: Final[dict[str, object]] = {
 }
 """An example of each format, from the test of the format."""
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex", "session", "span-rows")
-"""Formats of which several records make a run, which is converted when it is complete."""
+"""Formats in which several records make a run, which is converted when it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
@@ -340,7 +340,7 @@ def test_more_values_shown_by_python_than_any_trace_has_are_not_read() -> None:
         with pytest.raises(ValueError, match=r"^$"):
             shown_by_python("[" + "a," * 497_000 + "1]='", MOST_DEPTH)
 
-    # Reading to the end would take twenty times as many calls.
+    # Reading to the end would take twenty times the calls.
     assert calls_during(read_a_megabyte) < 1_000_000
 
 

@@ -137,7 +137,7 @@ def test_limit_on_bytes_applies_to_each_trace_of_a_list() -> None:
 
 
 class Source(io.RawIOBase):
-    """Gives the bytes that a function takes, for at most so many."""
+    """A stream whose bytes come from a function, which is given the number of bytes to return at most."""
 
     def __init__(self, take: Callable[[int], bytes]) -> None:
         self._take = take
@@ -311,7 +311,7 @@ def line_of(number: int, objective: str = "count") -> bytes:
 
 
 def reading_of(directory: Path, count: int, objective: str = "count") -> ReadAhead:
-    """A file of so many lines, to be read ahead."""
+    """Write a file of ``count`` lines, and return it opened for reading ahead."""
     file = directory / "traces.jsonl"
     file.write_bytes(b"".join(line_of(number, objective) for number in range(count)))
     return ReadAhead([str(file)], LIMITS, BATCH_SIZE)

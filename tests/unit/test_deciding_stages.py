@@ -89,7 +89,7 @@ class Stages:
         return self.metrics.registry.get_sample_value("kp_scorer_texts_in_flight")
 
     def wait_for_texts(self, count: int) -> None:
-        """Wait until so many texts are in flight."""
+        """Wait until ``count`` texts are in flight."""
         wait_until(lambda: self.texts_in_flight() == count)
 
     def wait_for_ends(self, count: int) -> Ends:
@@ -171,7 +171,7 @@ def test_what_is_packed_does_not_wait_for_the_pass_before() -> None:
 
 def test_a_text_without_tokens_fails_alone_where_the_engine_packs() -> None:
     with running(GatedEmbedder(is_open=True, packs=True)) as stages:
-        # They are looked up together, because none is looked up before all wait.
+        # Holding the lock lets all three wait, so that they are looked up together.
         with stages.admission._changed:
             stages.submit("good", "no-tokens", "fine")
         ends = stages.wait_for_ends(3)

@@ -226,7 +226,7 @@ def test_each_user_of_redis_has_a_password_of_its_own(secrets: Path) -> None:
     text = (secrets / "users.acl").read_text("utf-8")
     passwords = re.findall(r"^user \w+ on >(\w{48}) ", text, re.MULTILINE)
     assert len(set(passwords)) == len(re.findall(r"^user \w+ on ", text, re.MULTILINE))
-    # One more than elsewhere: an administrator.
+    # There is one user more than elsewhere: an administrator.
     assert len(passwords) == len(re.findall("PASSWORD-OF-", (DEPLOY / "users.acl").read_text("utf-8"))) + 1
 
 
@@ -247,7 +247,7 @@ def value_of(name: str) -> str:
 def verified(directory: Path) -> "subprocess.CompletedProcess[str]":
     """Have systemd verify the units, copied to a directory."""
     analyze = required("systemd-analyze", "systemd")
-    # It also asks whether the program is there.
+    # systemd also checks that the program exists.
     for unit in UNITS.iterdir():
         (directory / unit.name).write_text(unit.read_text("utf-8").replace(INSTALLED, "/bin/true"), "utf-8")
     units = sorted(map(str, directory.iterdir()))

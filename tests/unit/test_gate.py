@@ -150,7 +150,7 @@ def test_a_success_after_failures_adds_much_and_a_copy_of_it_nothing() -> None:
     assert copy.nearest
     assert copy.nearest[0] == "kp:trace:3"
     assert copy.nearest[1] == pytest.approx(1, abs=1e-3)
-    # It covers the first one to the north, and itself.
+    # The trace covers the first one to the north, and itself.
     assert different.adds == pytest.approx(2, abs=1e-3)
 
 

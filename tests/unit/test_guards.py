@@ -96,7 +96,7 @@ def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
 
 
 def decisions_with_copies(accept: Policy) -> list[Decision]:
-    """Return a hundred decisions on one domain, of which a quarter are on copies."""
+    """Return two hundred decisions in one domain, a quarter of them on copies."""
     objectives = [f"task {number if number % 4 else 0}" for number in range(200)]
     return decide(accept, *traces_about(*objectives))
 

@@ -35,7 +35,7 @@ from tests.support.prometheus import Samples, exposition, samples_of
 
 @contextmanager
 def served(settings: MetricsSettings, live: Sequence[str] = (), ready: Sequence[str] = ()) -> Iterator[str]:
-    """A port that answers with these reasons; its URL."""
+    """Serve probes that answer with these reasons; yield their URL."""
     with http_server(settings, Metrics(()).registry, lambda: live, lambda: ready):
         yield f"http://127.0.0.1:{settings.port}"
 

@@ -164,7 +164,7 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
 
     # Earlier allocations do not count, but their replacements do: as much as the window and its slack take.
     growth_bytes(0, 400)
-    # Twice as many traces would otherwise take twice as much; what is allocated by chance is up to a quarter.
+    # Otherwise twice the traces would take twice the memory; chance allocations make up to a quarter.
     assert growth_bytes(400, 800) < 1.5 * growth_bytes(800, 1_000)
     # Within the window and its slack a trace is recognised.
     repeated = make_trace(trace_id="kp:trace:960", objective="task 0")

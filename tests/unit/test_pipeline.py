@@ -217,7 +217,7 @@ def test_results_that_cannot_be_stored_keep_nothing_waiting(scene: Scene) -> Non
     wait_until(lambda: all(delivery.waits_for for delivery in deliveries))
     scene.is_away.clear()
     wait_until(lambda: len(scene.acknowledger.completed) == 5)
-    # One for each time that some were published.
+    # There is one call for each time that some were published.
     assert len(tries) == len(scene.acknowledger.acknowledged) < 5
 
 

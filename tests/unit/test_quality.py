@@ -21,7 +21,7 @@ RUNS: Final = 400
 
 
 def sampled(count: int, domain: str = "code", probability: float | None = 0.5, first: int = 0) -> list[Decision]:
-    """Return decisions with scores from 0 to 0.95, of which a quarter are accepted."""
+    """Return decisions with scores from 0 to 0.95, a quarter of them accepted."""
     scores = [number % 20 / 20 for number in range(count)]
     return [
         decision(f"kp:trace:{domain}-{first + number}", score=score, domain=domain, sampled=probability)
@@ -93,7 +93,7 @@ def test_the_gate_and_other_thresholds_are_estimated_from_the_labelled_sample_al
     gate, *tried = quality.estimates
     assert gate.threshold is None
     assert [round(each.threshold or 0, 2) for each in tried] == [round(step / 20, 2) for step in range(1, 20)]
-    # The gate accepts 5 of 20 scores, of which 4 are good; these are 4 of the 9 good ones.
+    # The gate accepts 5 of 20 scores, and 4 of these are good; in all, 9 are good.
     for each in (gate, tried[14]):
         assert each.accepted
         assert each.precision

@@ -173,7 +173,7 @@ def test_page_can_be_read_without_seeing_its_charts(page_html: str) -> None:
 def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     line = hostile_decisions()[1].model_dump_json()
-    # It is refused before FILE is opened.
+    # The option is refused before FILE is opened.
     refused = CliRunner().invoke(report, ["no-such-file.jsonl"])
     assert isinstance(refused.exception, SettingsError)
     assert "kp-scorer[report]" in str(refused.exception)

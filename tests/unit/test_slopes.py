@@ -24,7 +24,7 @@ from tests.unit.test_adapters import EXAMPLES
 CHARS: Final = 10_000
 ITEMS: Final = 50
 SOME_UNITS: Final = ("a", "7", " ", "\n", "'", '"', "\\", "[", "{},", "a.", "a_", "```bash\n", "user: a\n", "\u4e00")
-"""For the places of which there are many."""
+"""The units for kinds of places that are numerous."""
 
 RECORDS: Final = EXAMPLES | {
     "commands in texts": {
@@ -49,7 +49,7 @@ def read(raw: bytes) -> object:
 
 
 def test_text_that_may_hold_a_value_is_read_in_linear_time() -> None:
-    # With both signs in it, one of which is in all that Python shows.
+    # Each text ends with both signs; everything that Python shows contains one of them.
     steep = [each for each in product(BEFORE, UNITS) if is_steep(is_an_error, text_of(each[1], each[0], "]='"), CHARS)]
     assert steep == []
 

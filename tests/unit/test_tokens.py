@@ -69,7 +69,7 @@ def changed_file(tokenizer_file: Path, directory: Path, change: Callable[[Descri
 
 @contextmanager
 def in_pieces(chars: int) -> Iterator[None]:
-    """Texts are read and tokenised in pieces of so many characters."""
+    """Make the tokenizer read and tokenize texts in pieces of this many characters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer, "_PIECE_CHARS", chars)
         patch.setattr(tokenizer, "_AT_ONCE", chars)

@@ -11,7 +11,7 @@ from tests.support.paths import REPOSITORY
 PLACEHOLDERS: Final = frozenset(
     "begun found given held kept known one other placed rest said seen shown stuff taken tell thing things told what".split()  # noqa: SIM905
 ) | {"whole"}
-"""Names that would fit anything. A name says what the thing is, to whoever searches for it."""
+"""Names that would fit anything. A name says what the thing is, to people who search for it."""
 
 MOST_PER_THOUSAND_LINES: Final = 1.0
 """No more than the peers of the package have."""
