@@ -89,7 +89,7 @@ def test_traces_in_any_order_get_the_scores_of_one_offline_scorer(
         assert again.score == pytest.approx(decisions[again.trace_id].score, abs=1e-6)
 
 
-def test_of_two_identical_traces_at_the_same_moment_exactly_one_is_new(client: Client, small: Settings, store: Store) -> None:
+def test_exactly_one_of_two_identical_simultaneous_traces_is_new(client: Client, small: Settings, store: Store) -> None:
     published(small)
     pairs = [(trace, trace | {"id": new_id()}) for trace in short_traces(200, seed=7)]
     decisions = decide_all(client, [trace for pair in pairs for trace in pair])

@@ -190,7 +190,7 @@ def test_a_worker_that_is_to_have_no_embedder_is_not_degraded(settings: Settings
         assert scraped(chosen)["kp_scorer_degraded"] == 0
 
 
-def test_what_a_worker_that_died_has_dead_lettered_is_counted_by_the_next(
+def test_dead_letters_of_a_worker_that_died_are_counted_by_the_next(
     settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     measured = with_changed(settings, metrics__port=free_port(), broker__visibility_timeout_s=3)
@@ -384,7 +384,9 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
         server.start()
 
 
-def test_a_cluster_is_wrong_and_what_a_managed_redis_lacks_is_its_operators_matter(settings: Settings, tmp_path: Path) -> None:
+def test_a_cluster_is_wrong_and_shortcomings_of_a_managed_redis_are_left_to_its_provider(
+    settings: Settings, tmp_path: Path
+) -> None:
     # The servers of a cluster talk to each other on another port, 10,000 higher, which no connection of another test may have.
     server = next(server for server in iter(lambda: RedisServer(tmp_path), None) if server.port + 10_000 in LISTENING)
     with server:

@@ -139,7 +139,7 @@ def test_readmes_way_to_thresholds_works_and_real_traces_get_the_references_scor
     assert scores == pytest.approx({trace_id: expected_scores[trace_id] for trace_id in scores}, abs=0.001)
 
 
-def test_a_service_as_readme_sets_it_up_for_production_leaves_doctor_nothing_wrong(tmp_path: Path) -> None:
+def test_doctor_finds_nothing_wrong_with_a_service_set_up_for_production_as_in_the_readme(tmp_path: Path) -> None:
     (block,) = (block for block in blocks("README.md") if "kp-scorer reference redis.conf" in block)
     *files, server, worker = block.splitlines()
     run_in_shell("\n".join(files), tmp_path).check_returncode()

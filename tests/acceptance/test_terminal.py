@@ -67,7 +67,7 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
     assert not state.exists()
 
 
-def test_down_removes_what_up_kept_behind_a_link(tmp_path: Path) -> None:
+def test_down_removes_data_that_up_kept_behind_a_link(tmp_path: Path) -> None:
     state = Path(os.environ["XDG_STATE_HOME"]) / "kp-scorer"
     (disk := tmp_path / "disk").mkdir(mode=0o700)
     state.mkdir(parents=True)

@@ -70,7 +70,7 @@ def test_traces_that_came_back_many_times_and_were_never_tried_are_decided(arena
 
 
 @pytest.mark.slow
-def test_a_message_that_kills_whoever_reads_it_becomes_a_dead_letter(arena: Arena) -> None:
+def test_a_message_that_kills_its_readers_becomes_a_dead_letter(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=LIMIT)
     (deadly,) = traces(1, KILLS_READERS)
     declare_as_worker(settings)

@@ -89,7 +89,7 @@ def test_a_stalled_worker_without_its_watchdog_ends_too(arena: Arena) -> None:
     assert '"event": "worker_stalled"' in done.stderr
 
 
-def test_lines_without_room_are_dropped_and_counted_once_others_are_read(tmp_path: Path) -> None:
+def test_lines_without_room_are_dropped_and_counted_when_later_lines_are_read(tmp_path: Path) -> None:
     with unread(tmp_path / "log") as pipe:
         os.write(pipe, bytes(_PIPE_BYTES))
         handler = BackgroundHandler(pipe, most_lines=10)

@@ -163,7 +163,7 @@ def test_every_item_of_the_list_ends_as_one_decision_or_one_dead_letter(
 
 
 @pytest.mark.parametrize("odd", ["*", "=", "\u0660", "\ud800"])
-def test_a_body_that_is_no_base64_is_refused_and_not_read_without_what_is_odd(odd: str) -> None:
+def test_a_body_that_is_not_base64_is_refused_as_a_whole(odd: str) -> None:
     made = message({}, "odd")
     made["body"] = made["body"][:5] + odd + made["body"][5:]
     with pytest.raises(ValueError):  # noqa: PT011  # base64's own

@@ -24,7 +24,7 @@ A_DAY_MS = 24 * AN_HOUR_MS
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
-def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:
+def test_messages_of_a_dead_consumer_are_reclaimed(settings: Settings, redis_client: redis.Redis) -> None:
     queue = QueueKeys(settings.queues.first)
     redis_client.lpush(queue.queue, "{}")
     with make_celery(with_changed(settings, broker__visibility_timeout_s=3)) as app, app.connection_for_read() as dead:
@@ -40,7 +40,7 @@ def test_what_a_dead_consumer_had_is_reclaimed(settings: Settings, redis_client:
             wait_until(is_back)
 
 
-def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+def test_lost_traces_are_sent_again(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
     store.ledger.submit([Submission("kp:trace:lost", bytes(16), b"{}")])
     redis_client.zincrby(keys.pending, AN_HOUR_MS, "kp:trace:lost")
 
@@ -50,7 +50,7 @@ def test_what_was_lost_is_sent_again(store: Store, keys: Keys, redis_client: red
     assert wait_until(claimed) == ["kp:trace:lost"]
 
 
-def test_what_was_lost_with_a_worker_that_leased_it_while_the_clock_was_ahead_is_sent_again(
+def test_traces_lost_with_a_worker_that_leased_them_while_the_clock_was_ahead_are_sent_again(
     store: Store, keys: Keys, redis_client: redis.Redis
 ) -> None:
     store.ledger.submit([Submission("kp:trace:lost", bytes(16), b"{}")])
@@ -59,7 +59,7 @@ def test_what_was_lost_with_a_worker_that_leased_it_while_the_clock_was_ahead_is
     assert wait_until(lambda: store.ledger.claim_lost(1, empty_ms_ago=0))
 
 
-def test_what_waits_is_not_sent_again_though_its_queue_was_empty_by_a_clock_that_was_ahead(
+def test_waiting_traces_are_not_sent_again_though_their_queue_was_empty_by_a_clock_that_was_ahead(
     store: Store, keys: Keys, redis_client: redis.Redis
 ) -> None:
     store.ledger.claim_lost(1, empty_ms_ago=0)

@@ -90,7 +90,9 @@ def test_junk_pushes_out_junk(
     assert metrics.registry.get_sample_value(name_of_sample, {"reason": reason}) == dropped
 
 
-def test_one_producer_can_push_out_the_junk_of_another_and_what_failed_of_another(of_worker: redis.Redis, keys: Keys) -> None:
+def test_one_producers_junk_can_push_out_anothers_junk_and_its_failures_anothers_failures(
+    of_worker: redis.Redis, keys: Keys
+) -> None:
     """A bound for each producer was rejected, because a producer could invent any number of names."""
     letters = DeadLetters(of_worker, keys, limited(MOST))
     letters.dead_letter(b"[]", DeadLettering("invalid", "$", "kp:trace:acme:1"))

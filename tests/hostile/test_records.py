@@ -72,7 +72,7 @@ def resent(settings: Settings, store: Store) -> None:
         resend_lost(app, [queues], store, LedgerSettings(resend_after_s=0.001), Metrics(()), {})
 
 
-def test_a_worker_decides_what_comes_with_damaged_records(
+def test_a_worker_decides_traces_whose_records_are_damaged(
     settings: Settings, client: Client, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     traces = short_traces(len(DAMAGES) + 4, seed=31)
@@ -97,7 +97,7 @@ def test_a_worker_decides_what_comes_with_damaged_records(
     assert store.ledger.counts().decided >= len(honest)
 
 
-def test_a_result_that_cannot_be_stored_takes_no_other_with_it(
+def test_a_result_that_cannot_be_stored_does_not_affect_other_results(
     settings: Settings, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     # Another Celery app, which pickles its results, may have left this.
@@ -205,7 +205,7 @@ def test_a_pending_record_without_its_digest_comes_to_an_end(
     assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=0, dead=1)
 
 
-def test_what_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+def test_a_record_that_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
     submission = Submission("kp:trace:stateless", DIGEST, b"{}")
     store.ledger.submit([submission])
     redis_client.hdel(keys.record(submission.trace_id), "state")
@@ -218,7 +218,7 @@ def test_what_has_lost_its_state_is_counted_once(store: Store, keys: Keys, redis
     [{}, {"state": SECRET}, {"state": "decided", "decision": SECRET}, {"state": "dead", "reason": SECRET}],
     ids=["something else", "an unknown state", "a decision that is no JSON", "dead of an unknown reason"],
 )
-def test_what_is_claimed_no_more_is_counted_again_when_its_message_comes(
+def test_a_trace_that_left_the_index_is_counted_again_when_its_message_comes(
     store: Store, keys: Keys, redis_client: redis.Redis, fields: dict[str, Any]
 ) -> None:
     # The trace came without our client, so there is nothing to send again.
@@ -269,7 +269,7 @@ def test_commands_name_damaged_records_and_go_on(store: Store, keys: Keys, redis
 
 
 @pytest.mark.usefixtures("as_operator")
-def test_a_damaged_log_entry_counts_as_erased_and_a_place_outside_stops_nobody(
+def test_a_damaged_log_entry_counts_as_erased_and_an_impossible_place_stops_no_worker(
     settings: Settings, client: Client, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     first, second = short_traces(2, seed=33)

@@ -63,7 +63,7 @@ def test_unfinished_commands_are_bounded_by_redis_7_alone(server: Shipped) -> No
             assert _resident_mb(server) < RESIDENT_MB
 
 
-def test_what_waits_behind_a_blocked_command_is_bounded(server: Shipped) -> None:
+def test_commands_that_wait_behind_a_blocked_one_take_bounded_memory(server: Shipped) -> None:
     with _connect(server, "reader") as connection:
 
         def send() -> None:

@@ -122,7 +122,7 @@ def test_the_loop_goes_on_while_a_server_is_silent_and_every_call_ends_in_time(n
     with_client(behind, use)
 
 
-def test_a_call_that_is_cancelled_behind_another_is_never_begun(network: tuple[Proxy, Settings], store: Store) -> None:
+def test_a_call_cancelled_while_it_waits_for_another_never_begins(network: tuple[Proxy, Settings], store: Store) -> None:
     proxy, behind = network
     first, second = short_traces(2, seed=14)
 

@@ -70,7 +70,7 @@ def test_a_copy_restored_as_documented_survives_restarts_and_a_bare_one_is_ignor
         assert client.get("kp:some") == b"thing"
 
 
-def test_what_was_pending_in_a_copy_is_decided_beside_an_empty_broker(rabbitmq_url: str, tmp_path: Path) -> None:
+def test_traces_pending_in_a_restored_copy_are_decided_with_an_empty_broker(rabbitmq_url: str, tmp_path: Path) -> None:
     traces = fresh_samples(5)
     with rabbitmq_in_use(), RedisServer(tmp_path / "lost") as server:
         settings = settings_on(rabbitmq_url, server)

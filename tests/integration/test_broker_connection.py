@@ -82,7 +82,7 @@ def asked(settings: Settings, command: str, timeout_s: float = 10.0, **arguments
         return list(app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=timeout_s) or [])
 
 
-def test_whoever_reaches_the_broker_can_neither_ask_a_worker_nor_change_it(
+def test_users_of_the_broker_can_neither_query_nor_control_a_worker(
     on_broker: SettingsWith, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
     settings = on_broker()
@@ -134,7 +134,7 @@ def _reasons(store: Store) -> list[str]:
     return [reason.split("does not consume ")[1].split(",")[0] for reason in reasons if "does not consume" in reason]
 
 
-def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Settings, tmp_path: Path) -> None:
+def test_a_signal_logs_the_stacks_of_all_threads_in_one_line(settings: Settings, tmp_path: Path) -> None:
     with at_work(settings, tmp_path) as (worker, _):
         os.kill(worker.process.pid, signal.SIGUSR1)
         (line,) = wait_until(lambda: worker.events("stacks"))
@@ -142,7 +142,7 @@ def test_the_stacks_that_a_signal_asks_for_are_a_line_of_the_log(settings: Setti
         assert all(line.startswith("{") for line in worker.text().splitlines())
 
 
-def test_a_policy_that_limits_the_queue_of_traces_is_named_as_why(rabbitmq: RabbitMQ) -> None:
+def test_a_policy_that_limits_the_queue_of_traces_is_named_as_the_reason(rabbitmq: RabbitMQ) -> None:
     settings = rabbitmq.settings()
     declare_as_worker(settings)
     with limited_by_policy(settings, settings.queues.first, 1), Client(settings) as client:

@@ -58,7 +58,7 @@ def test_secrets_are_counted_and_rejected_and_appear_nowhere(settings: Settings,
     assert not child.is_running()
 
 
-def test_whatever_a_check_does_no_trace_and_no_worker_is_lost(settings: Settings, tmp_path: Path) -> None:
+def test_a_check_loses_no_trace_and_no_worker_whatever_it_does(settings: Settings, tmp_path: Path) -> None:
     own = {"misbehave": "reject", "count_steps": "note"}
     checked = with_changed(settings, checks__own=own, scoring__threshold=0.0)
     variables = {"PYTHONPATH": install(tmp_path), "CONSTANTS": "ChecksSettings.timeout_s=0.5"}

@@ -195,7 +195,7 @@ def test_a_dead_letter_of_a_call_by_others_has_its_argument(store: Store) -> Non
     assert others < payloads
 
 
-def test_what_is_not_parsed_ends_no_other_submission(store: Store) -> None:
+def test_bytes_that_are_not_parsed_end_no_other_submission(store: Store) -> None:
     (trace,) = fresh_samples(1)
     trace_id, payload = str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode()
     store.ledger.submit([Submission(trace_id, b"d" * 16, payload)])

@@ -111,7 +111,7 @@ LOADED_BEFORE: Final = "embedder: it was loaded before this process was forked"
 @pytest.mark.parametrize(
     ("embedder", "in_child"), [("openvino", (LOADED_BEFORE, LOADED_BEFORE)), ("words", ("embedding", "1"))]
 )
-def test_what_was_made_before_a_fork_answers_in_the_child(embedder: str, in_child: tuple[str, str], tmp_path: Path) -> None:
+def test_scorers_made_before_a_fork_answer_in_the_child(embedder: str, in_child: tuple[str, str], tmp_path: Path) -> None:
     first, second = fresh_samples(2)
     kept = tmp_path / "kept.jsonl"
     kept.write_text(jsonl(first | {"metadata": first["metadata"] | {"success": True}}), "utf-8")
@@ -147,7 +147,7 @@ def test_a_script_that_the_model_does_not_know_is_reported_and_scored_anyway(
     assert "1 of its 3 tokens are words that the model does not know" in " ".join("\n".join(decided_words(second, {})).split())
 
 
-def test_what_the_model_cannot_read_may_have_unknown_novelty_unless_it_is_a_copy(openvino: Embedder) -> None:
+def test_unreadable_texts_may_have_unknown_novelty_unless_they_are_copies(openvino: Embedder) -> None:
     _, second, copy, english = decided_by(openvino, "unknown", *UNKNOWN_SCRIPT, UNKNOWN_SCRIPT[1], "book a flight")
     assert (second.novelty.source, second.dimensions.novelty, second.outcome) == ("unreadable", 0.5, "accepted")
     assert (second.novelty.nearest, "embedding.embedder = words" in "".join(decided_words(second, {}))) == (None, True)
@@ -156,14 +156,14 @@ def test_what_the_model_cannot_read_may_have_unknown_novelty_unless_it_is_a_copy
 
 
 @pytest.mark.parametrize("text", [" ", "\u200b", "🙂 👍", "[REDACTED]", "[Redacted]", "<redacted> ({NAME_1}) ***"])
-def test_a_text_without_words_repeats_no_other_but_its_copy(openvino: Embedder, text: str) -> None:
+def test_a_text_without_words_repeats_only_its_copies(openvino: Embedder, text: str) -> None:
     for embedder in (openvino, load_embedder(embedder="words")):
         *_, wordless, copy = decided_by(embedder, "score", "book a flight", "…", text, text)
         assert (wordless.novelty.source, wordless.dimensions.novelty, wordless.outcome) == ("unreadable", 0.5, "accepted")
         assert (copy.novelty.duplicate_of, copy.dimensions.novelty) == ("kp:trace:2", 0)
 
 
-def test_traces_that_share_what_is_read_are_explained(openvino: Embedder) -> None:
+def test_traces_whose_embedded_texts_are_equal_are_explained(openvino: Embedder) -> None:
     _, second = decided_by(openvino, "score", "tree " * 600, "tree " * 600 + "forest")
     explained = " ".join("\n".join(decided_words(second, {})).split())
     assert "both have the same 512 tokens, and what else they say is not read" in explained

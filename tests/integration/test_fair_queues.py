@@ -106,7 +106,7 @@ def test_nothing_is_lost_as_queues_come_and_go_and_workers_are_killed(
     check(grown, all_ids)
 
 
-def test_a_queue_refuses_what_is_beyond_its_limit_and_others_do_not(shared: Settings, store: Store) -> None:
+def test_a_queue_refuses_messages_beyond_its_limit_and_other_queues_do_not(shared: Settings, store: Store) -> None:
     large, small = shared.queues.traces
     limited = with_changed(shared, queues__traces={large: {"limit": 150}, small: {}})
     declare_as_worker(limited)

@@ -149,7 +149,7 @@ def test_an_event_is_under_the_span_of_the_agent(settings: Settings, store: Stor
     assert "traceId" not in json.dumps(alone)
 
 
-def test_what_a_receiver_refuses_is_kept_in_a_file(settings: Settings, receiving: Receiving, tmp_path: Path) -> None:
+def test_decisions_that_a_receiver_refuses_are_kept_in_a_file(settings: Settings, receiving: Receiving, tmp_path: Path) -> None:
     made, refused = decisions(2), tmp_path / "refused.jsonl"
     publish(settings, made)
     with receiving.process(422):
@@ -161,7 +161,9 @@ def test_what_a_receiver_refuses_is_kept_in_a_file(settings: Settings, receiving
 
 
 @pytest.mark.parametrize("status", [307, 401, 404])
-def test_a_receiver_that_refuses_all_ends_it_and_nothing_is_lost(status: int, settings: Settings, receiving: Receiving) -> None:
+def test_forwarding_ends_if_the_receiver_refuses_everything_and_nothing_is_lost(
+    status: int, settings: Settings, receiving: Receiving
+) -> None:
     publish(settings, decisions(1))
     with receiving.process(status):
         done = forward(settings, "webhook", receiving.url)
@@ -212,7 +214,7 @@ def weight_of(span: Any) -> int:
     return next((pair.value.int_value for pair in span.attributes if pair.key == "SampleRate"), 1)
 
 
-def test_an_accepted_run_comes_out_once_whole_and_as_it_came_in(settings: Settings, receiving: Receiving) -> None:
+def test_an_accepted_run_is_forwarded_once_whole_and_unchanged(settings: Settings, receiving: Receiving) -> None:
     run_id, rejected_id = new_run(), new_run()
     linked = {"traceId": rejected_id.upper(), "spanId": "AB" * 8, "attributes": attributes(why="asked")}
     event = {"timeUnixNano": "5", "name": "said", "attributes": [{"key": "n", "value": {"intValue": "7"}}]}
@@ -235,7 +237,7 @@ def test_an_accepted_run_comes_out_once_whole_and_as_it_came_in(settings: Settin
     assert sorted(parts_of(row["body"].encode("latin-1")), key=lambda parts: len(parts[2].parent_span_id)) == sent
 
 
-def test_one_in_so_many_of_the_rest_comes_too_the_same_each_time(settings: Settings, receiving: Receiving) -> None:
+def test_a_fixed_sample_of_the_other_runs_is_forwarded_too(settings: Settings, receiving: Receiving) -> None:
     accepted_id, rejected_ids = new_run(), [f"{1:018x}{last:014x}" for last in (0, 2**55 - 1, 2**55, 2**56 - 1)]
     for run_id in (accepted_id, *rejected_ids):
         collect(settings, run_id, export_of(chat_span(run_id), chat_span(run_id)))
@@ -271,7 +273,7 @@ def test_no_run_is_lost_whoever_is_killed(
                 wait_until(lambda: count() == 40 and not redis_client.exists(keys.runs_kept, keys.runs_bytes))
 
 
-def test_what_is_refused_or_gone_is_in_the_file_with_its_spans(
+def test_refused_and_removed_runs_are_in_the_file_with_their_spans(
     settings: Settings, receiving: Receiving, tmp_path: Path
 ) -> None:
     refused, gone, odd, file = new_run(), new_run(), new_run(), tmp_path / "refused.jsonl"
@@ -293,7 +295,7 @@ def test_what_is_refused_or_gone_is_in_the_file_with_its_spans(
 
 @pytest.mark.parametrize("rejected", [0, 1])
 @pytest.mark.parametrize("to", ["otlp", "otlp-spans"])
-def test_what_a_receiver_rejects_of_what_it_accepts_is_in_the_file(
+def test_decisions_rejected_within_an_accepted_request_are_kept_in_the_file(
     to: str, rejected: int, settings: Settings, receiving: Receiving, tmp_path: Path
 ) -> None:
     run_id, file = new_run(), tmp_path / "refused.jsonl"
@@ -313,7 +315,7 @@ def test_what_a_receiver_rejects_of_what_it_accepts_is_in_the_file(
     "answer",
     [b"\xff{", b'{"partialSuccess": {"rejectedLogRecords": 1e999}}', b'{"partialSuccess": {"rejectedLogRecords": {}}}'],
 )
-def test_a_receiver_whose_answer_says_nothing_has_accepted_all(
+def test_a_receiver_with_an_empty_answer_has_accepted_everything(
     answer: bytes, to: str, settings: Settings, receiving: Receiving
 ) -> None:
     run_id = new_run()

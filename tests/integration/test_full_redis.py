@@ -108,7 +108,7 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     assert {decision["trace_id"] for decision in published(endpoints)} == set(submitted)
 
 
-def test_what_redis_does_not_count_against_its_limit_refuses_no_submission(
+def test_memory_that_redis_does_not_count_against_its_limit_refuses_no_submission(
     server: RedisServer, endpoints: Settings, tmp_path: Path
 ) -> None:
     with RedisServer(tmp_path / "replica") as replica:
@@ -152,7 +152,7 @@ def test_messages_that_have_come_back_are_read_while_redis_is_full(server: Redis
         assert store.dead_letters.begin_reading(b"{}") == 1
 
 
-def test_warming_leaves_to_workers_what_they_need_of_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
+def test_warming_leaves_workers_the_room_that_they_need_in_a_full_redis(server: RedisServer, endpoints: Settings) -> None:
     numbered = [(1, decode_trace(trace, endpoints.limits)) for trace in short_traces(1, seed=6)]
     embedder = WordEmbedder()
     with Store.open(endpoints) as store:

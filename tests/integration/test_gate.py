@@ -81,7 +81,7 @@ def stores(settings: Settings) -> Iterator[tuple[Store, Store]]:
         yield first, second
 
 
-def test_workers_rest_on_what_others_kept_and_one_that_starts_knows_the_same(
+def test_workers_build_on_traces_that_others_kept_and_a_starting_worker_knows_the_same(
     stores: tuple[Store, Store], settings: Settings
 ) -> None:
     first, second = (decider_on(store, settings, bar=0.5) for store in stores)
@@ -178,7 +178,7 @@ def test_other_guards_hold_whatever_a_trace_adds(store: Store, settings: Setting
     assert (guarded.outcome, reviewed.outcome) == ("rejected", "accepted")
 
 
-def test_what_the_gate_rejects_may_go_to_review_by_its_score(store: Store, settings: Settings) -> None:
+def test_traces_that_the_gate_rejects_may_go_to_review_by_their_score(store: Store, settings: Settings) -> None:
     decider = decider_on(store, with_changed(settings, scoring__review=0.1), bar=5.0)
     (decision,) = decide(decider, trace(0))
     assert (decision.outcome, decision.gate and decision.gate.accepts) == ("review", False)
@@ -240,7 +240,7 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
     assert outcomes(decide(decider, trace(3))) == ["accepted"]
 
 
-def test_changing_the_share_or_the_requirement_leaves_what_is_kept(store: Store, settings: Settings) -> None:
+def test_changing_the_share_or_the_requirement_leaves_kept_traces_kept(store: Store, settings: Settings) -> None:
     assert outcomes(decide(decider_on(store, settings, bar=0.5), trace(0))) == ["accepted"]
     for number, changed in enumerate(({"share": 0.5}, {"requires": 0.1}, {"bar": 0.9}), 1):
         (copy,) = decide(decider_on(store, settings, **changed), trace(number))

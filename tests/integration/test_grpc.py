@@ -108,7 +108,9 @@ def test_logs_and_metrics_are_answered_as_spans_are(server: GrpcServer) -> None:
         (bytes(8_500_000), TOKENS[0], grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
-def test_what_is_refused_has_the_code_of_its_status(server: GrpcServer, body: bytes, token: str, code: grpc.StatusCode) -> None:
+def test_a_refused_export_has_the_code_of_its_status(
+    server: GrpcServer, body: bytes, token: str, code: grpc.StatusCode
+) -> None:
     before = server.server.process.peak_bytes()
     assert server.refusal(body, token=token).code() == code
     assert server.server.process.peak_bytes() - before < 150 * 2**20
@@ -174,7 +176,7 @@ def _is_admitted(server: GrpcServer, export: bytes) -> bool:
     return False
 
 
-def test_what_has_begun_is_answered_at_sigterm(settings: Settings, tmp_path: Path) -> None:
+def test_requests_in_progress_are_answered_at_sigterm(settings: Settings, tmp_path: Path) -> None:
     terminated, export = threading.Event(), in_protobuf(export_of(chat_span(new_run())))
 
     def late() -> Iterator[bytes]:

@@ -181,7 +181,7 @@ def test_messages_stay_on_the_intake_during_an_outage(
     assert [message.body for message in receive(rabbitmq, 2)] == [b"1", b"2"]
 
 
-def test_an_intake_that_is_a_stream_stops_no_worker_and_no_count(
+def test_an_intake_that_is_a_stream_stops_neither_workers_nor_counting(
     rabbitmq: RabbitMQ, settings_here: Settings, tmp_path: Path
 ) -> None:
     name, ours = intake_name(settings_here.queues.first), with_changed(settings_here, metrics__port=free_port())

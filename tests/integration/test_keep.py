@@ -85,21 +85,21 @@ def test_several_files_and_a_document_go_to_stdout(file: Path, tmp_path: Path) -
     assert "1 refused" in done.stderr
 
 
-def test_what_no_field_is_for_stays_as_it_was_read(tmp_path: Path) -> None:
+def test_unknown_fields_stay_as_they_were_read(tmp_path: Path) -> None:
     odd = jsonl_file(tmp_path / "odd.jsonl", TRACES[0] | {"extra": [math.nan, "\ud800", 10**300]})
     (row,) = rows(keep(odd, *BANDS).stdout)
     assert math.isnan(row["extra"][0])
     assert row["extra"][1:] == ["\ud800", 10**300]
 
 
-def test_what_was_checked_is_kept_without_fields_that_no_check_has_seen(tmp_path: Path) -> None:
+def test_checked_traces_are_kept_without_fields_that_no_check_has_seen(tmp_path: Path) -> None:
     odd = jsonl_file(tmp_path / "odd.jsonl", TRACES[0] | {"extra": "password"})
     (row,) = rows(keep(odd, *BANDS, "--set", "checks.secrets=note").stdout)
     assert row.keys() == TRACES[0].keys() - {"langfuse"}
     assert "run" not in row["metadata"]
 
 
-def test_a_file_is_never_overwritten_by_what_is_kept_of_it(file: Path) -> None:
+def test_keeping_traces_never_overwrites_the_file_that_they_come_from(file: Path) -> None:
     before = file.read_bytes()
     for read in (file, file.parent):
         done = keep(read, "--output", file, *BANDS)
@@ -128,7 +128,7 @@ def fleet(settings: Settings, store: Store) -> tuple[str, ...]:
     return "--stored", "--broker-url", settings.broker.url
 
 
-def test_a_set_is_chosen_of_what_a_fleet_has_decided(asked: Path, fleet: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_set_is_chosen_among_the_traces_that_a_fleet_has_decided(asked: Path, fleet: tuple[str, ...], tmp_path: Path) -> None:
     done = keep("--best", "1", *fleet)
     assert done.exit_code == 0, done.output
     (row,) = rows(done.stdout)
@@ -148,14 +148,14 @@ def test_labels_say_what_succeeded(fleet: tuple[str, ...], store: Store) -> None
     assert chosen_ids == ["kp:trace:lone", "kp:trace:ops-1"]
 
 
-def test_a_success_of_little_confidence_is_one(fleet: tuple[str, ...], settings: Settings, store: Store) -> None:
+def test_a_success_of_little_confidence_is_still_a_success(fleet: tuple[str, ...], settings: Settings, store: Store) -> None:
     meter = NoveltyMeter(WordsEmbedder(), store.novelty_log(WordsEmbedder().space), settings.novelty.window())
     unsure = make_trace(trace_id="kp:trace:unsure", objective="Count the herons", confidence=0.2, domain="birds")
     Decider(store.ledger, Policy(), meter, max_attempts=5).decide([unsure])
     assert "kp:trace:unsure" in [row["trace_id"] for row in rows(keep("--best", "100%", *fleet).stdout)]
 
 
-def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp_path: Path) -> None:
+def test_each_night_adds_the_traces_that_add_to_earlier_nights(fleet: tuple[str, ...], tmp_path: Path) -> None:
     folder = tmp_path / "kept"
     keep("--best", "1", "--into", folder, *fleet)
     keep("--best", "100%", "--into", folder, *fleet)
@@ -167,7 +167,7 @@ def test_each_night_adds_what_adds_to_earlier_nights(fleet: tuple[str, ...], tmp
     assert (done.exit_code, "kept-0004.jsonl, line 1: expected an id" in done.stderr) == (2, True)
 
 
-def test_what_earlier_nights_kept_stands_for_its_task_once_its_vector_has_left_the_log(
+def test_traces_of_earlier_nights_stand_for_their_tasks_once_their_vectors_have_left_the_log(
     fleet: tuple[str, ...], tmp_path: Path, settings: Settings, store: Store
 ) -> None:
     folder, log = tmp_path / "kept", store.novelty_log(WordsEmbedder().space)
@@ -188,7 +188,7 @@ def test_what_earlier_nights_kept_stands_for_its_task_once_its_vector_has_left_t
     assert row["trace_id"] == "kp:trace:again"
 
 
-def test_what_turned_out_to_have_failed_stands_for_nothing_any_more(
+def test_kept_traces_that_turn_out_to_have_failed_no_longer_stand_for_others(
     fleet: tuple[str, ...], tmp_path: Path, store: Store
 ) -> None:
     folder = tmp_path / "kept"
@@ -216,7 +216,7 @@ def asked(tmp_path: Path) -> Path:
     return jsonl_file(tmp_path / "asked.jsonl", *ASKED, ASKED[0])
 
 
-def test_best_keeps_the_success_that_covers_what_is_asked_most(asked: Path) -> None:
+def test_best_keeps_the_success_that_covers_the_most_frequent_tasks(asked: Path) -> None:
     done = keep(asked, "--best", "1")
     assert done.exit_code == 0, done.output
     assert rows(done.stdout) == [ASKED[4]]
@@ -233,7 +233,7 @@ def test_best_leaves_out_copies_and_failures_even_where_there_is_room(asked: Pat
     assert "nothing was chosen" not in keep(asked, "--best", "1").stderr
 
 
-def test_of_many_domains_the_largest_are_shown(tmp_path: Path) -> None:
+def test_only_the_largest_of_many_domains_are_shown(tmp_path: Path) -> None:
     alone = (run(f"alone-{number}", "Count the herons", domain=f"d{number}") for number in range(60))
     done = keep(jsonl_file(tmp_path / "many.jsonl", *alone, *ASKED), "--best", "100%")
     assert " qa " in done.stderr
@@ -242,7 +242,7 @@ def test_of_many_domains_the_largest_are_shown(tmp_path: Path) -> None:
     assert done.stderr.endswith("only copies are left out: d0, d1, d2 and 58 more\n")
 
 
-def test_why_says_of_every_trace_which_kept_one_stands_for_it(asked: Path, tmp_path: Path) -> None:
+def test_why_names_for_every_trace_the_kept_one_that_stands_for_it(asked: Path, tmp_path: Path) -> None:
     why = tmp_path / "why.jsonl"
     keep(asked, "--best", "100%", "--why", why)
     verdicts = {row.pop("trace_id").removeprefix("kp:trace:"): row for row in rows(why.read_text("utf-8"))}
@@ -262,7 +262,7 @@ def test_best_leaves_out_what_a_check_would_keep_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("best", ["0", "-1", "101%", "0%", "1.5", "nan%", "some"])
-def test_best_refuses_what_is_no_share_and_no_number(asked: Path, best: str) -> None:
+def test_best_refuses_values_that_are_neither_shares_nor_numbers(asked: Path, best: str) -> None:
     done = keep(asked, "--best", best)
     assert done.exit_code == 2
     assert "expected a share of all traces, such as 10%, or a number of them" in done.stderr
@@ -306,7 +306,7 @@ def test_a_thousand_runs_are_chosen_in_batches_as_well_as_at_once(tmp_path: Path
     assert len({row["task"]["objective"] for row in in_batches}) >= 40
 
 
-def test_into_adds_only_what_adds_to_what_is_there(asked: Path, tmp_path: Path) -> None:
+def test_into_adds_only_traces_that_add_to_those_in_the_folder(asked: Path, tmp_path: Path) -> None:
     folder, why = tmp_path / "set", tmp_path / "why.jsonl"
     assert keep(asked, "--best", "100%", "--into", folder).exit_code == 0
     first = (folder / "kept-0001.jsonl").read_bytes()
@@ -338,7 +338,7 @@ def test_into_is_refused_while_another_command_adds_to_the_folder(asked: Path, t
     assert keep(asked, "--best", "1", "--into", folder).exit_code == 0
 
 
-def test_what_is_added_has_its_name_once_it_is_whole(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_added_file_gets_its_name_once_it_is_complete(asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> Iterator[Any]:
         yield ASKED[0]
         assert [path.name for path in folder.iterdir()] == ["kept-0001.jsonl.partial"]

@@ -65,7 +65,7 @@ def test_a_label_is_kept_with_the_decision_and_for_as_long(
     assert redis_client.exists(record) == 0
 
 
-def test_what_is_not_decided_gets_no_label_and_is_named(run: Run, redis_client: redis.Redis, keys: Keys) -> None:
+def test_traces_that_are_not_decided_get_no_label_and_are_named(run: Run, redis_client: redis.Redis, keys: Keys) -> None:
     states = {PENDING: "pending", DEAD: "dead", UNKNOWN: "unknown"}
     for trace_id, state in states.items():
         refused = run("label", trace_id, "good")
@@ -109,7 +109,7 @@ def test_wrong_usage_is_named_and_labels_nothing(run: Run, settings: Settings, a
     assert stored_labels(settings) == {}
 
 
-def test_what_reads_stored_decisions_reads_their_labels(run: Run, tmp_path: Path) -> None:
+def test_commands_that_read_stored_decisions_read_their_labels(run: Run, tmp_path: Path) -> None:
     assert "no trace has a label" in run("calibrate", "--stored", "--precision", "50%").stderr
     assert "label" not in run("report", "--stored", "--text").stdout
     run("label", "--file", "-", stdin=as_lines({trace_id: number > 50 for number, trace_id in enumerate(DECIDED)}))

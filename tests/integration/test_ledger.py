@@ -56,7 +56,9 @@ def test_a_resend_is_counted_also_while_redis_is_full(
     assert redis_client.hget(keys.record(TRACE_ID), "resends") == b"1"
 
 
-def test_a_worker_does_not_hold_what_it_finds_to_be_poison(ledger: RedisLedger, redis_client: redis.Redis, keys: Keys) -> None:
+def test_a_worker_does_not_hold_traces_that_it_finds_to_be_poison(
+    ledger: RedisLedger, redis_client: redis.Redis, keys: Keys
+) -> None:
     trace, late = make_trace(), check_late_outcome(json.loads(late_outcome("a-secret-of-a-producer")), Limits())
     for identity in (Identity(trace.id, trace.digest()), Identity(late.id, late.digest())):
         ledger.acquire([identity])
@@ -99,7 +101,7 @@ def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redi
         assert resolve_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
 
 
-def test_a_user_who_may_not_read_records_is_refused_and_learns_of_no_conflict(
+def test_a_user_who_may_not_read_records_is_refused_and_does_not_learn_of_conflicts(
     redis_client: redis.Redis, settings: Settings
 ) -> None:
     refused = pytest.raises(ServiceUnavailable, match="Redis refuses")

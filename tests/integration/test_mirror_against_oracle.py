@@ -141,7 +141,7 @@ def agree(placement: Placement, expected: tuple[float, set[str]] | None) -> None
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 @example(seed=25)  # The newest entry is erased before a mirror searches for the nearest one.
-def test_caches_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
+def test_mirrors_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
     scene = Scene(redis_client, Random(seed))
     # Small chunks, so that most reads take several.
     with pytest.MonkeyPatch.context() as patch:

@@ -114,7 +114,7 @@ def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled,
     assert memory.peak_bytes < 5_000_000
 
 
-def test_a_sample_of_what_is_stored_says_so(filled: Filled) -> None:
+def test_a_report_on_a_sample_of_stored_decisions_says_so(filled: Filled) -> None:
     report = filled.run("report", "--stored", "--text", "--sample", "100")
     assert "of 100 traces accepted" in report.stdout
     assert "a sample of 100 of 2,000 records in the ledger" in " ".join(report.stdout.split())

@@ -80,7 +80,7 @@ def test_a_redelivery_beyond_the_slack_is_placed_anew_and_still_never_meets_itse
     assert (nearest(after) or ("late",))[0] != "late"
 
 
-def test_only_what_does_not_count_has_a_mark_in_the_log(redis_client: redis.Redis) -> None:
+def test_only_entries_that_do_not_count_have_a_mark_in_the_log(redis_client: redis.Redis) -> None:
     log, sent = log_in(redis_client), [candidate("a", 1), candidate("b", 2)._replace(is_comparable=False)]
     log.append(sent, None)
     fields = [b"i", b"a", b"d", sent[0].digest, b"v", sent[0].vector.tobytes()]

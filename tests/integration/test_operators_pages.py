@@ -109,7 +109,7 @@ def commands(*, reading_queues: bool) -> Iterator[Line]:
 
 
 @pytest.mark.slow
-def test_commands_of_the_operators_pages_do_what_they_say(fleet: Fleet) -> None:
+def test_commands_on_the_operators_pages_work_as_described(fleet: Fleet) -> None:
     failed = {}
     reading_queues = fleet.settings["operator"].results.via == "queue"
     for line in commands(reading_queues=reading_queues):

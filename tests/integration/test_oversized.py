@@ -96,7 +96,7 @@ def test_the_newest_hundred_are_kept(keep: Keep, redis_client: redis.Redis) -> N
     assert redis_client.ttl(OVERSIZED) > 0
 
 
-def test_they_take_a_quarter_of_maxmemory_at_most(keep: Keep, limit_memory: Callable[[int], object]) -> None:
+def test_oversized_messages_take_at_most_a_quarter_of_maxmemory(keep: Keep, limit_memory: Callable[[int], object]) -> None:
     messages = [bytes([number]) * (6 * MIB) for number in range(2)]
     limit_memory(40 * MIB)
     assert keep(messages) == messages[1:]

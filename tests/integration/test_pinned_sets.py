@@ -62,7 +62,7 @@ def test_a_set_is_replaced_as_a_whole_and_belongs_to_its_space(
     assert store.all_pinned_sets() == []
 
 
-def test_what_was_begun_and_not_finished_expires_and_leaves_the_set(
+def test_an_unfinished_replacement_expires_and_leaves_the_set_unchanged(
     store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep(store, "tasks", pinned(1))
@@ -76,7 +76,9 @@ def test_what_was_begun_and_not_finished_expires_and_leaves_the_set(
 
 
 @pytest.mark.parametrize("field", ["kind", "ids:0", "vectors:0", "entries"])
-def test_a_set_that_somebody_has_changed_is_none(store: Store, redis_client: redis.Redis, keys: Keys, field: str) -> None:
+def test_a_set_that_somebody_has_changed_counts_as_missing(
+    store: Store, redis_client: redis.Redis, keys: Keys, field: str
+) -> None:
     keep(store, "tasks", pinned(1, 2))
     redis_client.hset(keys.pinned_set("space", "tasks"), field, "0")
     assert store.pinned_sets("space").read("tasks") is None
@@ -113,7 +115,9 @@ def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(words: Setti
         ("tasks", json.dumps(minimal_payload()) + '\n{"no": "trace"}\n', "line 2: "),
     ],
 )
-def test_what_cannot_be_pinned_is_refused(words: Settings, store: Store, name: str, lines: str, message: str) -> None:
+def test_texts_and_traces_that_cannot_be_pinned_are_refused(
+    words: Settings, store: Store, name: str, lines: str, message: str
+) -> None:
     refused = command(words, "cache", "pin", name, "-", stdin=lines)
     assert refused.exit_code == 2
     assert message in refused.stderr

@@ -15,7 +15,9 @@ from tests.support.processes import PATIENCE_S, at_work, wait_until
 from tests.support.traces import fresh_samples, new_id
 
 
-def test_a_plain_trace_is_decided_once_whoever_else_submits_it(on_broker: SettingsWith, store: Store, tmp_path: Path) -> None:
+def test_a_plain_trace_is_decided_once_even_if_others_submit_it_too(
+    on_broker: SettingsWith, store: Store, tmp_path: Path
+) -> None:
     settings, traces = on_broker(), fresh_samples(3)
     plain = [json.dumps(trace).encode() for trace in traces]
     with at_work(settings, tmp_path) as (worker, client):

@@ -87,7 +87,7 @@ def ids_of(made: Iterable[Decision]) -> list[str]:
     return [decision.trace_id for decision in made]
 
 
-def test_what_the_body_does_not_finish_is_delivered_again_and_copies_are_dropped(settings_of: SettingsWith) -> None:
+def test_decisions_whose_body_does_not_finish_are_delivered_again_and_copies_are_dropped(settings_of: SettingsWith) -> None:
     settings, made = settings_of(), decisions(COUNT)
     assert all(publish(settings, [*made[:3], *made]))
     with closing(read(settings)) as reader:
@@ -135,7 +135,7 @@ def test_a_server_that_was_never_reached_is_an_error(settings: Settings) -> None
         next(read_decisions(settings=nowhere))
 
 
-def test_a_consumer_gets_what_a_dead_one_did_not_acknowledge(
+def test_a_consumer_gets_entries_that_a_dead_one_did_not_acknowledge(
     settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams = with_changed(settings, **STREAMS)

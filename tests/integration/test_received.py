@@ -73,14 +73,16 @@ def test_decisions_that_are_not_logged_are_counted_and_dead_letters_are_logged(
     assert {line["trace_id"] for line in lines} == (accepted if logged == "accepted" else set())
 
 
-def test_a_worker_has_in_flight_what_fills_the_passes_of_its_engine(settings: Settings, store: Store, tmp_path: Path) -> None:
+def test_a_worker_has_enough_in_flight_to_fill_the_passes_of_its_engine(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
     changed = with_changed(settings, worker__concurrency=4)
     with at_work(changed, tmp_path, variables={"EMBED_S": "2", "PASS_TEXTS": "10"}) as (_, client):
         client.submit_many(fresh_samples(60), timeout_s=PATIENCE_S)
         wait_until(lambda: [report.in_flight for report in store.worker_reports()] == [30])
 
 
-def test_a_dead_letter_names_the_worker_and_the_wait_where_somebody_says_it(
+def test_a_dead_letter_names_its_worker_and_its_wait_if_known(
     settings: Settings, redis_client: redis.Redis, store: Store, tmp_path: Path
 ) -> None:
     envelope: dict[str, Any] = {

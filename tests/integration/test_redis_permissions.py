@@ -301,7 +301,7 @@ def test_a_team_writes_to_its_queue_alone_and_workers_take_from_all(server: Ship
 
 
 @pytest.mark.parametrize("queue", ["traces", "traces.search"])
-def test_who_submits_to_a_queue_with_a_limit_may_count_what_waits_there(server: Shipped, tmp_path: Path, queue: str) -> None:
+def test_producers_to_a_queue_with_a_limit_may_count_its_messages(server: Shipped, tmp_path: Path, queue: str) -> None:
     queues = {queue: {"limit": 10}}
     _load_scripts(server)
     of_client, of_serve = fresh_samples(2)
@@ -333,7 +333,7 @@ def test_the_scaler_counts_waiting_messages_and_cannot_read_them(server: Shipped
         admin.acl_deluser("scaler")
 
 
-def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server: Shipped) -> None:
+def test_strangers_are_refused_from_everywhere_in_the_words_of_redis(server: Shipped) -> None:
     address = socket.gethostbyname(socket.gethostname())
     with redis.Redis.from_url(server.url("worker", address)) as client:
         assert client.ping()
@@ -349,7 +349,7 @@ def test_who_is_no_user_is_refused_from_everywhere_in_the_words_of_redis(server:
         assert "wrong-password" not in str(refused.value)
 
 
-def test_a_refusal_has_the_words_of_redis_and_of_no_trace(server: Shipped) -> None:
+def test_a_refusal_quotes_redis_and_no_trace(server: Shipped) -> None:
     submission = Submission("kp:trace:1", b"digest", b"marker")
     with (
         Store.open(server.settings("producer")) as store,

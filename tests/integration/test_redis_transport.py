@@ -103,7 +103,7 @@ def test_a_rejected_message_returns_byte_for_byte_and_counts_its_deliveries(
         assert everything(redis_client) == [b"traces"]
 
 
-def test_a_dead_consumers_messages_are_redelivered_noted_or_not(
+def test_a_dead_consumers_messages_are_redelivered_whether_noted_or_not(
     connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
     publish(connection, {"a": 1})

@@ -100,7 +100,7 @@ def test_a_queue_counts_as_full_only_while_something_waits_for_room(limited: Set
         wait_until(lambda: not publisher.full())
 
 
-def test_a_decision_for_review_is_published_also_where_settings_have_no_reviews(on_broker: SettingsWith) -> None:
+def test_a_decision_for_review_is_published_even_if_settings_name_no_reviews(on_broker: SettingsWith) -> None:
     settings = on_broker()
     with make_celery(settings) as app, Store.open(settings) as store:
         publish(Publisher(app, settings, store), decision("kp:trace:close", outcome="review"))

@@ -49,7 +49,9 @@ def test_a_sampled_decision_goes_where_its_outcome_goes_if_review_is_not_publish
 
 
 @pytest.mark.parametrize("full", ["review", "accepted"])
-def test_while_either_queue_is_full_it_waits_and_leaves_no_copies(on_broker: SettingsWith, full: Outcome) -> None:
+def test_a_sampled_decision_waits_while_either_queue_is_full_and_leaves_no_copies(
+    on_broker: SettingsWith, full: Outcome
+) -> None:
     settings = on_broker(review__sample=0.5, queues__results_limit=3)
     filling = [decision(f"kp:trace:filling-{number}", outcome=full) for number in range(5)]
     with make_celery(settings) as app, Store.open(settings) as store:

@@ -160,7 +160,7 @@ def test_a_run_that_makes_no_trace_is_dead_with_its_spans_and_the_reason(server:
     assert export["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == misread
 
 
-def test_a_dead_run_is_replayed_by_the_settings_of_then(settings: Settings, tmp_path: Path) -> None:
+def test_a_dead_run_is_replayed_with_the_settings_of_its_time(settings: Settings, tmp_path: Path) -> None:
     run_id, root, late = new_run(), "00000000000000aa", "00000000000000bb"
     spans = [chat_span(run_id) | {"spanId": root}, chat_span(run_id, root, said="I look.")]
     with at_work(settings, tmp_path):
@@ -225,13 +225,13 @@ def test_runs_of_which_no_span_is_stored_are_dead_each(server: HttpServer) -> No
     assert [server.status(run_id)["reason"] for run_id in runs] == ["invalid", "invalid"]
 
 
-def test_zeros_are_no_id(server: HttpServer) -> None:
+def test_ids_of_zeros_are_invalid(server: HttpServer) -> None:
     span = chat_span(new_run())
     partly = server.export({**span, "traceId": "0" * 32}, {**span, "spanId": "0" * 16}).json["partialSuccess"]
     assert partly == {"rejectedSpans": "2", "errorMessage": "spans without ids"}
 
 
-def test_what_neither_spans_nor_settings_say_is_assumed_and_the_log_says_so(settings: Settings, tmp_path: Path) -> None:
+def test_fields_that_neither_spans_nor_settings_state_are_assumed_and_logged(settings: Settings, tmp_path: Path) -> None:
     unset = {"serve__confidence": None, "serve__success": None}
     failed = {"status": {"code": 2}}
     with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", **unset) as server:
@@ -263,7 +263,9 @@ def _has_passed(since_s: float, duration_s: float) -> bool:
     return time.monotonic() - since_s > duration_s
 
 
-def test_run_waits_for_what_it_has_begun(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_waits_for_the_work_that_it_has_begun(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The root ends at once, and the rest comes when it is no longer quiet."""
     monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=3.0")
     with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
@@ -434,7 +436,7 @@ def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
         assert answer["trace"]["metadata"]["framework"] == "langchain"
 
 
-def test_half_a_character_in_the_name_of_a_service_stops_no_run() -> None:
+def test_a_lone_surrogate_in_the_name_of_a_service_does_not_stop_its_runs() -> None:
     exported = export_of(chat_span(new_run()), service__name="tide \ud800")
     convert: Any = load((json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000"))[1]
     ((_, spans),) = spans_in(json.dumps(exported).encode(), "application/json", Limits())[0].items()
@@ -477,7 +479,7 @@ def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path
     assert TOKEN not in (tmp_path / "server.log").read_text("utf-8")
 
 
-def test_a_token_speaks_later_for_the_traces_alone_that_came_with_it(settings: Settings, tmp_path: Path) -> None:
+def test_a_token_may_send_late_outcomes_only_of_traces_that_came_with_it(settings: Settings, tmp_path: Path) -> None:
     file, (trace,) = tmp_path / "tokens", fresh_samples(1)
     file.write_text(f"{TOKEN}\n{TOKEN}-of-others\n")
     own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
@@ -542,7 +544,7 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, 
     ("content", "mode", "expected"),
     [("", 0o600, "a token"), ("short", 0o600, "a token"), (f"{TOKEN} a b", 0o600, "a token"), (TOKEN, 0o602, "write")],
 )
-def test_a_file_of_tokens_that_is_none_or_that_others_can_write_to_is_refused(
+def test_an_invalid_file_of_tokens_or_one_that_others_can_write_to_is_refused(
     content: str, mode: int, expected: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens"
@@ -562,7 +564,9 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server:
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_what_the_server_does_is_counted(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_spans_and_runs_of_the_server_are_counted(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN)
     # The server has the port after that of a worker.
@@ -699,7 +703,7 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
 
 
-def test_a_run_that_grows_while_it_is_converted_is_charged_with_no_attempt(settings: Settings) -> None:
+def test_a_run_that_grows_during_its_conversion_is_not_charged_with_an_attempt(settings: Settings) -> None:
     with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
         for number in range(0, 10, 2):
             collecting.runs.store("r", [ReceivedSpan(f"{number:016x}", b"{}")])
@@ -753,7 +757,7 @@ def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
     assert store.ledger.counts() == (1, 0, 0, 1)
 
 
-def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
+def test_a_run_that_waits_for_the_broker_is_not_charged_with_an_attempt(
     settings: Settings, keys: Keys, redis_client: redis.Redis
 ) -> None:
     away = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001, "broker__url": "redis://127.0.0.1:1/0"})
@@ -768,7 +772,7 @@ def test_a_run_that_waits_for_the_broker_is_charged_with_no_attempt(
     assert redis_client.hget(keys.run(run_id), ":attempts") is None
 
 
-def test_what_is_not_installed_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_not_installed_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     for name in [name for name in sys.modules if name.startswith("kp_scorer.serve.")]:
         monkeypatch.delitem(sys.modules, name)

@@ -106,7 +106,7 @@ def decide_by_words(settings: Settings, store: Store) -> None:
     decider.decide([decode_trace(each, Limits()) for each in ASKED])
 
 
-def test_what_a_fleet_has_accepted_is_found_by_its_vectors(settings: Settings, store: Store) -> None:
+def test_runs_that_a_fleet_has_accepted_are_found_by_their_vectors(settings: Settings, store: Store) -> None:
     fleet = with_changed(settings, embedding__embedder="words")
     decide_by_words(settings, store)
     store.ledger.label({"kp:trace:copy": False})

@@ -80,7 +80,7 @@ def everything(client: redis.Redis) -> str:
 
 @pytest.mark.parametrize("via", ["queue", "stream"])
 @pytest.mark.parametrize("option", ["--agent", "--namespace"])
-def test_all_of_a_subject_is_exported_and_erased_and_nothing_of_others(
+def test_all_data_of_a_subject_is_exported_and_erased_and_no_data_of_others(
     settings: Settings, store: Store, redis_client: redis.Redis, via: str, option: str, tmp_path: Path
 ) -> None:
     # Others' decisions name the nearest trace by its id, until they expire.

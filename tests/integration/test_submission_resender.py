@@ -88,7 +88,7 @@ def test_a_trace_decided_meanwhile_is_not_resent(scene: Scene) -> None:
     assert sorted(scene.states()) == ["decided", "pending"]
 
 
-def test_a_trace_that_cannot_be_resent_keeps_no_other_from_it(scene: Scene) -> None:
+def test_a_trace_that_cannot_be_resent_does_not_keep_others_from_being_resent(scene: Scene) -> None:
     def refuse_one(trace_id: str) -> None:
         if trace_id == FIRST:
             raise ValueError("no broker takes this")

@@ -50,7 +50,7 @@ def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Syst
     assert worker.events("supervisor_not_told") == []
 
 
-def test_a_systemd_is_fed_no_more_often_than_it_asks(systemd: Systemd) -> None:
+def test_systemd_is_notified_no_more_often_than_it_asks(systemd: Systemd) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "60000000"})
     # Fed twice at once, within half of the interval, it sends one.
     supervisor.feed()
@@ -60,7 +60,7 @@ def test_a_systemd_is_fed_no_more_often_than_it_asks(systemd: Systemd) -> None:
 
 
 @pytest.mark.parametrize("watchdog", [{}, {"WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "often"}])
-def test_a_systemd_that_does_not_watch_this_process_is_not_fed(systemd: Systemd, watchdog: dict[str, str]) -> None:
+def test_a_systemd_that_does_not_watch_this_process_is_not_notified(systemd: Systemd, watchdog: dict[str, str]) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.address, **watchdog})
     supervisor.feed()
     supervisor.notify("READY=1")

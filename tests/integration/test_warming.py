@@ -104,7 +104,9 @@ def test_a_fleet_under_load_changes_its_embedder_and_no_window_is_shorter(
     assert not redis_client.exists(keys.copies)
 
 
-def test_copies_are_erased_and_so_is_what_their_reader_makes_of_them(settings: Settings, store: Store, tmp_path: Path) -> None:
+def test_copies_are_erased_and_so_are_the_vectors_that_their_reader_made(
+    settings: Settings, store: Store, tmp_path: Path
+) -> None:
     store.copies.begin(Event())
     with pytest.raises(ServiceUnavailable, match="another process"):
         store.copies.begin(Event())

@@ -81,7 +81,7 @@ MINI_WITH_CALLS: Final[Json] = MINI | {
 }
 
 
-def test_each_is_recognised_and_says_the_same() -> None:
+def test_each_format_is_recognised_and_gives_the_same_trace() -> None:
     for sources in (CLAUDE, CODEX, [ATIF], [MINI], [MINI_WITH_CALLS]):
         (trace,) = converted("", *sources)
         assert trace["task"]["objective"] == "When is high water?"
@@ -100,7 +100,7 @@ def test_ids_are_those_of_the_sessions() -> None:
     assert atif["metadata"]["framework"] == "pilot"
 
 
-def test_what_a_subagent_does_is_a_run_of_its_own() -> None:
+def test_work_of_a_subagent_is_a_run_of_its_own() -> None:
     inner = [line | {"isSidechain": True, "agentId": "b2"} for line in CLAUDE[2:]]
     ids = [trace["id"].removeprefix("kp:trace:claude-code:") for trace in converted("", *CLAUDE, *inner)]
     assert ids == ["s1", "s1:b2"]
@@ -225,7 +225,7 @@ MORE: Final = (
 )
 
 
-def test_a_fork_is_a_run_of_its_own_and_what_it_repeats_counts_once() -> None:
+def test_a_fork_is_a_run_of_its_own_and_lines_that_it_repeats_count_once() -> None:
     (alone,) = converted("", *forked(*MORE))
     assert alone["id"] == "kp:trace:codex:c2"
     assert steps_in(alone)[-2:] == [("observation", "And tomorrow?"), ("thought", "At 05:01.")]
@@ -301,7 +301,7 @@ PROGRAM: Final = [
 ]
 
 
-def test_what_the_program_says_is_neither_the_users_nor_the_agents() -> None:
+def test_texts_of_the_program_are_neither_the_users_nor_the_agents() -> None:
     failed = of_claude("assistant", [{"type": "text", "text": "API Error: 500"}], isApiErrorMessage=True)
     stopped = of_claude("user", [{"type": "text", "text": "[Request interrupted by user]"}])
     reminded = [
@@ -313,7 +313,7 @@ def test_what_the_program_says_is_neither_the_users_nor_the_agents() -> None:
     assert steps_in(trace) == [("thought", "At 04:12.")]
 
 
-def test_command_with_arguments_is_what_the_user_asked() -> None:
+def test_command_with_arguments_is_the_request_of_the_user() -> None:
     command = "<command-message>review</command-message><command-name>/review</command-name><command-args>the PR</command-args>"
     (trace,) = converted("", of_claude("user", command), *CLAUDE[-1:])
     assert trace["task"]["objective"] == "/review the PR"

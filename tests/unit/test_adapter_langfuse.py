@@ -285,7 +285,7 @@ EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8"
 
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"there are no real exports in {EXPORTS}")
 @pytest.mark.parametrize("name", sorted(EXPECTED))
-def test_a_real_run_becomes_what_a_person_reads_in_it(name: str) -> None:
+def test_a_real_run_becomes_the_trace_that_a_person_would_write(name: str) -> None:
     (trace,) = converted("langfuse", json.loads((EXPORTS / name).read_text("utf-8")))
     expected, objective = EXPECTED[name], trace["task"]["objective"]
     assert expected["objective_contains"] in objective

@@ -682,7 +682,7 @@ def test_tool_whose_span_has_another_id_and_no_arguments_is_the_one_that_the_mod
     ]
 
 
-def test_what_a_recorder_wraps_is_unwrapped() -> None:
+def test_wrapped_values_are_unwrapped() -> None:
     returned = {"content": "Error: no wind", "type": "tool", "tool_call_id": "call_1"}
     constructor = {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "ToolMessage"], "kwargs": returned}
     beside = {"tags": ["seq:step:1"], "kwargs": {"name": "get_wind"}}

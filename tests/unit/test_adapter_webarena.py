@@ -23,7 +23,7 @@ RUN: Final[Json] = {"task_id": 3, "intent": "What does the cheapest rope cost?",
 
 @pytest.mark.parametrize("steps", [STEPS, TAKING_TURNS], ids=["steps with both", "states and actions in turn"])
 @pytest.mark.parametrize("key", ["intent", "objective", "task"])
-def test_what_is_seen_comes_before_what_is_done(key: str, steps: list[Json]) -> None:
+def test_an_observation_comes_before_the_action_of_its_step(key: str, steps: list[Json]) -> None:
     (trace,) = converted("", {key: RUN["intent"], "trajectory": steps})
     assert trace["task"]["objective"] == RUN["intent"]
     assert steps_in(trace) == [

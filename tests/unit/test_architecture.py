@@ -185,7 +185,7 @@ def test_tiers_of_tests_import_their_support_and_themselves_alone() -> None:
     assert sideways == []
 
 
-def test_what_is_out_of_order_is_found() -> None:
+def test_violations_of_the_rules_are_found() -> None:
     assert upward(imports_in(PACKAGE), FLOORS[::-1])
     assert homeless(FLOORS[1:])
     there, back = Import("house.hall", "house.attic", "hall.py:1"), Import("house.attic", "house.hall", "attic.py:1")

@@ -31,7 +31,7 @@ def test_the_arguments_of_a_call_are_read(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", SENT)
-def test_a_result_is_stored_for_who_may_wait_for_it(row: dict[str, Any]) -> None:
+def test_a_result_is_stored_for_a_producer_that_may_wait_for_it(row: dict[str, Any]) -> None:
     message = received(row["message"])
     # Celery 4.4 does not say, and its first protocol cannot.
     is_wanted = row["case"] in ("default", "asked") and not row["celery"].startswith("4.")

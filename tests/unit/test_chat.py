@@ -49,7 +49,7 @@ def test_a_chat_comes_back_as_it_was_with_its_system_text_and_its_tools() -> Non
     assert read == Chat(named, [TOOL])
 
 
-def test_arguments_are_texts_that_give_back_what_went_in() -> None:
+def test_arguments_are_texts_that_parse_to_the_original_values() -> None:
     odd = {
         "role": "assistant",
         "content": None,
@@ -112,7 +112,7 @@ def any_value(content: str | list[str]) -> Json:
         | {"ai.prompt.tools": [json.dumps(TOOL["function"] | {"type": "function"})]},
     ],
 )
-def test_spans_say_them_in_attributes(attributes: dict[str, str | list[str]]) -> None:
+def test_attributes_of_spans_supply_the_system_text_and_the_tools(attributes: dict[str, str | list[str]]) -> None:
     messages = {
         "gen_ai.operation.name": "chat",
         "gen_ai.input.messages": json.dumps(MESSAGES[1:2]),
@@ -146,7 +146,7 @@ def test_recorders_show_a_system_message_in_their_own_way(system: object) -> Non
     assert read.messages[0] == {"role": "system", "content": "Never guess."}
 
 
-def test_an_event_of_a_span_says_a_system_text() -> None:
+def test_a_system_text_in_an_event_of_a_span_is_read() -> None:
     event = {
         "name": "gen_ai.system.message",
         "attributes": [{"key": "content", "value": any_value('[{"text": "Never guess."}]')}],
@@ -166,7 +166,7 @@ def test_no_argument_and_no_answer_is_taken_for_an_instruction() -> None:
     assert [message["role"] for message in read.messages] == ["user", "assistant"]
 
 
-def test_results_are_those_of_their_calls_and_without_one_what_the_agent_is_told() -> None:
+def test_results_belong_to_their_calls_and_results_without_a_call_are_messages_to_the_agent() -> None:
     event = {"role": "tool", "tool_call_id": "", "content": "The harbour opens."}
     read = chat({"messages": [MESSAGES[1], event, MESSAGES[2], *MESSAGES[4:6]]})
     assert [(message["role"], message.get("tool_call_id")) for message in read.messages] == [

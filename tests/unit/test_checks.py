@@ -175,7 +175,7 @@ def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.Monkey
         ("broken", "checks: broken cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
     ],
 )
-def test_what_cannot_be_loaded_is_an_error_at_the_start(name: str, expected: str) -> None:
+def test_checks_that_cannot_be_loaded_are_an_error_at_the_start(name: str, expected: str) -> None:
     with pytest.raises(SettingsError) as caught:
         Scorer(load_settings({**WITHOUT_EMBEDDER, "checks.own": {name: "note"}}))
     assert str(caught.value) == expected
@@ -273,7 +273,7 @@ def test_a_hostile_text_costs_no_more_than_its_length(secrets: Checks, filler: s
     assert result.failure is None
 
 
-def test_a_long_name_of_many_values_costs_no_more_than_they_do(secrets: Checks) -> None:
+def test_a_long_name_of_many_values_costs_no_more_than_the_values(secrets: Checks) -> None:
     result = result_of(secrets, "steps.0.input", {"n" * 90_000: [0] * 9_000})
     assert (result.failure, result.kinds) == (None, {})
 

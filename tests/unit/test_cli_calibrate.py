@@ -137,7 +137,7 @@ def test_labels_compare_the_score_with_a_set_at_the_same_share(tmp_path: Path, m
     assert "by `kp-scorer keep --best 5%` 5 of 5 with a label are good, of 5 different tasks" in note, done.output
 
 
-def test_a_threshold_that_a_gate_passes_over_is_suggested_with_a_note(file: Path) -> None:
+def test_a_threshold_that_a_gate_ignores_is_suggested_with_a_note(file: Path) -> None:
     gate = GateResult(adds=0.5, bar=0.7, share=0.1, eligible=True, nearest=None, as_of="0-0")
     gated = jsonl_file(file.with_name("gated.jsonl"), *(each.model_copy(update={"gate": gate}) for each in DECISIONS))
     for path, is_noted in ((file, False), (gated, True)):

@@ -97,7 +97,7 @@ CALLING: Final = assistant(None, call("c", "mail", "{}"))
     ],
     ids=["nothing", "no agent", "tools and recoveries", "a chat that goes on", "what is left out"],
 )
-def test_what_is_converted_is_counted(content: bytes, note: str) -> None:
+def test_converted_runs_are_counted(content: bytes, note: str) -> None:
     done = run(content, "--success")
     assert (done.exit_code, done.stderr) == (0, note)
 
@@ -116,7 +116,7 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     assert "line 2: metadata.success: expected --success or --failed: no source says it\n" in done.stderr
 
 
-def test_what_nothing_says_is_assumed_and_noted(tmp_path: Path) -> None:
+def test_fields_that_nothing_states_are_assumed_and_noted(tmp_path: Path) -> None:
     file = tmp_path / "chats.jsonl"
     file.write_bytes(json_lines(CHAT, [user("Any news?"), assistant("None.")]))
     os.utime(file, (1_767_225_600, 1_767_225_600))
@@ -200,7 +200,7 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     assert f"{mute}: line 2: $: expected" in done.stderr
 
 
-def test_what_a_folder_has_and_is_no_file_is_named(tmp_path: Path) -> None:
+def test_entries_of_a_folder_that_are_not_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines(CHAT))
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
@@ -282,7 +282,7 @@ def test_long_run_is_cut_to_the_limits() -> None:
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_what_is_given_as_it_comes_is_converted_as_it_comes(indent: int | None) -> None:
+def test_input_that_arrives_piece_by_piece_is_converted_as_it_arrives(indent: int | None) -> None:
     reading, writing = os.pipe()
     with open(reading, "rb") as stream, open(writing, "wb", buffering=0) as source:  # noqa: PTH123 - of descriptors
         lines = read_traces(stream, LIMITS, Conversion(SUPPLIED, LIMITS))

@@ -92,7 +92,7 @@ LONG: Final = "x" * (2 * LIMITS.message_bytes)
     ],
     ids=lambda part: ascii(part)[:30],
 )
-def test_to_be_converted_are_lines_and_documents_of_any_json(raw: bytes, values: list[tuple[int, object]]) -> None:
+def test_lines_and_documents_of_any_json_may_be_converted(raw: bytes, values: list[tuple[int, object]]) -> None:
     read = values_read(io.BufferedReader(io.BytesIO(raw)))
     assert [(number, INVALID if isinstance(value, InvalidTrace) else value) for number, value in read] == values
 
@@ -209,7 +209,7 @@ def test_zstandard_frames_are_read_as_one_and_refused_if_cut_off_or_too_large() 
             read(raw)
 
 
-def test_without_what_unpacks_zstandard_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_the_package_that_unpacks_zstandard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kp_scorer.cli.unpacking._zstd", None)
     with pytest.raises(click.BadParameter, match=r"pip install backports\.zstd"):
         read(b"\x28\xb5\x2f\xfd")

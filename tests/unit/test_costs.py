@@ -64,7 +64,7 @@ def test_values_are_counted_without_parsing(value: object, ascii_alone: bool, in
 
 @given(VALUES, st.booleans(), st.sampled_from([None, 1]))
 @example("\b/\x01\x1f\u20ac\ud800\U0001f600\\u0041 \t", True, None)
-def test_least_bytes_are_no_more_than_the_smallest_encoding(value: object, ascii_alone: bool, indent: int | None) -> None:
+def test_compact_bytes_are_no_more_than_the_smallest_encoding(value: object, ascii_alone: bool, indent: int | None) -> None:
     raw = json.dumps(value, ensure_ascii=ascii_alone, indent=indent).encode("utf-8", "surrogatepass").replace(b"/", b"\\/")
     shortest = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     least = compact_bytes(raw, LIMITS.values)

@@ -138,7 +138,7 @@ SUBMISSIONS: Final = st.builds(
 
 
 @given(st.lists(SUBMISSIONS, max_size=12), st.lists(st.integers(1, 5), min_size=12, max_size=12), st.integers(1, 6))
-def test_batches_decide_as_one_by_one(traces: list[ReasoningTrace], sizes: list[int], max_elements: int) -> None:
+def test_batches_decide_like_single_traces(traces: list[ReasoningTrace], sizes: list[int], max_elements: int) -> None:
     window = Window(max_elements, ttl_ms=60_000, slack_elements=50, slack_ms=60_000)
     alone, batching = word_decider(window=window), word_decider(window=window)
     one_by_one = [decided for trace in traces for decided in alone.decide([trace])]

@@ -161,7 +161,7 @@ def test_texts_of_any_length_share_a_pass_where_the_engine_packs() -> None:
     assert [texts for texts, _ in embedder.passes[1:]] == [["a b c d e", "f g", "l"], ["h i j k"]]
 
 
-def test_what_is_packed_does_not_wait_for_the_pass_before() -> None:
+def test_packed_texts_do_not_wait_for_the_pass_before() -> None:
     with running(embedder := GatedEmbedder(packs=True)) as stages:
         stages.submit("first")
         wait_until(lambda: embedder.passes == [(["first"], False)])
@@ -251,7 +251,7 @@ def test_traces_beyond_two_groups_are_not_leased() -> None:
         assert all(isinstance(end, Decision) for end in stages.wait_for_ends(30).values())
 
 
-def test_what_is_decided_already_does_not_wait_for_the_engine() -> None:
+def test_decided_traces_do_not_wait_for_the_engine() -> None:
     with running(embedder := GatedEmbedder()) as stages:
         stages.submit("decided")
         embedder.gate.release()

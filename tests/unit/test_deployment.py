@@ -106,7 +106,7 @@ def test_the_lock_has_hashes_of_all_but_torch_and_what_builds_the_package() -> N
     assert set(read["build-system"]["requires"]) <= {pin for pin, _, _ in entries}
 
 
-def test_all_that_is_installed_for_users_is_verified() -> None:
+def test_all_packages_installed_for_users_are_verified() -> None:
     printed = subprocess.run(
         ["make", "--dry-run", "--always-make", "dev", "torch"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
@@ -186,13 +186,13 @@ def test_every_image_has_a_version_and_ours_is_this_one(services: dict[str, dict
     assert versions["worker"] == tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 
-def test_workers_are_given_settings_that_exist_and_their_time_to_stop(services: dict[str, dict[str, Any]]) -> None:
+def test_deployed_workers_get_existing_settings_and_time_to_stop(services: dict[str, dict[str, Any]]) -> None:
     worker = services["worker"]
     assert list(unknown_settings(worker["environment"])) == []
     assert int(worker["stop_grace_period"].removesuffix("s")) >= Settings().worker.grace_s + 5
 
 
-def test_the_server_is_given_settings_that_exist_and_needs_its_token(
+def test_the_deployed_server_gets_existing_settings_and_needs_its_token(
     services: dict[str, dict[str, Any]], secrets: Path
 ) -> None:
     server = services["serve"]

@@ -116,7 +116,7 @@ def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Pat
     assert not target.exists() or target.read_text() == "precious"
 
 
-def test_output_replaces_what_is_there(tmp_path: Path) -> None:
+def test_output_replaces_an_existing_file(tmp_path: Path) -> None:
     file = tmp_path / "named"
     for text in ("a long text", "short"):
         with open_output(str(file)) as write:
@@ -175,7 +175,7 @@ GROUPS: Final = {
 
 
 @pytest.mark.parametrize("case", GROUPS)
-def test_a_users_private_group_may_write_and_no_other(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_users_private_group_may_write_to_a_file(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group, is_accepted = GROUPS[case]
     (file := tmp_path / "tokens").touch()
     file.chmod(0o664)

@@ -170,12 +170,12 @@ def test_traces_decided_together_rest_on_each_other() -> None:
 
 
 @pytest.mark.parametrize(("requires", "admitted"), [("success", [True, False]), (0.5, [False, True])])
-def test_requirement(requires: float, admitted: list[bool]) -> None:
+def test_the_requirement_is_success_or_a_least_outcome_dimension(requires: float, admitted: list[bool]) -> None:
     policy = GatePolicy(share=0.1, requires=requires)
     assert [policy.admits(success, outcome) for success, outcome in ((True, 0.4), (False, 0.6))] == admitted
 
 
-def test_what_was_kept_long_ago_keeps_out_nothing() -> None:
+def test_traces_that_were_kept_long_ago_do_not_keep_others_out() -> None:
     fleet = Fleet(GatePolicy(share=0.1, bar=0.5))
     assert one_at_a_time(fleet, (EAST, True)) == [True]
     for weeks, expected in ((1, 0.29), (2, 0.5), (4, 0.75), (9, 1)):
@@ -368,7 +368,7 @@ def test_notes_make_room_like_kept_traces() -> None:
 
 
 @given(st.lists(STEPS, min_size=1, max_size=5), st.data())
-def test_an_audit_notices_what_does_not_follow_from_the_facts(steps: list[Step], data: st.DataObject) -> None:
+def test_an_audit_notices_figures_that_do_not_follow_from_the_facts(steps: list[Step], data: st.DataObject) -> None:
     fleet = Fleet(GatePolicy(0.3))
     gate = fleet.gate()
     for step in steps:

@@ -36,7 +36,7 @@ def outcomes(decisions: Sequence[Decision]) -> list[str]:
     return [decision.outcome for decision in decisions]
 
 
-def test_a_copy_is_rejected_whatever_its_score_and_nothing_makes_it_pass() -> None:
+def test_a_copy_is_rejected_whatever_its_score_and_no_change_makes_it_pass() -> None:
     *others, copy = decide(Policy(threshold=ACCEPT_ALL, copies="reject"), *traces_about("invoice", "parcel", "invoice"))
     assert [(decision.outcome, decision.guards[0].fired) for decision in others] == [("accepted", False)] * 2
     assert (copy.outcome, copy.guards[0].fired) == ("rejected", True)
@@ -84,7 +84,7 @@ def test_a_copy_stays_one_where_decisions_do_not_name_others() -> None:
     assert decide_again(copy, policy) == copy
 
 
-def test_an_explanation_names_the_guard_and_what_it_would_take() -> None:
+def test_an_explanation_names_the_guard_and_the_change_that_would_pass_it() -> None:
     policy = Policy(threshold=0.3, min_novelty=0.6, max_confidence=0.8)
     *_, near = decide(policy, *traces_about("invoice", "invoice ledger"))
     lines = list(decided_words(near, {near.trace_id: make_trace(objective="invoice ledger")}))
@@ -117,7 +117,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     assert suggestion.accepted.value <= unguarded
 
 
-def test_a_report_counts_what_guards_reject_and_never_as_nearly_accepted() -> None:
+def test_a_report_counts_traces_that_guards_reject_and_never_as_nearly_accepted() -> None:
     decisions = decisions_with_copies(Policy(threshold=ACCEPT_ALL, copies="reject"))
     guarded = sum(decision.is_guarded for decision in decisions)
     analysis = analyse(decisions, 0)

@@ -261,7 +261,7 @@ def test_a_call_of_a_model_in_any_shape(shape: str, record: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_a_run_got_in_any_shape_is_its_objective(shape: str) -> None:
+def test_input_of_a_run_in_any_shape_is_its_objective(shape: str) -> None:
     got, put = SHAPES[shape]
     trace = trace_of(observation("CHAIN", "run", 0, input=json.dumps(got), output=put))
     assert trace["task"]["objective"] == ASKED
@@ -269,7 +269,7 @@ def test_what_a_run_got_in_any_shape_is_its_objective(shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["chat completions", "responses", "gemini"])
-def test_answers_beside_what_was_asked_and_lines_of_a_batch_are_read(shape: str) -> None:
+def test_answers_recorded_beside_their_questions_and_lines_of_a_batch_are_read(shape: str) -> None:
     got, put = SHAPES[shape]
     assert isinstance(got, dict)
     assert isinstance(put, dict)
@@ -319,12 +319,12 @@ def test_chat_of_one_text_is_a_run_with_its_calls(arguments: str) -> None:
         {"kwargs": {"question": ASKED}},
     ],
 )
-def test_objective_is_what_the_user_asked_without_what_it_is_wrapped_in(wrapped: Json) -> None:
+def test_objective_is_the_request_of_the_user_without_its_wrapping(wrapped: Json) -> None:
     trace = trace_of(observation("CHAIN", "run", 0, input=wrapped, output={"answer": ANSWER, "steps": []}))
     assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, [("thought", ANSWER)])
 
 
-def test_run_says_better_than_its_models_what_was_asked() -> None:
+def test_the_outermost_span_has_the_question_in_better_words_than_the_models() -> None:
     prompts = [by("user", SYSTEM), by("user", f"Question: {ASKED} Answer in German.")]
     run = observation("AGENT", "run", 0, input=ASKED, output=ANSWER)
     trace = trace_of(run, generation(prompts, "Ja.", 1, parentObservationId="run-0"))
@@ -362,7 +362,7 @@ IDENTITY: Final = {"attributes": {"gen_ai.tool.name": "lock_state", "gen_ai.tool
     ],
 )
 @pytest.mark.parametrize("ends_at", ["2026-02-03T08:00:00.500Z", "2026-02-03T08:00:01.750Z"], ids=["before it", "meanwhile"])
-def test_a_call_by_a_model_and_the_tools_span_are_one_whatever_their_ids_and_names(
+def test_a_model_call_and_the_span_of_its_tool_are_one_call_whatever_their_ids_and_names(
     put: Json, name: str, metadata: object, ends_at: str
 ) -> None:
     asked = [by("user", ASKED)]
@@ -403,7 +403,7 @@ def test_span_around_several_calls_of_models_is_no_call() -> None:
 
 
 @pytest.mark.parametrize("returned", [{"type": "lock", "number": 7}, [{"type": "lock", "number": 7}] * 2])
-def test_what_a_tool_returned_of_no_shape_is_kept(returned: object) -> None:
+def test_results_of_tools_in_unknown_shapes_are_kept(returned: object) -> None:
     trace = trace_of(generation([by("user", ASKED), by("tool", returned, tool_call_id="c")], ANSWER))
     assert steps_in(trace)[0] == ("observation", json.dumps(returned, sort_keys=True))
 
@@ -463,7 +463,7 @@ def test_calls_that_lose_their_ids_where_they_are_repeated_are_the_same() -> Non
         assert sorted(contents) == sorted([STEPS[1][2]] * 2 + ["open", "shut", ANSWER])
 
 
-def test_what_is_not_understood_around_the_models_does_not_refuse_the_run() -> None:
+def test_unknown_messages_around_the_models_do_not_refuse_the_run() -> None:
     state = {"messages": [by("user", ASKED), by("narrator", "It rains.")]}
     model = generation([of_type("human", ASKED), {"type": "remove", "id": "x"}], ANSWER, 1)
     trace = trace_of(observation("CHAIN", "run", 0, input=state, output=state), model)

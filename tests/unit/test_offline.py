@@ -131,7 +131,7 @@ def test_how_new_a_text_is_changes_nothing() -> None:
     assert scorer.how_new("bake a cake") == before < 0.1
 
 
-def test_a_success_is_compared_with_successes_alone_where_that_is_set() -> None:
+def test_a_success_is_compared_only_with_successes_if_the_settings_say_so() -> None:
     runs = [(False, 0.9), (True, 0.49), (False, 0.4), (True, 0.5), (True, 0.9), (False, 0.9)]
     traces = [
         minimal_payload(trace_id=f"kp:trace:{place}", objective="pay the invoice", success=success, confidence=confidence)
@@ -171,7 +171,7 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
     assert scorer.score(repeated).novelty.entry == scorer.score(repeated).novelty.entry
 
 
-def test_what_others_record_is_converted_and_scored_in_process() -> None:
+def test_logs_of_other_tools_are_converted_and_scored_in_process() -> None:
     chat = {
         "messages": [{"role": "user", "content": "count the parcels"}, {"role": "assistant", "content": "there are three"}],
         "created": 1_767_225_600,

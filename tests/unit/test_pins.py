@@ -137,14 +137,14 @@ def test_a_set_of_other_vectors_is_refused() -> None:
         decider_with(Shelf(tasks=PinnedSet("texts", ["1"], np.ones((1, 3), np.float32))), limits=REJECTING)
 
 
-def test_a_version_stands_for_all_of_a_set() -> None:
+def test_a_version_stands_for_the_whole_set() -> None:
     first = texts("wash the car", "book a flight")
     others = [first._replace(kind="traces"), first._replace(ids=["1", "3"]), first._replace(vectors=first.vectors[::-1])]
     assert len({each.version for each in (first, *others)}) == 4
     assert texts("wash the car", "book a flight").version == first.version
 
 
-def test_an_audit_recomputes_pinned_traces_and_says_what_it_cannot() -> None:
+def test_an_audit_recomputes_pinned_traces_and_names_those_that_it_cannot() -> None:
     shelf = Shelf(tasks=texts("book a flight"), runs=texts("wash the car", kind="traces"))
     log = MemoryLog(WINDOW)
     decision = decide(decider_with(shelf, limits=NOTED, log=log), "book a flight")

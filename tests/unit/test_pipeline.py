@@ -125,7 +125,7 @@ def raising(error: BaseException) -> Callable[[], Decision | None]:
     return fail
 
 
-def test_what_failed_and_was_completed_later_is_kept_by_nothing(scene: Scene) -> None:
+def test_a_delivery_that_failed_and_was_completed_later_is_freed(scene: Scene) -> None:
     scene.is_away.set()
     failed = weakref.ref(scene.receive())
     wait_until(lambda: scene.tries)
@@ -150,7 +150,7 @@ def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -
     assert len(scene.acknowledger.acknowledged) <= 2
 
 
-def test_an_outage_of_the_store_is_met_by_one_message_per_retry(scene: Scene) -> None:
+def test_in_an_outage_of_the_store_only_one_message_is_tried_per_retry(scene: Scene) -> None:
     tries: list[int] = []
 
     def dead_letter(number: int) -> Callable[[], Decision | None]:

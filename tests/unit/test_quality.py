@@ -48,7 +48,7 @@ def test_with_equal_probabilities_shares_are_counted() -> None:
     assert 0.5 < certain.low < 0.7
 
 
-def test_each_trace_weighs_what_it_stands_for() -> None:
+def test_each_trace_counts_for_the_traces_that_it_stands_for() -> None:
     # Ten traces stand for 100 each, none of them in the part; ten stand for 10 each, all of them in it.
     is_part, probabilities = np.repeat([False, True], 10), np.repeat([0.01, 0.1], 10)
     share = weighted_share(is_part, probabilities)

@@ -31,7 +31,7 @@ PERSONAL = {
 
 
 @pytest.mark.parametrize("kind", PERSONAL)
-def test_what_leads_to_a_person_is_replaced(kind: str) -> None:
+def test_personal_data_is_replaced(kind: str) -> None:
     for text in PERSONAL[kind]:
         for template in ("{}", "Call or write to {} today.", "It is {}.", '{{"contact": "{}"}}'):
             content = template.format(text)
@@ -78,7 +78,7 @@ def test_secrets_are_found_however_often_they_are_escaped() -> None:
         "at-home-care stay--home-alone ./a-Users-guide -Users- /-home-user-x 4111111111111111.5",
     ],
 )
-def test_what_only_looks_like_it_stays(text: str) -> None:
+def test_texts_that_only_look_like_personal_data_stay(text: str) -> None:
     assert redaction().Redactor().redacted(text) == text
 
 

@@ -61,7 +61,7 @@ def test_a_key_speaks_for_one_trace_only() -> None:
         *(("key", each) for each in ("short", "ü" * 16)),
     ],
 )
-def test_a_late_outcome_that_is_none_is_refused_by_field(field: str, value: object) -> None:
+def test_an_invalid_late_outcome_is_refused_by_field(field: str, value: object) -> None:
     with pytest.raises(InvalidTrace) as refused:
         late_outcome(**{field: value})
     assert [problem.field for problem in refused.value.problems] == [field]

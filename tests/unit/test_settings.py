@@ -149,7 +149,7 @@ def test_wrong_value_is_refused_by_name_from_every_source(name: str, value: str,
         ({"results.via": "task", "results.task": "shop.decided"}, []),
     ],
 )
-def test_only_what_holds_rejected_decisions_alone_is_a_ring(flags: dict[str, Any], rings: list[str]) -> None:
+def test_only_queues_of_nothing_but_rejected_decisions_are_rings(flags: dict[str, Any], rings: list[str]) -> None:
     settings = load_settings(flags)
     assert list(filter(settings.is_ring, dict.fromkeys(map(settings.queues.name, get_args(Outcome))))) == rings
 

@@ -163,7 +163,7 @@ def test_characters_that_a_process_meets_first_cost_no_more_than_others(tokenize
 
 @pytest.mark.parametrize("keeps_closing", [False, True])
 @pytest.mark.parametrize("is_bert", [False, True])
-def test_a_row_says_whether_it_is_all_of_the_text(
+def test_a_row_says_whether_it_has_the_whole_text(
     tokenizer_file: Path, tmp_path: Path, is_bert: bool, keeps_closing: bool
 ) -> None:
     file = tokenizer_file if is_bert else changed_file(tokenizer_file, tmp_path, ALTERATIONS["no BERT normalizer"])

@@ -179,7 +179,7 @@ def test_an_id_is_the_prefix_and_up_to_191_printable_characters_of_ascii(trace_i
 
 
 @pytest.mark.parametrize("value", NO_IDS, ids=ascii)
-def test_anything_else_is_no_id_of_a_trace_nor_of_a_message(value: object) -> None:
+def test_other_values_are_neither_trace_ids_nor_message_ids(value: object) -> None:
     assert checked_id(value) == ""
     with pytest.raises(InvalidTrace) as caught:
         decode_trace(minimal_payload() | {"id": value}, LIMITS)
@@ -206,7 +206,7 @@ NOT_COMPOSED: Final = ("cafe\u0301", "\u212bngstrom", "a\u0327\u0301\u0323", "\u
     ],
     ids=ascii,
 )
-def test_domain_may_be_of_any_script_within_its_bytes(domain: str) -> None:
+def test_domain_may_be_in_any_script_within_the_limit_on_bytes(domain: str) -> None:
     assert decode_trace(minimal_payload(domain=domain), LIMITS).metadata.task_domain == domain
 
 

@@ -99,7 +99,7 @@ def drawn_from(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=40)
 @given(drawn_from(SCHEMA))
-def test_what_the_schema_takes_is_a_trace(document: Any) -> None:
+def test_values_that_the_schema_accepts_are_traces(document: Any) -> None:
     assume(VALIDATOR.is_valid(document) and has_a_domain_by_its_description(document))
     decode_trace(document, LIMITS)
 
@@ -127,7 +127,7 @@ def is_time(written: str) -> tuple[bool, bool]:
 
 
 @given(st.datetimes(), st.sampled_from(["", "Z", "z", "+00:00", "-23:59", "+0530", "+05"]), st.sampled_from("Tt "))
-def test_every_time_is_taken(time: datetime, zone: str, separator: str) -> None:
+def test_every_valid_time_is_accepted(time: datetime, zone: str, separator: str) -> None:
     assert is_time(time.isoformat(separator) + zone) == (True, True)
 
 

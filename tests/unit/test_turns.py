@@ -271,7 +271,7 @@ ENVELOPES: Final[dict[str, object]] = {
 
 
 @pytest.mark.parametrize("name", ENVELOPES)
-def test_turns_are_read_wherever_they_are(name: str) -> None:
+def test_turns_are_found_at_any_place(name: str) -> None:
     (trace,) = converted("", ENVELOPES[name])
     assert trace["task"]["objective"] == ASKED
     steps = [(kind, *names, content.replace('"7"', "7")) for kind, *names, content in steps_in(trace)]
@@ -304,7 +304,7 @@ def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned()
     assert [kind for kind, *_ in steps_of("", explained)] == ["thought", "observation", "thought"]
 
 
-def test_sections_of_one_name_are_all_said() -> None:
+def test_all_sections_with_one_name_are_kept() -> None:
     sections = "".join(f"[[ ## reasoning ## ]]\n{part}\n" for part in ("It is late.", "It is dark."))
     thoughts = [content for *_, content in steps_of("", [user(ASKED), assistant(f"{sections}[[ ## answer ## ]]\n{ANSWER}")])]
     assert thoughts == ["It is late.", "It is dark.", ANSWER]
@@ -393,7 +393,7 @@ def test_conversations_in_a_list_are_runs_and_what_is_none_is_refused() -> None:
         ("<system-reminder>Is it open?", "<system-reminder>Is it open?"),
     ],
 )
-def test_objective_is_what_the_user_wrote(text: str, own: str) -> None:
+def test_objective_is_the_text_that_the_user_wrote(text: str, own: str) -> None:
     (trace,) = converted("", [user(text), assistant(ANSWER)])
     assert trace["task"]["objective"] == own
 

@@ -20,7 +20,7 @@ def test_a_stall_timer_runs_from_its_last_start_and_is_at_0_when_it_does_not_run
     assert timer.elapsed_s() == 0.0
 
 
-def test_a_task_that_waits_for_its_server_keeps_no_other_from_ending() -> None:
+def test_a_task_that_waits_for_its_server_does_not_delay_the_end_of_others() -> None:
     asked, answered = threading.Event(), threading.Event()
 
     def ask() -> None:

@@ -167,7 +167,7 @@ def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
     assert memory.held_bytes < 8e6
 
 
-def test_what_is_remembered_of_many_words_is_bounded() -> None:
+def test_memory_of_remembered_words_is_bounded() -> None:
     fresh = load_embedder(embedder="words")
     with traced_memory() as memory:
         # Letters of four bytes, and more words than are remembered.
@@ -177,7 +177,7 @@ def test_what_is_remembered_of_many_words_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_its_recipe_is_part_of_it(recipe: RecipeName) -> None:
+def test_the_words_embedder_has_its_own_recipe_whatever_the_settings_say(recipe: RecipeName) -> None:
     selected = load_embedder(recipe, embedder="words")
     assert selected.recipe is RECIPES["asked_and_did"]
     assert selected.space == WORDS.space
