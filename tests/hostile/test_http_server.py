@@ -149,6 +149,19 @@ def test_body_in_tiny_chunks_ends_its_connection(server: HttpServer, token: str)
     assert post(server, b"[]", "/traces").status == 202
 
 
+def test_body_that_is_broken_behind_its_answer_is_no_line_of_the_log(server: HttpServer) -> None:
+    with chunked_request(server, "a-token-that-nobody-has") as connection:
+        connection.sendall(b"1\r\n[\r\n")
+        assert connection.recv(1_000).startswith(b"HTTP/1.1 401")
+        connection.sendall(b"no chunk\r\n")
+        with suppress(ConnectionError):
+            assert connection.recv(1_000) == b""
+    assert server.ask("GET", "/nowhere").status == 404
+    # Lines are written in their order, and this one is the last.
+    wait_until(lambda: [each for each in server.process.events("request_refused") if each["status"] == 404])
+    assert "Fatal error" not in server.process.text()
+
+
 def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:
     with chunked_request(server) as connection:
         connection.sendall((b"400\r\n" + b" " * 1_024 + b"\r\n") * 5_000 + b"2\r\n[]\r\n0\r\n\r\n")

@@ -201,6 +201,13 @@ class _Protocol(H11Protocol):
             others.remove(longest)
             longest.transport.abort()
 
+    def send_400_response(self, msg: str) -> None:
+        # Once an answer has begun, uvicorn's would be an error that asyncio logs for as many connections as a peer makes.
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.abort()
+
     def on_response_complete(self) -> None:
         self._expect_request()
         super().on_response_complete()
