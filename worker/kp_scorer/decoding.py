@@ -63,7 +63,7 @@ _Submission = TypeVar("_Submission", ReasoningTrace, LateOutcome)
 
 
 def loads(raw: bytes) -> Any:
-    """Parse UTF-8 JSON as ``json.loads`` does, in a fraction of the time; raise what that raises."""
+    """Parse UTF-8 JSON as ``json.loads`` does, in a fraction of the time; raise the same errors."""
     try:
         return from_json(raw, cache_strings="keys")
     except ValueError:
@@ -262,7 +262,7 @@ def _invalid(expected: str) -> InvalidTrace:
 
 
 def _over_limits(trace: ReasoningTrace | LateOutcome, limits: Limits) -> Iterator[Problem]:
-    """Yield the problems that pydantic cannot find: values over the limits of the settings, and in free-form objects."""
+    """Yield the problems that pydantic cannot find: values over the limits, and invalid values in free-form objects."""
     parts: list[tuple[str, int, BaseModel | tuple[Any, ...]]] = [("", 1, trace)]
     most_chars = limits.field_chars
     while parts:

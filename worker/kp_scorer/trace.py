@@ -250,7 +250,7 @@ class LateOutcome(_Part):
         return {**payload, "id": OUTCOME_ID_PREFIX + hashlib.blake2b(content.encode(), digest_size=16).hexdigest()}
 
     def digest(self) -> bytes:
-        """Return the 16-byte digest of everything but the id. It includes the key, so that a forged outcome has another."""
+        """Return the 16-byte digest of everything but the id. It covers the key, so a forged outcome has another digest."""
         return _hashed(json.dumps(self.model_dump(mode="json", exclude={"id"}), sort_keys=True).encode())
 
     def is_authentic(self, secret: str) -> bool:

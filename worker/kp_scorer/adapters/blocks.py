@@ -14,7 +14,7 @@ from kp_scorer.adapters.roles import SPEAKERS, named_type, role_of, with_role
 
 _BESIDE_RESULTS: Final = ("structuredContent", "_meta", "tool_name", "raw_input", "raw_output", *ERROR_KEYS)
 _MEDIA_TYPES: Final = ("computer_screenshot", "image", "image_url", "input_image", "input_audio")
-# All of these are names of fields without signs and in lower case: ``toolcallid`` is ``toolCallId`` and ``tool_call_id``.
+# All of these are plain names, as ``keys_by_plain_name`` makes them: ``toolcallid`` for ``toolCallId`` and ``tool_call_id``.
 _NAMES: Final = ("name", "toolname", "functionname", "apiname", "tool", "function", "toolid", "funcname")
 _TOOL_NAMES: Final = {"toolname", "functionname", "apiname"}
 _ARGUMENTS: Final = ("arguments", "args", "input", "toolinput", "toolargs", "toolkwargs", "paramdict", "servertoolcall")

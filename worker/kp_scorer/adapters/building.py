@@ -67,7 +67,7 @@ class Run(NamedTuple):
     framework: str | None = None
     answer: Node | None = None  # The final result, where the format has a field for it.
     record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
-    records: Sequence[Node] = ()  # All records that it was read from; they hold more than what is scored.
+    records: Sequence[Node] = ()  # All records that the run was read from; they hold more than its pieces.
     is_part: bool = False  # True if it may be a beginning that another run repeats and continues.
 
 

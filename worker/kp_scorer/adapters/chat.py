@@ -1,4 +1,4 @@
-"""Makes chats of runs, for trainers: what was said and called, the system's texts, and the definitions of the tools.
+"""Makes chats of runs, for trainers: their texts and calls, the system's texts, and the definitions of the tools.
 
 Turns come from the pieces of the run. System texts and definitions are not part of what is scored, so they are found by their
 shapes in the records of the run: requests to models, attributes of spans, and the beginnings of sessions.

@@ -34,7 +34,7 @@ class _History:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
         self.ids: set[str] = set()  # The ids of the calls in the list.
-        self.calls: set[Call] = set()  # The calls of the conversation that those are.
+        self.calls: set[Call] = set()  # The calls of the conversation that match them.
         self.answered: set[Call] = set()
         self.open = Queues(lambda call: call not in self.answered)
 

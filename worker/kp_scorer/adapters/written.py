@@ -197,7 +197,7 @@ def _actions(piece: Piece) -> Iterator[Piece]:
             place = action.end()
             yield Piece(piece.node, "call", name=action[1], arguments=action[2])
             continue
-        # A model may go on and make up what it will observe.
+        # A model may go on and invent its observation.
         observed = _OBSERVATION.search(piece.text, action.end())
         place = observed.start() if observed else len(piece.text)
         yield Piece(piece.node, "call", name=action[1], arguments=_json(piece.text[action.end() : place]))

@@ -135,7 +135,7 @@ def _unpacked(body: bytes, packed_by: object, largest_bytes: int) -> bytes:
 
 
 def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments with which a kombu message on the queue of traces calls the task; of a plain one, its trace.
+    """Return the arguments with which a kombu message on the queue of traces calls the task; a plain message's is its trace.
 
     Raises:
         InvalidTrace: the message is too large to hold a valid trace, or has too many values, so it was not parsed.

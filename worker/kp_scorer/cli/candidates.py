@@ -1,4 +1,4 @@
-"""The runs that ``kp-scorer keep --best`` chooses among, from files or from what a fleet has decided.
+"""Gathers the runs that ``kp-scorer keep --best`` chooses among, from files or from the decisions of a fleet.
 
 Their documents and their vectors wait on disk until all of them are known.
 """
@@ -84,7 +84,7 @@ class Candidates:
             self._earlier.setdefault(domain, []).append((trace_id, vector))
 
     def add(self, run: Run, vector: Vectors, document: Mapping[str, Any] | None = None) -> None:
-        """Add a run, unless one with its id is there. ``document`` is what is written if it is kept."""
+        """Add a run, unless there is one with its id. ``document`` is written if the run is kept."""
         if run.trace_id in self._all_ids:
             self.repeated += 1
             return
@@ -126,7 +126,7 @@ class Candidates:
         return places
 
     def by_score(self, places: Iterable[int]) -> list[int]:
-        """Return these places in the order of the scores there, the highest first; of equal ones the earlier first."""
+        """Return places in the order of their scores, the highest first; equal scores stay in the order of the places."""
         return sorted(places, key=lambda place: -self.runs[place].score)
 
     def vectors(self, places: Sequence[int]) -> Vectors:
@@ -200,7 +200,7 @@ def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
 
 
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
-    """Add the decided traces whose vectors the newest novelty log holds, and what was kept earlier, as its rows say."""
+    """Add the decided traces whose vectors are in the newest novelty log, and the runs named in the ``earlier`` files."""
     kept_rows = {_id_in(row): row for row in rows_in(earlier)}
     first_ms = since.timestamp() * 1_000 if since else 0.0
     with Store.open(with_endpoints(settings)) as store:

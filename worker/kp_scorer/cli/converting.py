@@ -1,4 +1,4 @@
-"""Converts logs of other tools on their way into a command: options for that, and notes on what was converted."""
+"""Converts logs of other tools on their way into a command: the options for it, and the notes on converted runs."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import wraps
@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 def shape_of(value: object) -> str:
-    """Return in words what a value is, without its content."""
+    """Return a description of a value's type, without its content."""
     if isinstance(value, list):
         return f"a list of {len(value)}, the first {shape_of(value[0])}" if value else "an empty list"
     if not isinstance(value, dict):
@@ -109,7 +109,7 @@ class Conversion:
         self._require_options()
 
     def print_summary(self) -> None:
-        """Print the numbers of what was converted, and the fields of the sources that were not read."""
+        """Print the numbers of converted runs, steps and errors, and the fields of the sources that were not read."""
         counts = self._converter.counts
         if not self.runs and not counts["left_out"]:
             return

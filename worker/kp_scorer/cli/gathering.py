@@ -41,7 +41,7 @@ Result = Decision | InvalidTrace | TraceConflict | TraceDead
 class GatheredTrace(NamedTuple):
     """A decision with the label of its trace; and the trace, which takes more memory, if a file of traces was read."""
 
-    decision: Decision  # The first one: a label judges what was known when it was made.
+    decision: Decision  # The first decision, because a label judges by what was known then.
     label: bool | None = None  # From --labels if that is given, otherwise from the ledger or from the output of `status`.
     trace: ReasoningTrace | None = None  # None unless a file of traces was read.
     revision: Decision | None = None  # The newest decision, if late outcomes have led to another.
@@ -50,7 +50,7 @@ class GatheredTrace(NamedTuple):
 
 @dataclass(slots=True)
 class Gathered:
-    """Decisions, and figures about what they were gathered from."""
+    """Decisions, and figures about their sources."""
 
     source: str
     traces: Iterable[GatheredTrace] = ()

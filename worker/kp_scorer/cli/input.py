@@ -35,10 +35,9 @@ _OF_DOCUMENTS: Final = {"message_bytes": MOST_BYTES, "values": MOST_VALUES}
 
 
 def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:
-    """Yield the lines of files, one file after another; of a folder, those of all its JSON files; ``-`` is standard input.
+    """Yield the lines of files, one file after another. A folder stands for all its JSON files, ``-`` for standard input.
 
-    If one of several files cannot be read, the error is one of the lines. Otherwise this raises the errors of
-    :func:`read_traces`.
+    If one of several files cannot be read, the error is yielded as a line. Raises the errors of :func:`read_traces`.
     """
     files = [file for name in names for file in _files_in(name)]
     for name in files:
@@ -60,7 +59,7 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
 
 
 def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
-    """Yield lines; of consecutive lines in unknown formats, yield only the first, which then reports all of them."""
+    """Yield lines; report consecutive lines in unknown formats together, in the first of them."""
     for is_unknown, group in groupby(lines, key=lambda line: isinstance(line.trace, UnknownFormat)):
         if not is_unknown:
             yield from group
@@ -98,8 +97,8 @@ def _files_in(name: str) -> list[str]:
 
 
 def _kind_of(path: Path) -> str:
-    """Return what the name of a file ends in, in lower case and without what compression added; empty for a folder."""
-    # What cannot be looked at cannot be read, which gives the error.
+    """Return the suffix of a file's name in lower case, without that of its compression; empty for a folder."""
+    # A path that cannot be inspected cannot be read either, and reading it gives the error.
     with suppress(OSError):
         if path.is_dir():
             return "link to a folder" if path.is_symlink() else ""

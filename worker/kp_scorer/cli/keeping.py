@@ -151,7 +151,7 @@ def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, li
 
 
 def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
-    """Print what was chosen to stderr: a table of the domains, of many those with the most runs, and notes."""
+    """Print the choice to stderr: a table of the domains, or of those with the most runs if there are many, and notes."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     summaries = [choice.summary() for choice in chosen]
     many = len(summaries) > _MOST_ROWS

@@ -19,7 +19,7 @@ class KeptFolder:
         self._open = ExitStack()
 
     def earlier(self) -> list[Path]:
-        """Return the files of what was kept before, in order."""
+        """Return the files of earlier runs of the command, in order."""
         files = self.path.glob("kept-*.jsonl")
         return sorted((file for file in files if file.stem.removeprefix("kept-").isdecimal()), key=_number_in)
 

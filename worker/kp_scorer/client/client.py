@@ -149,7 +149,7 @@ class Client(BaseClient, AbstractContextManager["Client"]):
 
 
 def _wait_for(future: "Future[Result]", deadline: Deadline) -> Result:
-    """Return what a call returns, or raise what it raises, or ServiceUnavailable if it does not end in time."""
+    """Return the result of a call, or raise its error, or ServiceUnavailable if it does not end in time."""
     try:
         return future.result(deadline.left_s())
     except FutureTimeoutError:

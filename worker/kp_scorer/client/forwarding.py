@@ -54,8 +54,8 @@ log = structlog.get_logger("kp_scorer.client.forwarding")
 
 
 class _Answer(NamedTuple):
-    status: int  # 0 without an answer.
-    pause_s: float = 0.0  # For how long the receiver wants to be left alone.
+    status: int  # 0 if there was no answer.
+    pause_s: float = 0.0  # The time that the receiver asks to wait for.
     body: bytes = b""
 
 
@@ -209,7 +209,7 @@ class Forwarder:
 
 
 def _rejected_of_events(answer: bytes) -> tuple[int, str]:
-    """Return how many events a receiver of OTLP has rejected though it accepted the request, and what it says of them."""
+    """Return the number of events that a receiver of OTLP rejected though it accepted the request, and its message on them."""
     try:
         partial = json.loads(answer)["partialSuccess"]
         return int(partial["rejectedLogRecords"]), str(partial.get("errorMessage", ""))

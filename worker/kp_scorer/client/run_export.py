@@ -41,7 +41,7 @@ def export_of(spans: Sequence[bytes], weight: int) -> bytes:
 
 
 def rejected_of_spans(answer: bytes) -> tuple[int, str]:
-    """Return how many spans a receiver of an export has rejected though it accepted the request, and what it says of them."""
+    """Return the number of spans that a receiver rejected though it accepted the export, and its message on them."""
     try:
         partial = ExportTraceServiceResponse.FromString(answer).partial_success
     except DecodeError:

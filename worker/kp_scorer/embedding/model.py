@@ -90,7 +90,7 @@ def _read_model(path: Path) -> ModelFiles:
 
 
 def _max_tokens(folder: Path) -> int:
-    """Return the longest text that a transformer accepts, by its configurations and the number of its positions."""
+    """Return the number of tokens that a transformer accepts, by its configurations and the number of its positions."""
     sentence: Any = next((read_json(file) for file in _files(folder, [_SENTENCE_CONFIG])), {})
     config = read_json(folder / "config.json")
     longest = sentence.get("max_seq_length") or read_json(folder / "tokenizer_config.json", {}).get("model_max_length")

@@ -38,8 +38,8 @@ _ALIKE: Final = (  # Ranges of code points that the tokenizer treats alike, so t
 class Units:
     """Splits texts into units, each of which makes at least one token. Joined by spaces, they make the tokens of the text.
 
-    A unit is a word, a punctuation mark or an ideograph: what a BERT tokenizer makes tokens of. What makes no token (white
-    space, control characters, accents) is left out, and a short unit stands for a word that can only become the unknown token.
+    A unit is a word, a punctuation mark or an ideograph, of which a BERT tokenizer makes tokens. Characters that make no token
+    (white space, controls, accents) are left out, and a short unit stands for a word that can only become the unknown token.
 
     BERT's normalizer treats each character alone, except for the order of combining marks, so its result for each is determined
     once, at the start, which takes a fifth of a second.

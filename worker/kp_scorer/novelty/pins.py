@@ -59,7 +59,7 @@ class PinnedSearch:
         self._heads, self._tails = (np.concatenate(part) for part in zip(*parts, strict=True))
 
     def nearest(self, vectors: NDArray[np.float32]) -> list[tuple[str, float]]:
-        """Return for each vector its most similar entry, of equal ones the first, and the cosine similarity, -1..1."""
+        """Return for each vector the most similar entry, the first if several are equal, and the cosine similarity, -1..1."""
         nearest: list[tuple[str, float]] = []
         # The bounds of one vector take 0.4 MB for 100,000 entries.
         for some in np.split(vectors, range(_AT_ONCE, len(vectors), _AT_ONCE)):

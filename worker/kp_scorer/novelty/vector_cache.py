@@ -1,4 +1,4 @@
-"""The cache of vectors that KnowledgePulse's SDK exports, in memory, with which a vector is compared."""
+"""Implements the vector cache of KnowledgePulse's SDK: vectors in memory that a new one is compared with."""
 
 import time
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class VectorCache:
 
     @property
     def size(self) -> int:
-        """The number of vectors that are young enough."""
+        """The number of vectors that have not expired."""
         return int(np.count_nonzero(self._are_young()))
 
     def add(self, vector: Vector) -> None:

@@ -1,4 +1,4 @@
-"""The last stage: it publishes or dead-letters what is resolved, acknowledges the messages, and retries what fails."""
+"""The last stage: it publishes or dead-letters resolved deliveries, acknowledges their messages, and retries failures."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -97,7 +97,7 @@ class Pipeline:
             self._completed.wait_for(lambda: not self._in_flight)
 
     def stop(self) -> None:
-        """Stop gracefully: complete what is in flight, then end the threads."""
+        """Stop gracefully: complete the messages in flight, then end the threads."""
         self.drain()
         # A waiting delivery may be decided once more before it ends.
         self.wait_until_empty()

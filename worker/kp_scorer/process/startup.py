@@ -1,4 +1,4 @@
-"""The start of a worker: it waits for its services, and loads and checks what it needs to consume."""
+"""Starts a worker: waits for its services, and loads and checks everything that it needs before it consumes."""
 
 import time
 from collections.abc import Callable, Collection, Mapping

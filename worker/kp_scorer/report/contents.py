@@ -103,7 +103,7 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
 
 
 def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-    """Return the sections for which an analysis has figures, after a map of what was kept if there are points for one."""
+    """Return the sections for which an analysis has figures, and before them a map of kept runs if there are ``points``."""
     has_thresholds = bool(analysis.total.thresholds)
     first = (
         _map(points),

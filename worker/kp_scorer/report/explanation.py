@@ -161,7 +161,7 @@ def _barred_words(decision: Decision) -> Iterator[str]:
 
 
 def _gate_words(gate: GateResult) -> str:
-    """Return in words what a trace adds, and whether the gate accepts it for that."""
+    """Return a sentence on the amount that a trace adds, and on whether the gate accepts it for that."""
     nearest = (
         f", beside {shown_id(gate.nearest.trace_id)} ({gate.nearest.similarity:.4f}), which is kept," if gate.nearest else ""
     )

@@ -68,6 +68,9 @@ class Bodies:
             self._bytes_in_memory[token] -= len(body)
 
     async def in_turn(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[], Result]) -> Result:
-        """Work on a request in a thread, of each token on one at a time: many of one token delay no other by more than one."""
+        """Work on a request in a thread, and return the result.
+
+        Each token's requests are worked on one at a time, so that many of one token delay another's by no more than one.
+        """
         async with self._turns[request.state.token, limiter]:
             return await anyio.to_thread.run_sync(work, limiter=limiter)

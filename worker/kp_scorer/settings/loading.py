@@ -57,7 +57,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
-    """Read the section ``scoring`` of a TOML file of settings; what it does not name is as in ``settings``.
+    """Read the section ``scoring`` of a TOML file of settings; values that it does not name stay as in ``settings``.
 
     Unlike in :func:`load_settings`, the file wins over variables and flags: the caller tries it out.
 

@@ -100,7 +100,7 @@ class GateSettings(Section):
 
     @property
     def bounds(self) -> GateBounds:
-        """The bounds of what is kept."""
+        """The bounds on kept traces, as the gate takes them."""
         return GateBounds(self.kept_elements, int(self.kept_ttl_s * 1_000))
 
 

@@ -48,7 +48,7 @@ class ClaimedRun(NamedTuple):
     has_waited: bool = False  # True if it has waited for spans that it lacks.
     closed: str = ""  # The ``outcome`` that :meth:`Runs.close` got, or how the run has ended since; empty if it is open.
     queue: str = ""  # The queue of the sender of its first spans; empty for the first queue.
-    sender: str = ""  # That sender, if there are several.
+    sender: str = ""  # The sender of its first spans, if there are several senders.
 
     @property
     def trace_id(self) -> str:

@@ -30,7 +30,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 
 def records(source: Node) -> list[Node]:
-    """Return the lines of messages in a source, and others that have a place among them."""
+    """Return the lines of a source that belong to the order of a session: those of messages, and others that have ids."""
     return [line for line in source.each() if not isinstance(line.value, dict) or {"sessionId", "uuid"} <= set(line.value)]
 
 

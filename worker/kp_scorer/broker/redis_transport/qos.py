@@ -70,7 +70,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
             redis_queue.requeue(connection, keys=keys, receipt=receipt, receive_next=not leftmost, counts_delivery=True)
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
-        """Renew what this channel has in flight; reclaim what others have not renewed within the visibility timeout."""
+        """Renew this channel's messages in flight; reclaim those that others have not renewed within the visibility timeout."""
         # Kombu 5.7.0 calls this on one channel only.
         for channel in self.channel.connection.channels:
             for queue in channel.active_queues:

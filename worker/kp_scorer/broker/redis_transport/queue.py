@@ -81,4 +81,4 @@ def requeue(*, keys: QueueKeys, receipt: str, receive_next: bool, counts_deliver
 def reclaim(
     *, keys: QueueKeys, priorities: Sequence[str], visibility_timeout_ms: int, most: int, sizes: Sizes, in_flight: Sequence[str]
 ) -> None:
-    """Renew what is ``in_flight``, requeue what others have not renewed in time, and join other priorities to the queue."""
+    """Renew the messages ``in_flight``, requeue those that others have not renewed in time, and join other priorities."""

@@ -1,4 +1,4 @@
-"""``kp-scorer doctor``: find what is wrong with a deployment, and say what to do about it."""
+"""``kp-scorer doctor``: find the faults of a deployment, and say how to mend them."""
 
 import math
 import sys

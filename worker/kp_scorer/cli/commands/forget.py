@@ -105,7 +105,7 @@ def _forget_subject(store: Store, settings: Settings, subject: Subject) -> tuple
 
 
 def _erased(store: Store, trace_ids: Iterator[str], letters: Letters) -> Iterator[dict[str, Any]]:
-    """Erase what is kept of traces; yield for each the number of its vectors, records, dead letters and runs."""
+    """Erase all that is stored of traces; yield for each the numbers of its vectors, records, dead letters and runs."""
     erase_in_spaces = [log.erase for log in store.novelty_logs()] + [facts.erase for facts in store.all_facts()]
     while chunk := list(dict.fromkeys(islice(trace_ids, _ERASED_AT_ONCE))):
         # Erase each kind of data in one pass; the copies first, as their reader makes vectors of them.

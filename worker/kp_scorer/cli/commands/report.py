@@ -203,7 +203,7 @@ def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[D
 
 
 def pending_words(trace_id: str, waiting: Record) -> Iterator[str]:
-    """Describe how long a trace has been pending, and what has happened to it."""
+    """Yield lines on the time that a trace has been pending, and on its resends and attempts."""
     yield from flowing(f"{trace_id}: pending since {_moment(waiting.since_ms)}")
     if waiting.resends:
         yield f"It was lost on its way and sent again, {plural(waiting.resends, 'time')}."

@@ -1,6 +1,6 @@
 -- Functions that remove the spans of runs. The scripts that use them name the keys.
 
--- Span ids stay for this time, because an exporter without an answer sends its spans again.
+-- Span ids stay for this time, because an exporter that gets no answer sends its spans again.
 local REMEMBERED_MS = 3600000
 
 -- Remove a run from the open runs, and from its sender's share; return whether it was open.

@@ -24,7 +24,7 @@ local closed, too_large, first_ms, bytes, count, first_sender =
 if first_ms then sender = first_sender or '' end
 local fresh, fresh_bytes, listed = {}, 0, {}
 for _, span in ipairs(spans) do
-    -- An exporter without an answer sends all its spans again.
+    -- An exporter that gets no answer sends all its spans again.
     if not listed[span.span_id] and not redis.call('HGET', run, span.span_id) then
         listed[span.span_id] = true
         fresh[#fresh + 1] = span
