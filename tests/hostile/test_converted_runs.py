@@ -165,7 +165,7 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
         redis_client.zadd(keys.runs, {costly: 0}, xx=True)
         status = server.status(costly)
     assert status["reason"] == "poison"
-    assert status["detail"].startswith("$: it was converted 1 times, and each time that took longer than 6 s or more than")
+    assert status["detail"].startswith("$: the conversion was tried 1 times; each time it took longer than 6 s or more than")
     (letter,) = store.dead_letters.read()
     assert store.dead_letters.payload(letter.letter_id).count(b'"traceId"') == len(tools) + 1
 

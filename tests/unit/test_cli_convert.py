@@ -113,7 +113,7 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     # Once a run is converted, each of the others is refused by itself.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert (done.exit_code, len(rows(done))) == (1, 1)
-    assert "line 2: metadata.success: expected --success or --failed: no source says it\n" in done.stderr
+    assert "line 2: metadata.success: expected --success or --failed: the source does not state it\n" in done.stderr
 
 
 def test_fields_that_nothing_states_are_assumed_and_noted(tmp_path: Path) -> None:
@@ -383,4 +383,4 @@ def test_no_question_gets_the_answer_of_another_batch(order: list[str], count: i
     for trace in traces:
         day = trace["outcome"]["result_summary"].partition(",")[0]
         assert trace["task"]["objective"] == f"Which day, {day}?"
-    assert ("of its custom_id" in done.stderr) == (count == 0)
+    assert ("with its custom_id" in done.stderr) == (count == 0)

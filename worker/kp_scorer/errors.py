@@ -92,7 +92,8 @@ class FieldsMissing(NotConverted):
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
-        super().__init__(line, [Problem(field, f"expected {option}: no source says it") for field, option in missing.items()])
+        expected = ((field, f"expected {option}: the source does not state it") for field, option in missing.items())
+        super().__init__(line, [Problem(*each) for each in expected])
 
 
 class NotRecorded(NotConverted):

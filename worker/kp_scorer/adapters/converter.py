@@ -162,7 +162,7 @@ class Converter:
             if self._ended[key]:
                 return 0
             self._ended[key] = True
-            raise record.refusal("expected no record of a run that was complete, and so was converted already")
+            raise record.refusal("expected this record before its run was complete: the run has been converted without it")
         name = key.format
         if self._note_identities(FORMATS[name].identities(record)):
             self.counts["repeated"] += 1

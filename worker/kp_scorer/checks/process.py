@@ -47,7 +47,7 @@ def _findings(checks: dict[str, Any], question: bytes) -> dict[str, Any]:
         # Name only the fields, because their values, and the names in these, may be text of the trace.
         fields = {str(each["loc"][0]) for each in error.errors(include_input=False) if each["loc"]}
         raise ProcessFailed(
-            f"it made no valid {error.title}: {', '.join(sorted(fields & Findings.model_fields.keys()))}"
+            f"it returned no valid {error.title}: {', '.join(sorted(fields & Findings.model_fields.keys()))}"
         ) from None
 
 

@@ -12,7 +12,7 @@ from kp_scorer.errors import SettingsError
 try:
     import phonenumbers
 except ImportError as error:
-    raise SettingsError("--secrets needs an extra: pip install 'kp-scorer[secrets]', or take --secrets keep") from error
+    raise SettingsError("--secrets needs an extra: pip install 'kp-scorer[secrets]', or use --secrets keep") from error
 
 Span = tuple[int, int, str]  # Start, end and kind.
 

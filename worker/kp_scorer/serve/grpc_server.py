@@ -75,7 +75,7 @@ async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_request
         else:
             server.add_insecure_port(address)
     except RuntimeError:
-        raise SettingsError(f"serve.grpc_port: cannot listen on {address}: another port, or 0 for none") from None
+        raise SettingsError(f"serve.grpc_port: cannot listen on {address}: set another port, or 0 for none") from None
     await server.start()
     return server
 

@@ -68,7 +68,7 @@ async def _refused(request: Request, error: Exception) -> Response:
         # The message of another's error may quote a trace.
         detail = {"detail": message} if isinstance(error, ScorerError) else {}
         log.error("request_failed", error=type(error).__name__, where=raised_at(error), **detail)
-        status, message = 500, "an error of ours, see the log"
+        status, message = 500, "an internal error, see the log"
     is_unknown = status == 404 and "route" not in request.scope
     if (status in (401, 415) or is_unknown) and _THROTTLE.admit(
         (peer := request.client.host if request.client else "", status)

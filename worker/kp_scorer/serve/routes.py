@@ -193,7 +193,7 @@ class _Handlers:
         is_id = is_submission_id(trace_id)
         (status,) = await anyio.to_thread.run_sync(self._clients[""].look_up, [trace_id]) if is_id else [None]
         if status is None:
-            raise HTTPException(404, "no such trace: never submitted, not yet, or forgotten")
+            raise HTTPException(404, "no such trace: it was never submitted, has not arrived yet, or was forgotten")
         return TraceStatus(**{name: value for name, value in status._asdict().items() if value})
 
     async def similar(

@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
                 from kp_scorer.serve import grpc_server
             except ModuleNotFoundError as error:
                 raise SettingsError(
-                    f"serve.grpc_port: there is no {error.name}: install kp-scorer[serve], or 0 for none"
+                    f"serve.grpc_port: there is no {error.name}: install kp-scorer[serve], or set 0 for none"
                 ) from None
             self._grpc = await grpc_server.start(settings, self.config.loaded_app, self._tokens, _MOST_REQUESTS)
         await super().startup(sockets)

@@ -143,7 +143,7 @@ class Submitter:
         attempts, most = run.attempts - 1, self._settings.serve
         if attempts >= self._settings.worker.max_attempts:
             took = f"took longer than {_CONVERTING_S:g} s or more than {_CONVERTING_BYTES >> 20} MiB"
-            return {"poison": f"$: it was converted {attempts} times, and each time that {took}, or ended its process"}
+            return {"poison": f"$: the conversion was tried {attempts} times; each time it {took}, or ended its process"}
         if run.is_too_large:
             return {"problems": [Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")]}
         answer: dict[str, Any] = self._converting.ask(run.export)

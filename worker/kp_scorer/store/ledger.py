@@ -143,7 +143,7 @@ class RedisLedger(LedgerReader):
         has_room, states = _submit(self._client, keys=self._keys, submissions=noted)
         if not has_room:
             raise QueueFull(
-                "ledger: Redis is nearly full, what is left of its maxmemory is for deciding what waits; submit again later"
+                "ledger: Redis is nearly full, and the rest of its maxmemory is for deciding waiting traces; submit again later"
             )
         return [
             cast("TraceState", state.decode()) if state else TraceConflict(submission.trace_id)

@@ -35,7 +35,7 @@ def record_in(
         return Record("decided", digest or b"", decided) if decided else _damaged(digest, DAMAGED_DECISION)
     if state == b"dead":
         if (cause := text_in(reason)) not in REASONS:
-            return _damaged(digest, "the ledger's record of it, reason: expected why the trace is dead")
+            return _damaged(digest, "the ledger's record of it, reason: expected the reason of a dead letter")
         return Record("dead", digest or b"", None, cause, text_in(detail))
     if state != b"pending":
         return _damaged(digest, "the ledger's record of it, state: expected pending, decided or dead")

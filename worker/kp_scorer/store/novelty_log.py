@@ -178,7 +178,7 @@ def _disagreement(space: str, noted: Window | None, own: Window) -> str:
         if theirs != ours.get(name, theirs)
     ]
     differences = ", ".join(differing) or f"its slack is {noted.slack_ms} ms there and {own.slack_ms} ms here"
-    return f"{differences}: the log {space} was begun otherwise; make them equal, or empty it with `kp-scorer cache clear`"
+    return f"{differences}: the log {space} has the former; make them equal, or empty it with `kp-scorer cache clear`"
 
 
 def _in_words(value: float | str) -> str:

@@ -40,7 +40,7 @@ def _halves(turn: Node) -> tuple[Node, Node]:
     if not isinstance(turn.value, list):
         return turn.at("user"), turn.at("assistant")
     if len(turn.value) != 2:
-        raise turn.refusal("expected what was put to the model, and its answer")
+        raise turn.refusal("expected the input of the model, and its answer")
     put, answer = turn.items()
     return put, answer
 

@@ -67,7 +67,7 @@ def run(own_id: str, items: Sequence[Node]) -> Run | list[Run]:
     ids = [each for each in observations if isinstance(each.value, str)]
     observations = [each for each in observations if not isinstance(each.value, str)]
     if ids and not observations:
-        raise ids[0].refusal("expected the observation, which no record holds")
+        raise ids[0].refusal("expected a record with this observation: the trace has only its id")
     spans = Spans([*map(_around, traces), *map(_timed, observations)])
     roots = [each for each in observations if not each.first("parentObservationId", "parent_observation_id").value]
     described = (traces or roots or observations)[0].object()

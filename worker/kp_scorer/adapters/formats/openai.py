@@ -93,7 +93,7 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     conversation = conversations[0]
     if len(conversations) > 1:
         if any(sum(halves) > 1 for halves in zip(*map(_halves, conversations), strict=True)):
-            raise conversation.refusal("expected one request and one response of its custom_id: give each batch by itself")
+            raise conversation.refusal("expected one request and one response with its custom_id: convert each batch by itself")
         conversation = conversation._replace(value={key: each.value[key] for each in conversations for key in each.object()})
     if isinstance(conversation.value, list):
         turns = conversation.items()
