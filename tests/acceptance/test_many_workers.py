@@ -47,7 +47,7 @@ def client(fleet: Fleet) -> Iterator[Client]:
 
 @pytest.fixture
 def kept(small: Settings) -> Iterator[redis.Redis]:
-    """The Redis of ledger and log."""
+    """Connect to the Redis that has the ledger and the log."""
     with redis.Redis.from_url(small.redis.url) as opened:
         yield opened
 

@@ -129,7 +129,7 @@ def reports(settings: Settings) -> list[WorkerReport]:
 
 
 def total(samples: Samples, name: str) -> float:
-    """The sum over all labels."""
+    """Return the sum of a metric over all labels."""
     return sum(value for sample, value in samples.items() if sample.partition("{")[0] == name)
 
 
@@ -290,7 +290,7 @@ def test_doctor_names_workers_whose_settings_differ(settings: Settings, tmp_path
 
 
 @pytest.mark.slow
-def test_an_alarm_of_rabbitmq_is_told_by_clients_workers_and_doctor(settings: Settings, tmp_path: Path) -> None:
+def test_clients_workers_and_doctor_report_an_alarm_of_rabbitmq(settings: Settings, tmp_path: Path) -> None:
     port = free_port()
     first, second, third = fresh_samples(3)
     with OwnNode(tmp_path) as node:
@@ -660,7 +660,7 @@ def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decision
 
 
 def _counter(name: str, first: float, second: float) -> dict[str, str]:
-    """A series that grows by so much in each of two weeks."""
+    """Return a series of Prometheus that grows by these amounts in each of two weeks."""
     both = first + second
     growth = f"0x2 {first / 128}+{first / 128}x127 {first}x207 {first + second / 128}+{second / 128}x127 {both}x207"
     return {"series": name, "values": growth}

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 FIGURE: Final = re.compile(r"\d+(?:\.\d+)?")
 TRACES: Final = 200
-"""README's figures are of this many real traces."""
+"""The figures in the README are measured with this many real traces."""
 
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
 """One at a time, each trace is compared with the same ones in every run; README's figures are of this order."""

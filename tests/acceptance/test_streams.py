@@ -31,7 +31,7 @@ def ids(output: str) -> list[str]:
 
 @contextmanager
 def running(*arguments: str, **variables: str) -> Iterator[tuple["subprocess.Popen[bytes]", IO[bytes], IO[bytes]]]:
-    """A command, its stdin and its stdout."""
+    """Run a command; yield it with its stdin and its stdout."""
     pipe = subprocess.PIPE
     streams = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "bufsize": 0}
     with opened(*COMMAND, *arguments, env=os.environ | variables, **streams) as process:
@@ -41,7 +41,7 @@ def running(*arguments: str, **variables: str) -> Iterator[tuple["subprocess.Pop
 
 
 def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
-    """Exit code and stderr."""
+    """Wait for a command to end; return its exit code and its stderr."""
     assert process.stderr
     code = process.wait(PATIENCE_S)
     return code, process.stderr.read().decode()

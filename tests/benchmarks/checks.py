@@ -94,7 +94,7 @@ def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: i
 
 
 def hostile(filler: str) -> ReasoningTrace:
-    """A trace of nearly a megabyte of it."""
+    """Return a trace with nearly a megabyte of a text, repeated."""
     text = filler * (_STEP_CHARS // (len(json.dumps(filler)) - 2))
     return make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
 

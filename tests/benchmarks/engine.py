@@ -40,7 +40,7 @@ from tests.benchmarks.reference_engine import reference_engine
 _REFERENCE: Final = "reference f32"
 
 Embed = Callable[[Sequence[str]], float]
-"""Embeds texts; the seconds that it took."""
+"""Embeds texts, and returns the seconds that this took."""
 
 
 def main() -> None:

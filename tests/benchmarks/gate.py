@@ -115,7 +115,7 @@ class Gate:
 
 
 def _numbered(names: Sequence[object]) -> Places:
-    """A number for each name, the same for equal ones."""
+    """Return a number for each name, the same number for equal names."""
     numbers: dict[object, int] = {}
     return np.array([numbers.setdefault(name, len(numbers)) for name in names])
 

@@ -62,7 +62,7 @@ from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
 _LOW: Final = 0.105
 
 Ranks = dict[tuple[str, str], Rank]
-"""Ways to rank, by what and against what."""
+"""Ways to rank traces, by the text that is embedded and the traces that it is compared with."""
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
-"""How far scores are from the reference's, by the precision in which OpenVINO computes.
+"""Measures the distance of scores from the reference's, for each precision in which OpenVINO computes.
 
-- ``reference``: the largest difference of a score of the first N real traces and the reference's.
-- ``of_float32``: the largest difference of a score from that in float32, of as many unseen real traces from each set.
+- ``reference``: the largest difference between a score of the first N real traces and the reference's.
+- ``of_float32``: the largest difference between a score and that in float32, for N unseen real traces from each set.
 
-A processor that lacks a precision computes in another: without bfloat16 the two rows are alike.
+A processor that lacks a precision computes in another one: without bfloat16, the two rows are alike.
 """
 
 import gzip

@@ -72,7 +72,7 @@ class _Soak:
         self._load = traces(10**9, self._chance)
         self._shares = _TEAMS if chosen.teams else {self._settings.queues.first: 1.0}
         self._submitted: dict[str, dict[str, float]] = {queue: {} for queue in self._shares}
-        """The time since 1970, by queue and trace id."""
+        """The Unix time of each submission, by queue and trace id."""
         self._broken = Counter[str]()
         self._audits = 0
         self._memory: list[tuple[float, float]] = []

@@ -36,7 +36,7 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
         wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
         arena.redis.kill()
         arena.redis.cut_file(length)
-        # The workers see it only after the test has.
+        # Keep the workers away, so that the test looks at the restarted Redis before they do.
         arena.store_proxy.refuse()
         arena.redis.start()
         # Submissions that were acknowledged in the lost second are unknown now, as a look-up shows.

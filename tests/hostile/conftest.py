@@ -85,7 +85,7 @@ def client(shipped_redis: Shipped, store: Store) -> Iterator[Client]:
 
 @pytest.fixture
 def as_operator(shipped_redis: Shipped, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands that this test runs are an operator's."""
+    """Run the commands of this test as an operator."""
     monkeypatch.setenv("KP_BROKER_URL", shipped_redis.url("operator"))
 
 

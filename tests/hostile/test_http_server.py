@@ -23,7 +23,7 @@ from tests.support.tls import Authority
 
 MIB: Final = 2**20
 RESIDENT_BYTES: Final = 600 * MIB
-"""A good part less than the containers of deploy have."""
+"""Well below the memory of the containers in ``deploy``."""
 SECRET: Final = "canary-7f3a"
 TOKEN: Final = "a-token-of-this-test"
 ANOTHER: Final = "a-token-of-somebody-else"

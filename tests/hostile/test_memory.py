@@ -41,7 +41,7 @@ MESSAGES_BYTES: Final = 240_000_000
 """All their dead letters are kept: somewhat less than the bound on those."""
 
 OUTAGE_S: Final = 5.0
-"""In which a worker receives all that it is going to."""
+"""The length of the outage, in which a worker receives all the messages that it may."""
 
 RESIDENT_BYTES: Final = 310 * MIB
 """A worker takes 140 to 265 MiB in these tests, with copies of the largest message as it reads it. Without a bound on the

@@ -65,7 +65,7 @@ def decide(store: Store, *trace_ids: str) -> None:
 
 
 def resent(settings: Settings, store: Store) -> None:
-    """Have the resender look once at what is pending."""
+    """Have the resender look at the pending traces once."""
     queues = first_queues(settings)
     with make_celery(settings) as app:
         declare_queues(app, queues.in_order)

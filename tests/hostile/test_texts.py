@@ -17,7 +17,7 @@ from tests.support.servers import redis_servers
 from tests.support.traces import new_id
 
 MEMORY_BYTES: Final = CONTAINER_BYTES * 3 // 5
-"""Less than is needed where whole texts are tokenised."""
+"""Less memory than tokenizing whole texts would need."""
 
 AT_ONCE: Final = 32
 """The number of texts that a worker embeds together."""

@@ -106,7 +106,7 @@ SAFE: Final = r"^submit: no answer within 1 s; submit again, which is always saf
 
 
 class Scene(NamedTuple):
-    """A client, and the network to what will be silent."""
+    """A client, and the network to the server that will be silent."""
 
     client: Client
     network: Proxy
@@ -124,7 +124,7 @@ class Scene(NamedTuple):
 
 @pytest.fixture(params=["silent store", "silent Redis as broker", "silent RabbitMQ"])
 def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]:
-    """Something will be silent."""
+    """Connect a client through a proxy to the server that will be silent: the store or the broker."""
     urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url}
     if request.param == "silent RabbitMQ":
         urls["broker.url"] = request.getfixturevalue("rabbitmq_url")

@@ -67,7 +67,7 @@ def refused(store: Store, sent: Any) -> Decision | None:
 
 
 def unread(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter it as a worker that does not parse it."""
+    """Dead-letter a message as a worker does that cannot parse it."""
     return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "$: too many values", TRACE_ID), STRICTER)
 
 

@@ -66,7 +66,7 @@ class Guarded:
     """A primary, its replica and the sentinel that watches them."""
 
     def __init__(self, directory: Path, executable: str, leaving: ExitStack) -> None:
-        """Start them; ``leaving`` ends them."""
+        """Start the servers; ``leaving`` ends them."""
         for name in ("primary", "replica", "sentinel"):
             (directory / name).mkdir()
         authority = Authority(directory / "authority")
@@ -86,7 +86,7 @@ class Guarded:
         return settings_at(url)
 
     def ask(self, *command: str) -> str:
-        """Ask the sentinel; it says nothing until it listens."""
+        """Return the sentinel's answer to a command; empty until the sentinel listens."""
         files = ("--cacert", "authority.pem", "--cert", "server.pem", "--key", "server.key")
         line = ["redis-cli", "--no-auth-warning", "--tls", *files, "-p", str(self._port), "-a", PASSWORD, *command]
         return subprocess.run(line, cwd=self._folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S).stdout

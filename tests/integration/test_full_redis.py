@@ -41,7 +41,7 @@ from tests.support.word_embedder import WordEmbedder
 
 LIMIT_BYTES: Final = 30_000_000
 MOST: Final = 2_000
-"""More traces than fit."""
+"""More traces than Redis has room for."""
 
 
 @pytest.fixture

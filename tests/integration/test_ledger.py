@@ -96,7 +96,7 @@ def store_without(command: str, redis_client: redis.Redis, settings: Settings) -
 
 def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:
     with store_without("scan", redis_client, settings) as store:
-        # The only one that can be seen of those that begin so; of the others nobody knows here.
+        # Only one id with this beginning can be seen; there may be others, so the text is taken as it is.
         assert resolve_trace_id("abc", store.ledger, lambda: ["kp:trace:abc2"]) == "abc"
         assert resolve_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
 

@@ -203,7 +203,7 @@ def test_a_text_without_a_vector_fails_alone_in_score(partly_broken: Path) -> No
 
 
 @pytest.mark.parametrize("tiny", ["bert"], indirect=True)
-def test_how_new_a_text_without_a_vector_is_cannot_be_said(partly_broken: Path) -> None:
+def test_how_new_refuses_a_text_without_a_vector(partly_broken: Path) -> None:
     scorer = Scorer(load_settings({"embedding.embedder": "torch", "embedding.model": str(partly_broken)}))
     with pytest.raises(InvalidTrace, match="expected a text that the embedder has a vector for"):
         scorer.how_new("a castle")
@@ -243,7 +243,7 @@ def torch_on_cpu() -> Embedder:
 
 @pytest.fixture(scope="module", params=["openvino", "torch_on_gpu"])
 def compared(request: pytest.FixtureRequest) -> Embedder:
-    """An engine that is held against torch on the CPU."""
+    """Return an engine that is compared with torch on the CPU."""
     return default_model(request.param)
 
 

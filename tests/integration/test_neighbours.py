@@ -61,7 +61,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
         return int(value or 0)
 
     with at_work(settings, tmp_path, variables={"CONSTANTS": "LedgerSettings.max_resends=0"}) as (worker, client):
-        # Where the log is, so that a trace can be begun, and neither placed nor decided.
+        # Put a neighbour's key in place of the log, so that a trace can be begun, but neither placed nor decided.
         client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=PATIENCE_S)
         (log,) = redis_client.keys("*log:word-hash-1")
         with redis_client.pipeline(transaction=True) as transaction:

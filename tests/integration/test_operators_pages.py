@@ -59,7 +59,7 @@ class Fleet:
             return client.wait(client.submit(trace), timeout_s=PATIENCE_S).trace_id
 
     def dead_lettered(self) -> str:
-        """The id of a dead letter that was just stored."""
+        """Store a dead letter; return its id."""
         trace = next(self._traces)
         with Store.open(self.settings["worker"]) as store:
             before = {letter.letter_id for letter in store.dead_letters.read()}

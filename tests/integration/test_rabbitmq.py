@@ -206,5 +206,5 @@ def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(r
 
 
 def _dead_letters(store: Store) -> dict[bytes, str]:
-    """Reasons by payload."""
+    """Return the reasons of the dead letters, by payload."""
     return {store.dead_letters.payload(each.letter_id): each.reason for each in store.dead_letters.read()}

@@ -54,7 +54,7 @@ def settings_of(request: pytest.FixtureRequest) -> SettingsWith:
 
 
 def decisions(count: int) -> list[Decision]:
-    """Rejected ones."""
+    """Return rejected decisions."""
     return [decided(make_trace(trace_id=f"kp:trace:{number}")) for number in range(count)]
 
 
@@ -75,7 +75,7 @@ def publish(
 
 
 def message_with(payload: Payload, **headers: str) -> SimpleNamespace:
-    """A message as kombu has it."""
+    """Return a message in the form of kombu."""
     return SimpleNamespace(body=json.dumps(payload).encode(), content_type="application/json", headers=headers, properties={})
 
 
@@ -230,7 +230,7 @@ def test_a_ring_keeps_the_newest_traces_that_fit_into_its_bytes(settings_of: Set
     larger = message_with(minimal_payload(objective="x" * 400_000))
     assert publish(settings, made[:1], larger) == [True]
     if not settings.broker.is_redis and settings.results.via == "queue":
-        # RabbitMQ also drops one that is alone.
+        # RabbitMQ drops a message that exceeds the limit even if it is the only one.
         return
     assert ids_of(read(settings)) == ids_of(made[:1])
 

@@ -65,7 +65,7 @@ def receive(channel: Channel) -> Any:
 
 
 def drained(connection: Connection, timeout_s: float) -> bool:
-    """Deliver what comes in that time, if anything does."""
+    """Deliver the messages that arrive within this time, if any."""
     with suppress(TimeoutError):
         connection.drain_events(timeout=timeout_s)
     return True

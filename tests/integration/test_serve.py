@@ -127,7 +127,7 @@ def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(serv
     assert server.status(run_id) == before
 
 
-def test_runs_are_submitted_by_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+def test_runs_are_submitted_through_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
     with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
         run_id = new_run()
@@ -218,7 +218,7 @@ def test_forget_notes_what_it_cannot_search_for_a_trace(settings: Settings, stor
     assert "1 messages too large for a worker are in the list traces.oversized" in stderr
 
 
-def test_runs_of_which_no_span_is_stored_are_dead_each(server: HttpServer) -> None:
+def test_each_run_without_a_stored_span_is_a_dead_letter_of_its_own(server: HttpServer) -> None:
     runs = [new_run(), new_run()]
     for run_id in runs:
         assert "partialSuccess" in server.export(chat_span(run_id, said="x" * 1_048_576)).json

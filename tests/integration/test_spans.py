@@ -41,7 +41,7 @@ def collector() -> Iterator[tuple[Collector, dict[str, str]]]:
 
 
 def marked(count: int) -> list[dict[str, Any]]:
-    """Traces whose content must not get out."""
+    """Return traces with a marked content, which must not get into spans."""
     return [
         {**trace, "task": {"objective": f"{MARKER} {number}"}, "metadata": {**trace["metadata"], "task_domain": MARKER}}
         for number, trace in enumerate(short_traces(count, seed=3))

@@ -35,7 +35,7 @@ class Scene(NamedTuple):
     monkeypatch: pytest.MonkeyPatch
 
     def resend_lost(self, before_sending: Callable[[str], None]) -> None:
-        """Look once, when both are due."""
+        """Have the resender look once, when both traces are due."""
 
         def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
             for trace_id, _ in traces:
@@ -61,7 +61,7 @@ class Scene(NamedTuple):
 def scene(
     settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
-    """Two traces have messages that never reach the queue."""
+    """Submit two traces whose messages never reach the queue."""
     queues = first_queues(settings)
     store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
     with make_celery(settings) as app:

@@ -174,7 +174,7 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
         assert worker.process.returncode == 0
 
 
-def test_serve_uses_a_renewed_certificate_and_no_half_of_one(settings: Settings, tmp_path: Path) -> None:
+def test_serve_uses_a_renewed_certificate_only_once_it_matches_its_key(settings: Settings, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.pair("server", "DNS:localhost")
     renewed, its_key = authority.pair("renewed", "DNS:localhost")

@@ -54,7 +54,7 @@ Reader = Callable[[Settings, str], list[Received]]
 
 
 def read_messages(settings: Settings, name: str) -> list[Received]:
-    """With kombu, as any program in Python would."""
+    """Read messages with kombu, as any program in Python would."""
     received = []
     # A queue that nothing came to yet may not be there.
     with suppress(NotFound), Connection(settings.broker.url) as connection, connection.channel() as channel:
@@ -117,13 +117,13 @@ def read_stream(settings: Settings, name: str) -> list[Received]:
 
 
 class Way(NamedTuple):
-    """A way by which decisions go, and how they are read there."""
+    """A way of publishing decisions, with the reader for it."""
 
     broker: str
     changed: dict[str, Any]
     read: Reader
     around: Callable[[Settings, Path], AbstractContextManager[None]] = lambda settings, directory: nullcontext()
-    """A context that must be open meanwhile."""
+    """A context that must be open while decisions are published and read."""
 
 
 STREAM: Final = {"results__via": "stream"}

@@ -34,7 +34,7 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def base_install(tmp_path: Path) -> dict[str, str]:
-    """Variables under which no package can be imported that the base install does not bring."""
+    """Return variables that make packages outside the base install impossible to import."""
     blocked = "".join(f"; sys.modules[{name!r}] = None" for name in MODELS)
     (tmp_path / "sitecustomize.py").write_text(f"import sys{blocked}")
     return {"PYTHONPATH": str(tmp_path)}
@@ -103,7 +103,7 @@ def test_copies_in_other_normal_forms_are_rejected_and_under_one_id_conflict(set
 
 
 def decide(client: Client, *traces: dict[str, Any]) -> list[Any]:
-    """Submit traces; which earlier one each repeats."""
+    """Submit traces; return the earlier trace that each repeats."""
     return [client.wait(trace_id, timeout_s=PATIENCE_S).novelty.duplicate_of for trace_id in submit(client, traces)]
 
 
@@ -141,7 +141,7 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     assert forgotten["vectors"] == 2
 
 
-def test_demo_decides_with_it_in_the_base_install(base_install: dict[str, str]) -> None:
+def test_demo_decides_with_the_words_embedder_in_the_base_install(base_install: dict[str, str]) -> None:
     done = run("demo", "--set", "embedding.embedder=words", **base_install)
     assert done.returncode == 0, done.stderr
     assert "repeats" in done.stdout

@@ -25,7 +25,7 @@ class Stretch:
     """A function that stops before each of its calls to the outside. Its maker must end it, or let it die."""
 
     def __init__(self, function: Callable[[], object]) -> None:
-        """Start it; it runs up to its first stop."""
+        """Start the function, which runs up to its first stop."""
         self.is_done = False
         self.next_call = ""
         self.error: Exception | None = None
@@ -44,7 +44,7 @@ class Stretch:
         self._wait()
 
     def die(self) -> None:
-        """End it where it is, as when its process is killed."""
+        """End the function where it has stopped, as if its process were killed."""
         self.violation = None
         while not self.is_done:
             self.run_on(Gone())

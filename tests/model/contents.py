@@ -35,7 +35,7 @@ OUTCOME_IDS: Final = tuple(f"kp:outcome:{number}-{kind[:6]}" for number in range
 
 @dataclass(frozen=True)
 class Payload:
-    """A submission as it lies in a message or a letter."""
+    """A submission as a message or a dead letter holds it."""
 
     raw: bytes
     header_id: str

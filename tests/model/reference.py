@@ -60,7 +60,7 @@ class Reference:
         self.deadlines[key] = self.now + ttl_ms
 
     def due(self) -> list[str]:
-        """Every key whose time has come."""
+        """Return every key that is due to expire."""
         return sorted(key for key, deadline in self.deadlines.items() if deadline <= self.now)
 
     def lose(self, key: str) -> None:

@@ -40,7 +40,7 @@ class LogEntry:
 
 
 class LogModel:
-    """The log as it should be."""
+    """The novelty log as the specification wants it."""
 
     def __init__(self) -> None:
         self.epoch = ""
@@ -106,7 +106,7 @@ class LogModel:
         return [entry for entry in self.entries if not (entry.is_erased or entry.is_trimmed)]
 
     def erase(self, entries: Sequence[LogEntry], books: "Reference") -> int:
-        """Erase these entries, which are all there."""
+        """Erase these entries, all of which exist."""
         for entry in entries:
             entry.is_erased = True
             self.erasures.append(entry.place)

@@ -24,7 +24,7 @@ return found
 
 
 Image = dict[bytes, Any]
-"""All keys as they were."""
+"""All keys with their contents at one moment."""
 
 Dump = dict[str, Any]
 """The values of all keys, by name: hashes as bytes by field, sorted sets as integers by member, others as Redis has them."""

@@ -86,7 +86,7 @@ class World:
                     raise Violation(f"{self._name(worker)} knows other facts than a worker that starts now")
 
     def close(self) -> None:
-        """Let everybody die who is still at work."""
+        """Let all workers and operators die that are still at work."""
         for operator in self.operators:
             operator.die()
         for worker in self.workers:

@@ -36,7 +36,7 @@ FRAMEWORKS: Final = {
 
 
 def installed(example: Path) -> list[str]:
-    """Return the command that runs an example; uv installs what one in Python names as it starts."""
+    """Return the command that runs an example; for one in Python, uv installs the packages that its header names."""
     if example.suffix == ".py":
         return ["uv", "run", "--python", sys.executable, "--script", str(example)]
     folder = BUILT / "node"

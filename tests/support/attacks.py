@@ -114,7 +114,7 @@ def marked(count: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def squatting(trace: dict[str, Any]) -> Attack:
-    """Other content under the id of somebody else's trace."""
+    """Return an attack that submits other content under the id of another producer's trace."""
     return _attack(_with_marker({**trace, "task": {"objective": "mine"}}), {})._replace(trace_id="")
 
 

@@ -25,7 +25,7 @@ class Span(NamedTuple):
 class Collector:
     def __init__(self) -> None:
         self.hangs = threading.Event()
-        """Set while it answers no request."""
+        """Set while the collector answers no request."""
         self.raw = b""
         """All requests, concatenated."""
         self.headers: dict[str, str] = {}

@@ -60,7 +60,7 @@ def command(settings: Settings, *arguments: str, stdin: str | bytes = b"") -> Re
 
 @cache
 def every_command() -> dict[str, click.Command]:
-    """The commands by the words that call each, those of groups too."""
+    """Return all commands, also those in groups, by the words that call them."""
     by_words: dict[str, click.Command] = {}
     for name in commands.commands:
         _, called, _ = commands.resolve_command(click.Context(commands), [name])
@@ -76,7 +76,7 @@ def json_lines(*rows: object) -> bytes:
 
 
 def jsonl_file(path: Path, *rows: object) -> Path:
-    """A file of these rows as JSON Lines."""
+    """Write these rows to a file as JSON Lines; return its path."""
     path.write_bytes(json_lines(*rows))
     return path
 

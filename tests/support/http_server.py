@@ -139,7 +139,7 @@ def new_run() -> str:
 
 @cache
 def packed_zeros(mebibytes: int) -> bytes:
-    """Zeros, by gzip."""
+    """Return this many mebibytes of zeros, packed by gzip."""
     mebibyte = bytes(2**20)
     packing = zlib.compressobj(wbits=-zlib.MAX_WBITS)
     # After a full flush the same content is packed as the same bytes, so it is packed once.

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def id_known_by(secret: str) -> str:
-    """The id of a trace of whoever knows this secret."""
+    """Return a trace id that shows that its producer knows this secret."""
     return f"kp:trace:{hashlib.sha256(secret.encode()).hexdigest()}"
 
 

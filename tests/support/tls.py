@@ -16,7 +16,7 @@ class Authority:
     """A private certificate authority, in a directory of its own."""
 
     def __init__(self, directory: Path) -> None:
-        """Make its key and its certificate."""
+        """Make the key and the certificate of an authority."""
         required("openssl")
         directory.mkdir()
         self._directory = directory

@@ -733,7 +733,7 @@ def test_run_whose_agent_raised_did_not_succeed_whatever_is_around_it(failed: st
     assert trace["metadata"]["success"] is success
 
 
-def test_prompts_and_results_that_a_program_tells_again_are_no_observations() -> None:
+def test_prompts_and_results_that_a_program_repeats_are_not_observations() -> None:
     root = span("agent", 0, 90, {"openinference.span.kind": "AGENT", "input.value": "What is 17 times 31?"})
     template = {"role": "user", "content": "Question: What is 17 times 31?\nSteps so far: {}"}
     again = template | {"content": template["content"].format("multiply gave 527")}
@@ -795,7 +795,7 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
 
 
 @pytest.mark.parametrize("resumed", ["null", '{"graph": null, "resume": "yes"}'], ids=["before a tool", "within a tool"])
-def test_run_that_waits_for_a_person_is_one_with_what_goes_on_after_him(resumed: str) -> None:
+def test_a_run_that_waits_for_a_person_and_its_continuation_are_one_run(resumed: str) -> None:
     def invoked(number: int, put: str, *spans: Json) -> Json:
         """Return the trace that LangGraph records until it waits, or after it goes on: each is a trace of its own."""
         attributes = {"span.kind": "AGENT", "input.value": put, "metadata": '{"thread_id": "t-7"}'}

@@ -26,7 +26,7 @@ Floors = Sequence[frozenset[str]]
 
 
 def floors_of(*names: str) -> Floors:
-    """Floors from the bottom up, each named by its rooms."""
+    """Return floors from the bottom up; each name lists the rooms of a floor."""
     return [frozenset(floor.split()) for floor in names]
 
 

@@ -214,7 +214,7 @@ def test_findings_hold_counts_by_plain_names_alone(fields: dict[str, Any]) -> No
         Findings(**fields)
 
 
-def test_the_privacy_level_chooses_what_is_done_about_secrets() -> None:
+def test_the_privacy_level_chooses_the_handling_of_secrets() -> None:
     checks = load_settings(
         {"checks.secrets_by_privacy": {"aggregated": "reject", "private": "note"}, "checks.own": {"a": "note"}}
     )

@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    """Return a file of labels, which tell the good ones."""
+    """Write a file of labels, which name the good traces; return its path."""
     rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
     return jsonl_file(tmp_path / "labels.jsonl", *rows)
 

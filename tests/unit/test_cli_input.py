@@ -321,7 +321,7 @@ def numbers(reading: ReadAhead) -> list[list[int]]:
     return [[each.number for each in batch] for batch in reading.batches()]
 
 
-def test_file_is_read_in_full_batches_of_which_those_with_large_lines_are_smaller(tmp_path: Path) -> None:
+def test_files_are_read_in_full_batches_and_large_lines_make_smaller_ones(tmp_path: Path) -> None:
     assert numbers(reading_of(tmp_path, 25)) == [list(range(1, 11)), list(range(11, 21)), list(range(21, 26))]
     assert numbers(reading_of(tmp_path, 12, "x" * 1_000_000)) == [list(range(1, 6)), list(range(6, 11)), [11, 12]]
 

@@ -54,7 +54,7 @@ def test_each_chosen_run_adds_the_most_at_its_turn(batch: tuple[Vectors, list[bo
 
 
 @given(batches(), st.integers(1, 12))
-def test_the_second_batch_is_chosen_given_what_the_first_one_kept(batch: tuple[Vectors, list[bool]], most: int) -> None:
+def test_the_second_batch_is_chosen_given_the_kept_runs_of_the_first(batch: tuple[Vectors, list[bool]], most: int) -> None:
     vectors, eligible = batch
     coverage = Coverage(vectors_of())
     coverage.choose(vectors, eligible, len(vectors))

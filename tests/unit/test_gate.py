@@ -208,7 +208,7 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
     assert 0.65 * share < np.mean(outcomes[600:]) < 1.4 * share
 
 
-def test_damaged_facts_are_as_if_they_were_not_there() -> None:
+def test_damaged_facts_count_as_missing() -> None:
     fleet = Fleet(GatePolicy(share=0.1))
     of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, 1_000, EAST[:2])
     fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
@@ -272,7 +272,7 @@ STEPS: Final = st.builds(
     st.booleans(),
     st.sampled_from([BOUNDS.kept_ttl_ms, 4_000]),
 )
-def test_workers_know_the_same_however_they_came_to_it(
+def test_gates_agree_in_whatever_steps_they_read_the_facts(
     steps: list[Step], policy: GatePolicy, is_small: bool, kept_ttl_ms: int
 ) -> None:
     fleet = Fleet(policy, GateBounds(1_000, kept_ttl_ms, most_facts=8 if is_small else 1_000, most_runs=3))

@@ -46,7 +46,7 @@ def settings() -> MetricsSettings:
 
 
 def asked(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
-    """The exit code and the answer of `kp-scorer health`."""
+    """Run `kp-scorer health`; return its exit code and its answer."""
     done = CliRunner().invoke(health, list(arguments), env={name: str(value) for name, value in variables.items()})
     return done.exit_code, json.loads(done.stdout)
 

@@ -48,7 +48,7 @@ def text(content: str, kind: str = "text") -> Json:
 
 
 def printed(role: str, content: str, extra: str = "") -> str:
-    """A message as LlamaIndex prints it."""
+    """Return a message as LlamaIndex prints it."""
     return f"ChatMessage(role=<MessageRole.{role}>, {extra}blocks=[TextBlock(block_type='text', text={content!r})])"
 
 
@@ -234,7 +234,7 @@ SHAPES: Final[dict[str, tuple[object, object]]] = {
 
 
 def generation(got: object, put: object, second: int = 0, **more: object) -> Json:
-    """A call of a model as Langfuse has it."""
+    """Return a call of a model as Langfuse records it."""
     return observation("GENERATION", "chat", second, input=got, output=put, **more)
 
 

@@ -52,7 +52,7 @@ def test_default_model_with_other_files_is_refused(package: Path, name: str) -> 
 
 @pytest.fixture
 def described(tmp_path: Path) -> Path:
-    """A directory with the files that say what a model is, and no weights."""
+    """Make a directory with the files that describe a model, but without weights."""
     directory = tmp_path / "tiny"
     change_json(directory / "config.json", model_type="bert", max_position_embeddings=512, pad_token_id=0)
     change_json(directory / "1_Pooling" / "config.json", pooling_mode="mean")

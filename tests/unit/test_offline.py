@@ -117,7 +117,7 @@ def test_a_scorer_keeps_its_window_from_call_to_call() -> None:
         scorer.score({})
 
 
-def test_how_new_a_text_is_changes_nothing() -> None:
+def test_how_new_changes_nothing() -> None:
     scorer, text = Scorer(batches_of(8)), "count the parcels"
     assert scorer.how_new(text) == 0.5
     scorer.score(minimal_payload(trace_id="kp:trace:1", objective=text))

@@ -88,7 +88,7 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     assert any(re.match(r"  only one tool \(-0\.1\) +1 +1\.3%", line) for line in lines)
 
 
-def test_nothing_is_said_of_thresholds_where_a_gate_decides() -> None:
+def test_thresholds_are_not_mentioned_where_a_gate_decides() -> None:
     gate = GateResult(adds=0.5, bar=0.7, share=0.1, eligible=True, nearest=None, as_of="0-0")
     sample = [decision(f"kp:trace:{number}", score=number / 20, gate=gate) for number in range(20)]
     report_text = text(analyse(sample, 0), "some.jsonl", 0, {})

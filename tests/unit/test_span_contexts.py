@@ -33,7 +33,7 @@ def test_valid_headers_are_a_context(state: str) -> None:
         *(f"00-{'0' * 32}-b7ad6b7169203331-01", f"00-0af7651916cd43dd8448eb211c80319c-{'0' * 16}-01"),
     ],
 )
-def test_invalid_headers_are_no_context(parent: Any) -> None:
+def test_invalid_headers_give_no_context(parent: Any) -> None:
     assert context_in({"traceparent": parent, "tracestate": "shop=42"}) == NO_CONTEXT
 
 

@@ -46,7 +46,7 @@ def tokenizer_file() -> Path:
 
 
 def whole_text_tokenizer(file: Path) -> Tokenizer:
-    """A tokenizer that takes the whole of a text as it is."""
+    """Return a tokenizer that reads whole texts unchanged."""
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -60,7 +60,7 @@ def reference(tokenizer_file: Path) -> Tokenizer:
 
 
 def changed_file(tokenizer_file: Path, directory: Path, change: Callable[[Description], object]) -> Path:
-    """The file of a tokenizer that is described otherwise."""
+    """Write the file of a tokenizer with a changed description."""
     change(description := json.loads(tokenizer_file.read_text("utf-8")))
     changed = directory / "tokenizer.json"
     changed.write_text(json.dumps(description), "utf-8")
@@ -190,7 +190,7 @@ ALTERATIONS: Final[dict[str, Callable[[Description], object]]] = {
 
 @pytest.fixture(params=ALTERATIONS)
 def another(request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path: Path) -> Path:
-    """The file of a tokenizer that is not quite BERT's."""
+    """Write the file of a tokenizer that differs from BERT's in one point."""
     return changed_file(tokenizer_file, tmp_path, ALTERATIONS[request.param])
 
 

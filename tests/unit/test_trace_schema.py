@@ -132,7 +132,7 @@ def test_every_valid_time_is_accepted(time: datetime, zone: str, separator: str)
 
 
 @pytest.mark.parametrize("year", [0, 1, 4, 100, 400, 1900, 2000, 2023, 2024, 9999])
-def test_only_days_of_the_calendar_are_taken(year: int) -> None:
+def test_only_days_of_the_calendar_are_accepted(year: int) -> None:
     for month in range(14):
         days = monthrange(year, month)[1] if year and 1 <= month <= 12 else 0
         accepted = [day for day in range(33) if is_time(f"{year:04}-{month:02}-{day:02}T00:00:00Z") == (True, True)]

@@ -14,7 +14,7 @@ PLACEHOLDERS: Final = frozenset(
 """Names that would fit anything. A name says what the thing is, to people who search for it."""
 
 MOST_PER_THOUSAND_LINES: Final = 1.0
-"""No more than the peers of the package have."""
+"""No more than in the peers of the package."""
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:

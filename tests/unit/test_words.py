@@ -127,7 +127,7 @@ def test_width_optional_marks_and_invisible_characters_do_not_count(written: str
     assert similarity(written, otherwise) == pytest.approx(1)
 
 
-def test_marks_that_make_another_word_count() -> None:
+def test_marks_count_if_they_make_another_word() -> None:
     assert similarity("น้ำ", "นำ") < 0.5  # water, to lead
     assert similarity("कल", "किला") < 0.5  # tomorrow, a fort
 
