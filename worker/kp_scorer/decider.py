@@ -123,7 +123,7 @@ class Decider:
             pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
         if dead := [pending for pending in decisions if isinstance(pending.resolved, TraceDead)]:
-            # The ledger does not see dead letters end these, and would hold them for good if Redis came back older.
+            # The ledger does not see that dead letters end these, and would hold them for good if Redis came back older.
             self.release(dead)
         return decisions
 

@@ -299,5 +299,5 @@ class Decision(_Part):
 
     @property
     def mark(self) -> str:
-        """The value that copies of this decision share. A later decision on the trace has another."""
+        """The value that copies of this decision share. A later decision on the trace has another mark."""
         return self.decided_at

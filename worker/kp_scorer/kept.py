@@ -55,7 +55,7 @@ class SimilarRun(NamedTuple):
     domain: str
     task: str = ""  # The objective; empty, like ``messages``, for runs that a fleet has accepted, as Redis has no texts.
     score: float | None = None
-    messages: Sequence[dict[str, Any]] = ()  # What was said, called and returned, as in Chat Completions.
+    messages: Sequence[dict[str, Any]] = ()  # The texts, calls and results of the run, as in Chat Completions.
 
 
 class _Row(BaseModel):

@@ -55,7 +55,7 @@ class Reviser:
         for at, result in zip(claimed, revised, strict=True):
             results[at] = result
         if dead := [each.trace_id for each in results if isinstance(each, TraceDead)]:
-            # The ledger does not see dead letters end these, and would hold them for good if Redis came back older.
+            # The ledger does not see that dead letters end these, and would hold them for good if Redis came back older.
             self.ledger.release(dead)
         return results
 

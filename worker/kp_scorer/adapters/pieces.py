@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
     node: Node
     kind: Literal["user", "agent", "call", "result"]
-    text: str = ""  # The words in which the agent wrote a call, if it wrote it itself.
+    text: str = ""  # The text of the piece; that of a call is empty unless the agent wrote the call into its text.
     name: str = ""  # The name of the tool.
     arguments: Any = None  # In the form of the source: JSON, or a text that mostly is JSON.
     call_id: str = ""

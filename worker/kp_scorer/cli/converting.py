@@ -95,7 +95,7 @@ class Conversion:
             self._unknown += 1
 
     def end_file(self) -> Iterator[Line]:
-        """Convert the runs that no later file can continue, and report what has no format, unless its file is a session."""
+        """Convert the runs that no later file can continue; report values without a format, unless the file is a session."""
         if self._unknown and not self._converter.in_session:
             problem = Problem("$", f"{UNKNOWN}; it is {self._unknown_shape}")
             error = UnknownFormat([problem], self._unknown_lines, self._unknown)

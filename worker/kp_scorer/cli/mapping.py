@@ -11,7 +11,7 @@ from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.report.phrases import shortened
 from kp_scorer.trace import ReasoningTrace
 
-_MOST_POINTS: Final = 500  # Points of kept runs, and as many of dropped ones: a page with all of them takes some 2 MB.
+_MOST_POINTS: Final = 500  # The most points of kept runs, and of dropped ones. A page with all of them takes some 2 MB.
 _MOST_STEPS: Final = 12
 
 _embedder = cache(WordsEmbedder)

@@ -66,7 +66,7 @@ def build(model: ModelFiles) -> Any:
 
 
 def _pooling(directory: Path) -> str:
-    """Return how a sentence-transformers model makes one vector of those of its tokens."""
+    """Return the pooling of a sentence-transformers model; raise EngineUnavailable if it is neither mean nor first token."""
     modules: Any = read_json(directory / "modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):

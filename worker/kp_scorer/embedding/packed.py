@@ -19,7 +19,7 @@ from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS
 
 _NO_PADDING: Final = -1  # No token has this id.
 _LEAST_RECORDED: Final = 512  # The tokens of the smallest recorded pass; each further one has twice as many.
-_LEAST_TOKENS_OF_A_TEXT: Final = 16  # On average: a pass of shorter texts is not replayed.
+_LEAST_TOKENS_OF_A_TEXT: Final = 16  # A pass whose texts are shorter on average is not replayed.
 
 _Weights = tuple[torch.Tensor, torch.Tensor]  # A matrix, and the bias that is added to its product.
 

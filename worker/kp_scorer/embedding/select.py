@@ -16,7 +16,7 @@ from kp_scorer.settings.sections import EmbeddingSettings, RecipeName
 
 _MOST_THREADS: Final = 8  # Further threads speed up a pass only a little; more workers use further cores better.
 _CGROUP: Final = Path("/sys/fs/cgroup")
-_OWN_GROUP: Final = Path("/proc/self/cgroup")  # Of cgroup version 2.
+_OWN_GROUP: Final = Path("/proc/self/cgroup")  # The file that names the process's group, in cgroup version 2.
 _GPU_DEVICES: Final = ("nvidia[0-9]*", "dxg", "kfd")  # The devices of NVIDIA, of WSL, and of AMD, which torch calls CUDA too.
 
 log = library_logger(__name__)

@@ -1,4 +1,4 @@
-"""A process's mirror of the log's tail, and the cache of both: it admits, brings the mirror up to date, and compares."""
+"""A process's mirror of the log's tail, and the cache that places traces in the log and compares them by the mirror."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple

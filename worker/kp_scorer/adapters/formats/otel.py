@@ -21,8 +21,8 @@ from kp_scorer.adapters.timeline import run_of
 
 _IS_LOG: Final = "isLog"
 _LATE_NS: Final = 10_000_000_000  # A span that another process exports may end this long after the root of its run.
-_OPEN_NS: Final = 900_000_000_000  # A run waits this long for spans that others show to exist.
-_LOOKS_AGAIN_AFTER: Final = 8  # A run that waits is looked at again after this part (an eighth) of its age.
+_OPEN_NS: Final = 900_000_000_000  # A run waits this long for spans that other spans refer to.
+_LOOKS_AGAIN_AFTER: Final = 8  # A run that waits is looked at again after its age divided by this number.
 _EXPORTS: Final = {"resourceSpans", "resourceLogs", "batches"}
 
 
