@@ -3,11 +3,12 @@
 import gzip
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPSConnection
+from http.client import HTTPSConnection, parse_headers
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,6 +161,21 @@ def test_body_that_is_broken_behind_its_answer_is_no_line_of_the_log(server: Htt
     # Lines are written in their order, and this one is the last.
     wait_until(lambda: [each for each in server.process.events("request_refused") if each["status"] == 404])
     assert "Fatal error" not in server.process.text()
+
+
+def test_many_requests_in_a_row_take_no_memory(server: HttpServer) -> None:
+    count, request = 8_000, b"GET /" + b"x" * 14_000 + b" HTTP/1.1\r\nHost: server\r\n\r\n"
+    before = server.process.peak_bytes()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(request * count,))
+        sending.start()
+        answers = connection.makefile("rb")
+        for _ in range(count):
+            assert answers.readline().startswith(b"HTTP/1.1 404")
+            headers = parse_headers(answers)
+            answers.read(int(headers["content-length"]))
+        sending.join()
+    assert server.process.peak_bytes() - before < 50 * MIB
 
 
 def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:

@@ -190,6 +190,7 @@ class _Protocol(H11Protocol):
         super().__init__(**options)
         self.conn = _Parser(lambda: self.transport.abort())
         self._handshakes = handshakes
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
@@ -200,6 +201,10 @@ class _Protocol(H11Protocol):
             longest = min(others, key=_Protocol._precedence)
             others.remove(longest)
             longest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._end_timer()
 
     def send_400_response(self, msg: str) -> None:
         # Once an answer has begun, uvicorn's would be an error that asyncio logs for as many connections as a peer makes.
@@ -218,8 +223,14 @@ class _Protocol(H11Protocol):
         return is_working, self._waits_since
 
     def _expect_request(self) -> None:
+        self._end_timer()
         self._waits_since = self.loop.time()
-        self.loop.call_later(_REQUEST_WITHIN_S, self._close_if_idle, self.cycle)
+        self._timer = self.loop.call_later(_REQUEST_WITHIN_S, self._close_if_idle, self.cycle)
+
+    def _end_timer(self) -> None:
+        # It holds all headers of the last request, and a peer may send thousands of requests before it ends by itself.
+        if self._timer:
+            self._timer.cancel()
 
     def _close_if_idle(self, last: Any) -> None:
         if self.cycle is last:
