@@ -173,7 +173,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20))
         assert samples['kp_scorer_dead_lettered{reason="invalid"}'] == total(samples, "kp_scorer_dead_lettered") == 1
         assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
-        assert 1e-4 < samples["kp_scorer_redis_memory_used_ratio"] < 0.1
+        assert 1e-4 < samples['kp_scorer_redis_memory_used_ratio{server="redis"}'] < 0.1
         parts = {
             part: samples[f'kp_scorer_redis_bytes{{part="{part}",server="redis"}}'] for part in ("records", "log", "other")
         }
@@ -565,7 +565,7 @@ def test_the_dashboard_selects_fleets_by_job_and_namespace_in_every_query() -> N
 def test_no_panel_of_what_workers_share_hides_one_fleet_behind_another(tmp_path: Path) -> None:
     """Two fleets with queues of one name, the first seen by two workers."""
     fleets = {'job="a",namespace="x"': (3, 2), 'job="a",namespace="y"': (70,)}
-    named = {f"kp_scorer_{name}": "" for name in ("pending", "redis_memory_used_ratio")}
+    named = {"kp_scorer_pending": "", "kp_scorer_redis_memory_used_ratio": 'server="redis"'}
     named |= {f"kp_scorer_{name}": 'queue="one"' for name in ("queue_messages", "results_used_ratio")}
     series = [
         {"series": f'{name}{{{fleet},instance="{number}",{labels}}}', "values": f"{value}"}

@@ -237,11 +237,14 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
 
 def test_a_backlog_that_was_not_read_yet_is_not_shown_as_0() -> None:
     metrics = Metrics(())
-    unread = ("kp_scorer_pending", "kp_scorer_oldest_pending_seconds", "kp_scorer_redis_memory_used_ratio")
+    unread = ("kp_scorer_pending", "kp_scorer_oldest_pending_seconds")
     assert all(math.isnan(samples_from(metrics)[name]) for name in unread)
-    metrics.set_backlog(BACKLOG._replace(servers={"redis": Condition()}))
-    assert math.isnan(samples_from(metrics)["kp_scorer_redis_memory_used_ratio"]), "Redis does not report it"
-    assert samples_from(metrics)["kp_scorer_pending"] == 2
+    assert not any(name.startswith("kp_scorer_redis_memory_used_ratio{") for name in samples_from(metrics))
+    metrics.set_backlog(BACKLOG._replace(servers={"redis": Condition(), "broker": Condition(0.85)}))
+    samples = samples_from(metrics)
+    assert math.isnan(samples['kp_scorer_redis_memory_used_ratio{server="redis"}']), "Redis does not report it"
+    assert samples['kp_scorer_redis_memory_used_ratio{server="broker"}'] == 0.85
+    assert samples["kp_scorer_pending"] == 2
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ class Metrics:
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
         about = "How often a submission was dead-lettered since the ledger began, by reason"
         self._dead_lettered = gauge("dead_lettered", about, ("reason",))
-        self._redis_used = gauge("redis_memory_used_ratio", "The part of its maxmemory that Redis uses; 0 without a limit")
+        about = "The part of its maxmemory that a Redis uses; 0 without a limit"
+        self._redis_used = gauge("redis_memory_used_ratio", about, ("server",))
         about = "Bytes that a part takes in a Redis, by a sample; other is what no part explains"
         self._redis_bytes = gauge("redis_bytes", about, ("server", "part"))
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
@@ -127,7 +128,7 @@ class Metrics:
         self._shortcomings = gauge("redis_shortcomings", about, ("server",))
         self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, as it is short of memory or disk")
         # Until the first measurement these are NaN, because 0 would mean that nothing waits.
-        for unread in (self._pending, self._oldest_pending_s, self._redis_used):
+        for unread in (self._pending, self._oldest_pending_s):
             unread.set(math.nan)
         self.set_info()
 
@@ -159,6 +160,7 @@ class Metrics:
         for reason, count in backlog.dead_lettered.items():
             self._dead_lettered.labels(reason).set(count)
         for name, server in backlog.servers.items():
+            self._redis_used.labels(name).set(_known(server.memory_used))
             self._evicted.labels(name).set(_known(server.evicted_keys))
             self._evicts.labels(name).set(bool(server.evicts))
             self._shortcomings.labels(name).set(len(server.others))
@@ -166,7 +168,6 @@ class Metrics:
             for part, size_bytes in parts.items():
                 self._redis_bytes.labels(name, part).set(size_bytes)
         self._blocked.set(bool(backlog.blocked))
-        self._redis_used.set(_known(backlog.servers["redis"].memory_used))
 
     def count_delivery(self, queue: str, deliveries: int) -> None:
         """Count a delivery of a message that has had this many ``deliveries``, this one included."""
