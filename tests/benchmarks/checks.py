@@ -21,7 +21,7 @@ from typing import Final
 
 import psutil
 from kp_scorer.checks.checks import Checks
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 

@@ -15,11 +15,12 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import psutil
 import redis
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.embedder import Embedder, Vectors
 from kp_scorer.embedding.model import find_model
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.tokenizer import Tokens
+from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.settings.sections import WorkerSettings
 from kp_scorer.settings.server_sections import RedisSettings

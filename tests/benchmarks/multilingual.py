@@ -16,8 +16,9 @@ from statistics import fmean
 from typing import Final
 
 import numpy as np
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.embedder import TRACE, Embedder, Vectors
+from kp_scorer.limits import Limits
 
 from tests.benchmarks.common import Row, arguments, real_embedder, report
 from tests.support.builders import minimal_payload, step

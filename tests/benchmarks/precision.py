@@ -14,8 +14,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from kp_scorer import score_traces
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.bert_graph import openvino
+from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 

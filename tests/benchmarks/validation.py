@@ -24,10 +24,11 @@ import psutil
 from kombu.message import Message
 from kp_scorer.broker.headers import PACKED_BY
 from kp_scorer.broker.wire import TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.embedder import RECIPES
 from kp_scorer.embedding.tokenizer import Tokens
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits
 from kp_scorer.trace import ReasoningTrace
 
 from tests.benchmarks.common import MB, Row, arguments, default_tokens, emit, real, report, seconds_of, show_table

@@ -26,9 +26,10 @@ from zlib import crc32
 import numpy as np
 from kp_scorer import score_traces
 from kp_scorer.coverage import Coverage, Vectors
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.gate import Gate, GateBounds, GatePolicy, MemoryFacts
+from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace
 from numpy.typing import NDArray

@@ -11,7 +11,8 @@ from kp_scorer.broker.results import Publisher
 from kp_scorer.client import Client
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
+from kp_scorer.limits import Limits
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings

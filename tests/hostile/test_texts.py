@@ -5,8 +5,8 @@ from typing import Final
 
 import pytest
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits
 from kp_scorer.embedding.model import find_model
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 
 from tests.support.builders import minimal_payload

@@ -14,7 +14,7 @@ from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.queues import results_queue
 from kp_scorer.broker.wire import TASK_NAME, parse_submission, task_body
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering

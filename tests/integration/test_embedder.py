@@ -13,8 +13,9 @@ import pytest
 from kp_scorer import score_traces
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.embedder import Embedder
+from kp_scorer.limits import Limits
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.report.explanation import decided_words

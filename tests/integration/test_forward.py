@@ -20,7 +20,7 @@ import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision, RevisedBy
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.serve.exports import spans_in
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment

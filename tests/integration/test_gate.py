@@ -10,8 +10,9 @@ import redis
 from kp_scorer import SettingsError, score_traces
 from kp_scorer.decider import Decider, open_gate
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, check_late_outcome
+from kp_scorer.decoding import check_late_outcome
 from kp_scorer.gate import Gate
+from kp_scorer.limits import Limits
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.offline import offline_decider
 from kp_scorer.reviser import Reviser

@@ -15,9 +15,10 @@ from click.testing import Result
 from kp_scorer import score_traces
 from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import ScorerError
+from kp_scorer.limits import Limits
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings, load_settings

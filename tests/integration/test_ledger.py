@@ -10,9 +10,10 @@ import redis
 from kp_scorer import rows, stored_decisions
 from kp_scorer.cli.ids import resolve_trace_id
 from kp_scorer.decider import Decider
-from kp_scorer.decoding import Limits, check_late_outcome
+from kp_scorer.decoding import check_late_outcome
 from kp_scorer.errors import ServiceUnavailable, TraceDead
 from kp_scorer.gate import GatePolicy
+from kp_scorer.limits import Limits
 from kp_scorer.reviser import Reviser
 from kp_scorer.scoring import Policy
 from kp_scorer.settings import Settings

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 from kp_scorer import Scorer
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding import openvino_engine
 from kp_scorer.embedding.bert_graph import build, openvino
 from kp_scorer.embedding.embedder import RECIPES, TRACE, Embedder, Ids, Vectors
 from kp_scorer.embedding.model import ModelFiles, find_model
 from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 from kp_scorer.errors import EngineUnavailable, InvalidTrace, SettingsError
+from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 
 from tests.support.builders import load_embedder, minimal_payload

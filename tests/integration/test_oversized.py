@@ -12,7 +12,7 @@ from kp_scorer.broker.dead_queue import dead_letter, poison
 from kp_scorer.broker.redis_transport.channel import Channel
 from kp_scorer.broker.wire import BEGINNING_BYTES, arguments_in, largest_message_bytes, submission_in
 from kp_scorer.client.decisions import open_results
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 

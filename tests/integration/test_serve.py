@@ -19,8 +19,8 @@ import pytest
 import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.client import Client
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
+from kp_scorer.limits import Limits
 from kp_scorer.serve.exports import spans_in
 from kp_scorer.serve.run_converter import load
 from kp_scorer.serve.server import serve

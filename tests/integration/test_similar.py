@@ -12,8 +12,9 @@ import pytest
 from kp_scorer import KeptRuns, ScorerError, as_prompt, load_settings
 from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.words import WordsEmbedder
+from kp_scorer.limits import Limits
 from kp_scorer.local.embedded_redis import Running
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import Policy

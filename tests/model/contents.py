@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any, Final
 
 from kp_scorer.broker.wire import as_bytes, trace_id_of
-from kp_scorer.decoding import Limits, check_late_outcome, decode_trace, is_late_outcome
+from kp_scorer.decoding import check_late_outcome, decode_trace, is_late_outcome
 from kp_scorer.embedding.embedder import Vector, Vectors
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits
 from kp_scorer.trace import LateOutcome, ReasoningTrace, outcome_key
 
 from tests.support.builders import minimal_payload, steps

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from kp_scorer.broker.queues import SubmissionQueues, submission_queues
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision, Dimensions, FiredOverride, Nearest, Novelty, Override, Timings
-from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json
+from kp_scorer.decoding import check_trace, decode_trace, parse_json
 from kp_scorer.embedding.embedder import Embedder
 from kp_scorer.embedding.select import select_embedder
+from kp_scorer.limits import Limits
 from kp_scorer.novelty import Candidate
 from kp_scorer.scoring import PROFILES, Bounds, Policy
 from kp_scorer.settings import Settings

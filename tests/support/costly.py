@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 
 from tests.support.builders import changed, maximal_payload
 

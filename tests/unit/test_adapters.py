@@ -16,7 +16,7 @@ from kp_scorer.adapters import FORMATS, MOST_DEPTH, converter
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.shown import shown_by_python
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.trace import is_trace_id
 
 from tests.support.calls import calls_during

@@ -32,7 +32,7 @@ def floors_of(*names: str) -> Floors:
 
 FLOORS: Final = floors_of(
     "characters errors files",
-    "bounded trace",
+    "bounded limits trace",
     "decision",
     "decoding",
     "adapters",

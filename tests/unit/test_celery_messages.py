@@ -8,7 +8,7 @@ import pytest
 from kp_scorer.broker.headers import result_id
 from kp_scorer.broker.rabbitmq import anew
 from kp_scorer.broker.wire import arguments_in, open_item
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 
 from tests.support.paths import REPOSITORY
 

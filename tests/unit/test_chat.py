@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kp_scorer.adapters import ConvertedRun, Converter, SuppliedFields
 from kp_scorer.adapters.chat import Chat, chat_of, chat_of_trace
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 
 from tests.support.builders import make_trace
 

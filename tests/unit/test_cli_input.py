@@ -21,8 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.cli.input import ReadAhead, read_files, read_traces
 from kp_scorer.cli.unpacking import unpacked
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits
 
 from tests.support.builders import LIMITS, maximal_payload, minimal_payload
 from tests.support.calls import traced_memory

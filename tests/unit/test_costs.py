@@ -10,8 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.broker.headers import PACKED_BY
 from kp_scorer.broker.wire import TASK_NAME, arguments_in
-from kp_scorer.decoding import Limits, check_values, compact_bytes, decode_trace, is_surely_within, loads
+from kp_scorer.decoding import decode_trace, loads
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits, check_values, compact_bytes, is_surely_within
 
 from tests.support.builders import LIMITS, decode_json, maximal_payload, minimal_payload, step
 from tests.support.calls import traced_memory

@@ -13,8 +13,9 @@ import pytest
 from kombu.message import Message
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import ScorerError, ServiceUnavailable
+from kp_scorer.limits import Limits
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.metrics import Metrics
 from kp_scorer.process.pipeline import Pipeline

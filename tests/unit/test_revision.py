@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, check_late_outcome
+from kp_scorer.decoding import check_late_outcome
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.gate import GatePolicy
+from kp_scorer.limits import Limits
 from kp_scorer.scoring import Policy, revise
 from kp_scorer.trace import LateOutcome, ReasoningTrace, outcome_key
 

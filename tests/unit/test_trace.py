@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from kp_scorer.decoding import Limits, decode_for_sending, decode_trace
+from kp_scorer.decoding import decode_for_sending, decode_trace
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits
 from kp_scorer.trace import ReasoningTrace
 
 from tests.support.builders import (

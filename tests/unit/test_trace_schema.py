@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError  # type: ignore[import-untyped]
 from jsonschema.validators import extend  # type: ignore[import-untyped]
 from kp_scorer.characters import check_name
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits
 from kp_scorer.trace import DOMAIN_BYTES, IsoDatetime, ReasoningTrace
 from pydantic import TypeAdapter
 from pydantic import ValidationError as PydanticError

@@ -26,7 +26,7 @@ No message holds trace content: only field paths, ids, names of settings, and wh
 """
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, Literal, NamedTuple, get_args
+from typing import ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
 """The reason of a dead letter."""
@@ -65,6 +65,11 @@ class InvalidTrace(ScorerError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__(_summary(self.problems))
+
+    @classmethod
+    def whole(cls, expected: str) -> Self:
+        """Return the error of a submission that is wrong as a whole, and not in one field."""
+        return cls([Problem("$", expected)])
 
 
 class UnknownFormat(InvalidTrace):

@@ -22,13 +22,14 @@ from pydantic import BaseModel, ValidationError
 from kp_scorer.adapters.chat import chat_of_trace
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, check_trace, parse_json
+from kp_scorer.decoding import check_trace, parse_json
 from kp_scorer.embedding.embedder import CheckedEmbedder, Vector, Vectors
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, NotConverted, ScorerError
 from kp_scorer.files import open_regular
+from kp_scorer.limits import Limits
 from kp_scorer.offline import convert
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store import Store

@@ -10,11 +10,12 @@ from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
 from kp_scorer.checks.checks import Checks
 from kp_scorer.decider import Decider, Resolved, open_gate, open_pins
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.endpoints import with_endpoints
-from kp_scorer.errors import InvalidTrace, NotConverted, Problem, ScorerError, ServiceUnavailable, SettingsError, TraceDead
+from kp_scorer.errors import InvalidTrace, NotConverted, ScorerError, ServiceUnavailable, SettingsError, TraceDead
 from kp_scorer.gate import MemoryFacts
+from kp_scorer.limits import Limits
 from kp_scorer.novelty import MemoryLog
 from kp_scorer.novelty_meter import NoveltyMeter
 from kp_scorer.scoring import novelty_of
@@ -113,7 +114,7 @@ class Scorer:
         try:
             (vector,) = novelty.checked_embedder.embed([tokenized], alone=True)
         except FloatingPointError:
-            raise InvalidTrace([Problem("$", "expected a text that the embedder has a vector for")]) from None
+            raise InvalidTrace.whole("expected a text that the embedder has a vector for") from None
         return novelty_of(novelty.cache.mirror.similarity(vector, time.time_ns() // 1_000_000))
 
 

@@ -13,8 +13,9 @@ from urllib.parse import quote
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
 from kp_scorer.adapters.pieces import Piece, call_input, call_text, is_error
 from kp_scorer.adapters.times import first_timestamp, time_of
-from kp_scorer.decoding import Limits, decode_trace
+from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished
+from kp_scorer.limits import Limits
 from kp_scorer.trace import TRACE_ID_PREFIX, Domain, Fraction, IsoDatetime, PrivacyLevel, Visibility, is_trace_id
 
 _OPTIONS: Final = {  # For each field that sources may lack: its path in the trace, and the option that supplies it.

@@ -14,8 +14,8 @@ from kp_scorer.adapters.node import Node, as_json, skipped_in, source, unread_in
 from kp_scorer.adapters.pieces import is_error
 from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.written import with_written_calls
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import NotConverted, NotRecorded
+from kp_scorer.limits import Limits
 from kp_scorer.trace import is_trace_id
 
 

@@ -22,8 +22,8 @@ from kp_scorer.broker.queues import SubmissionQueues
 from kp_scorer.broker.rabbitmq import anew
 from kp_scorer.broker.wire import argument_in, checked_id, raw_body, submission_in
 from kp_scorer.decision import Decision, Received
-from kp_scorer.decoding import Limits
 from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.limits import Limits
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering, DeadLetters
 

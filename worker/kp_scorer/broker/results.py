@@ -20,8 +20,9 @@ from kp_scorer.broker.publishing import Outgoing, portions, publish_all
 from kp_scorer.broker.queues import results_queues, results_streams, system_of
 from kp_scorer.broker.wire import as_bytes, parse_submission, raw_body, submission_in, task_body
 from kp_scorer.decision import Decision, DecisionKind
-from kp_scorer.decoding import Limits, decode_trace, parse_strict_json
+from kp_scorer.decoding import decode_trace, parse_strict_json
 from kp_scorer.errors import InvalidTrace, ScorerError, ServiceUnavailable, SettingsError
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.spans.context import Context, Destination
 from kp_scorer.store import Store

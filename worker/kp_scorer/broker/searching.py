@@ -11,7 +11,7 @@ from kp_scorer.broker.calls import with_producer, with_redis
 from kp_scorer.broker.headers import leave_packed
 from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import open_item, submission_in
-from kp_scorer.decoding import Limits, check_values
+from kp_scorer.limits import Limits, check_values
 
 _READ_AT_ONCE: Final = 20  # A message may have megabytes.
 _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace.

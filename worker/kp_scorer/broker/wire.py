@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.broker.headers import PACKED_BY
-from kp_scorer.decoding import Limits, check_values, compact_bytes, loads, parse_json
-from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.decoding import loads, parse_json
+from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import Limits, check_values, compact_bytes
 from kp_scorer.trace import is_submission_id
 
 TASK_NAME: Final = "score_trace"
@@ -115,7 +116,7 @@ def _bounded_body(message: Any, limits: Limits) -> bytes:
         body = _unpacked(body, packed_by, largest_bytes)
     most_bytes, most_values = limits.message_bytes + _BYTES_AROUND, limits.values + _VALUES_AROUND
     if len(body) > largest_bytes or (len(body) > most_bytes and compact_bytes(body, most_values) > most_bytes):
-        raise InvalidTrace([Problem("$", f"expected at most {limits.message_bytes} bytes")])
+        raise InvalidTrace.whole(f"expected at most {limits.message_bytes} bytes")
     check_values(body, most_values, limits.depth)
     return body
 
@@ -229,7 +230,7 @@ def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return args[0]
     if not args and list(kwargs) == ["trace"]:
         return kwargs["trace"]
-    raise InvalidTrace([Problem("$", "expected the trace as the only argument of score_trace")])
+    raise InvalidTrace.whole("expected the trace as the only argument of score_trace")
 
 
 def as_bytes(payload: Any) -> bytes:

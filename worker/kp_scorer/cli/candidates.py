@@ -28,11 +28,11 @@ from kp_scorer.cli.output import note_damaged, print_note
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.gate.facts import VECTOR
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace

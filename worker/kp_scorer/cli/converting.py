@@ -11,8 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 from kp_scorer.adapters import FORMATS, ConvertedRun, Converter, Run, SuppliedFields, format_of
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
-from kp_scorer.decoding import Limits, check_trace
+from kp_scorer.decoding import check_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, OutputFailed, Problem, UnknownFormat
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.trace import PrivacyLevel, ReasoningTrace, Visibility
 

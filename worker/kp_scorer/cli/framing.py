@@ -10,8 +10,8 @@ from typing import IO, Final
 import click
 
 from kp_scorer.cli.unpacking import read_bytes
-from kp_scorer.decoding import check_values
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import check_values
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
 """A first line that is not JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""

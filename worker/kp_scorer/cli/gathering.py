@@ -21,9 +21,9 @@ from kp_scorer.cli.output import note_damaged, print_note, refusal
 from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
 from kp_scorer.decider import Decider
 from kp_scorer.decision import Decision
-from kp_scorer.decoding import Limits
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict, TraceDead
+from kp_scorer.limits import Limits
 from kp_scorer.offline import decide_offline, offline_decider
 from kp_scorer.report.drift import time_of
 from kp_scorer.settings import Settings

@@ -24,8 +24,9 @@ from kp_scorer.cli.converting import MOST_PLACES, UNKNOWN, Conversion, Line
 from kp_scorer.cli.framing import FIELD_OF_TRACES, MOST_BYTES, MOST_VALUES, framed
 from kp_scorer.cli.output import print_note
 from kp_scorer.cli.unpacking import open_input, unpacked
-from kp_scorer.decoding import Limits, check_trace, decode_trace, parse_json, parsed_or_refused
+from kp_scorer.decoding import check_trace, decode_trace, parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, Problem, UnknownFormat
+from kp_scorer.limits import Limits
 
 _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".jl", ".traj")
 _MOST_SUFFIXES: Final = 5
@@ -51,7 +52,7 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
         except click.BadParameter as error:
             if not place:
                 raise
-            yield Line(0, InvalidTrace([Problem("$", error.message)]), file=place)
+            yield Line(0, InvalidTrace.whole(error.message), file=place)
         if conversion:
             yield from conversion.end_file()
     if conversion:

@@ -15,8 +15,8 @@ from kp_scorer.broker.searching import count_in_flight, search_queue
 from kp_scorer.broker.wire import trace_id_of
 from kp_scorer.cli.options import Command
 from kp_scorer.cli.output import print_note
-from kp_scorer.decoding import check_values
 from kp_scorer.errors import InvalidTrace
+from kp_scorer.limits import check_values
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter

@@ -17,9 +17,10 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.wire import raw_body
 from kp_scorer.decision import Decision, DecisionKind
-from kp_scorer.decoding import Limits, parse_strict_json
+from kp_scorer.decoding import parse_strict_json
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
+from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.settings.server_sections import QueueSettings, ResultsSettings
 from kp_scorer.store import Store

@@ -14,8 +14,9 @@ from kp_scorer.broker.headers import PACKED_BY, deliveries_by, queued_ms
 from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import arguments_in, checked_id, only_argument, raw_body, trace_id_of
 from kp_scorer.decision import Received
-from kp_scorer.decoding import Limits, check_late_outcome, check_trace, decode_trace, is_late_outcome, is_surely_within
+from kp_scorer.decoding import check_late_outcome, check_trace, decode_trace, is_late_outcome
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable
+from kp_scorer.limits import Limits, is_surely_within
 from kp_scorer.process.acknowledge import RETRY_AFTER_S
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.runtime import Runtime

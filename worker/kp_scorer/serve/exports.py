@@ -23,8 +23,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.adapters.node import source
-from kp_scorer.decoding import Limits, parse_json
+from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.limits import Limits
 from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.store.runs import ReceivedSpan
 
@@ -77,7 +78,7 @@ def spans_in(
         exported = _from_protobuf(body, signal, keeps_source=keeps_source)
     for number, fields in enumerate(exported):
         if number == _MOST_SPANS:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+            raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
         # A span without attributes was too large to parse. Its run is too large as well, so keep no content.
@@ -85,7 +86,7 @@ def spans_in(
         # Within a text, a quote has a backslash before it.
         objects += content.count(b'{"') + content.count(b"{}")
         if objects > _MOST_OBJECTS:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_OBJECTS} objects")])
+            raise InvalidTrace.whole(f"expected at most {_MOST_OBJECTS} objects")
         if signal is LOGS:
             if not (has_ids and b"gen_ai." in content and "body" in fields):
                 continue
@@ -122,7 +123,7 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
         parsed = _Layer.FromString(message)
         left -= len(parsed.field_1) + len(parsed.field_2)
         if left < 0:
-            raise InvalidTrace([Problem("$", f"expected at most {_MOST_SPANS} spans")])
+            raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
         return parsed
 
     try:
@@ -150,7 +151,7 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
                     ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
                     yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
     except DecodeError:
-        raise InvalidTrace([Problem("$", "expected an export of OTLP in Protobuf")]) from None
+        raise InvalidTrace.whole("expected an export of OTLP in Protobuf") from None
 
 
 def _decoded(kind: type[Resource | InstrumentationScope], raw: bytes) -> dict[str, Any] | None:

@@ -13,8 +13,8 @@ from kp_scorer.adapters.attributes import SERVICE, attributes_of_run
 from kp_scorer.adapters.building import digests_of, without_halves
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.bounded import Answers
-from kp_scorer.decoding import Limits, check_values
 from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished
+from kp_scorer.limits import Limits, check_values
 
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
 """The fields that no convention of spans has. Attributes with the prefix ``kp.`` carry them, on a root span or its resource."""

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from kp_scorer.decision import CheckName, Demand, Dimensions, Outcome
-from kp_scorer.decoding import LARGEST_NUMBER, Count
 from kp_scorer.gate import GateBounds, GatePolicy
+from kp_scorer.limits import LARGEST_NUMBER, Count
 from kp_scorer.novelty import Window
 from kp_scorer.scoring import PROFILES, Policy, check_weights
 from kp_scorer.settings.section import Seconds, Section

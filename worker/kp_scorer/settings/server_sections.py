@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BeforeValidator, Field, PrivateAttr, field_serializer, field_validator, model_validator
 
 from kp_scorer.decision import KINDS, DecisionKind
-from kp_scorer.decoding import LARGEST_NUMBER, Count
 from kp_scorer.files import read_text
+from kp_scorer.limits import LARGEST_NUMBER, Count
 from kp_scorer.settings.section import Section
 from kp_scorer.settings.urls import BROKER_SCHEMES, REDIS_SCHEMES, ServerUrl, parse_url
 

@@ -9,7 +9,7 @@ from typing import Final, Self, get_args
 from pydantic import model_validator
 
 from kp_scorer.decision import KINDS, DecisionKind
-from kp_scorer.decoding import Limits
+from kp_scorer.limits import Limits
 from kp_scorer.settings.section import Section
 from kp_scorer.settings.sections import (
     ChecksSettings,

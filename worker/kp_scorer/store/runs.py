@@ -7,8 +7,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import redis
 
-from kp_scorer.decoding import Limits, parse_json
-from kp_scorer.errors import InvalidTrace, Problem, QueueFull
+from kp_scorer.decoding import parse_json
+from kp_scorer.errors import InvalidTrace, QueueFull
+from kp_scorer.limits import Limits
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.keys import KEPT_S, Keys
@@ -72,13 +73,13 @@ def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | No
     if not (trace_id.startswith(RUN_PREFIX) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):
-        raise InvalidTrace([Problem("$", "expected a whole run; spans of this one were rejected")])
+        raise InvalidTrace.whole("expected a whole run; spans of this one were rejected")
     export: Any = parse_json(payload, Limits(message_bytes=len(payload), values=MOST_VALUES))
     try:
         spans = export["resourceSpans"][0]["scopeSpans"][0]["spans"]
         received = [ReceivedSpan(each["spanId"], json.dumps(each).encode()) for each in spans]
     except (LookupError, TypeError, AttributeError):
-        raise InvalidTrace([Problem("$", "expected the spans of a run")]) from None
+        raise InvalidTrace.whole("expected the spans of a run") from None
     return trace_id.removeprefix(RUN_PREFIX), received
 
 

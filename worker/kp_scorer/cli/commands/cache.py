@@ -16,10 +16,10 @@ from kp_scorer.cli.input import read_files, read_traces
 from kp_scorer.cli.options import file_argument, service_options
 from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
-from kp_scorer.decoding import Limits
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, Problem, ServiceUnavailable, SettingsError, TraceConflict
+from kp_scorer.limits import Limits
 from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.novelty.pins import PinnedSet
 from kp_scorer.novelty_meter import NoveltyMeter
