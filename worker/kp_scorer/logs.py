@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from select import select
 from typing import Any, Final
@@ -49,12 +50,18 @@ class BackgroundHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a record for writing, if there is room."""
-        if self._lines.qsize() < self._most_lines:
+        try:
+            self.put(self.format(record))
+        except Exception:
             # The standard library would print an error of formatting to stderr, with a text that may quote a trace.
-            with suppress(Exception):
-                self._lines.put(f"{self.format(record)}\n".encode(errors="backslashreplace"))
-                return
-        self._drop()
+            self._drop()
+
+    def put(self, line: str) -> None:
+        """Queue a line for writing, if there is room."""
+        if self._lines.qsize() < self._most_lines:
+            self._lines.put(f"{line}\n".encode(errors="backslashreplace"))
+        else:
+            self._drop()
 
     def _drop(self) -> None:
         self._dropped += 1
@@ -103,17 +110,10 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
     process.
     """
     shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        wrapper_class=structlog.stdlib.BoundLogger,
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
-    )
     as_json = not sys.stderr.isatty()
     # Both formats have plain tracebacks: structlog's own for terminals show local variables, and with them traces.
     rendering: list[Processor] = [structlog.processors.format_exc_info]
@@ -127,6 +127,13 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
     handler: logging.Handler | None = next((each for each in root.handlers if isinstance(each, BackgroundHandler)), None)
     if handler is None:
         handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)
+    # Lines of our own do not become records of the standard library, which would take two thirds of their time.
+    structlog.configure(
+        processors=[*shared, *rendering],
+        wrapper_class=structlog.make_filtering_bound_logger(settings.level),
+        logger_factory=partial(_LineLogger, handler.put if isinstance(handler, BackgroundHandler) else _write_to_stderr),
+        cache_logger_on_first_use=True,
+    )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.ExtraAdder()],
@@ -138,6 +145,21 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
     for name in _CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger(_QUOTES_CONTENT).setLevel(logging.CRITICAL)
+
+
+class _LineLogger:
+    """Passes rendered lines on. structlog calls the method that their level names."""
+
+    def __init__(self, put: Callable[[str], None], name: str = "") -> None:
+        self.name = name
+        self.debug = self.info = self.warning = self.error = self.critical = put
+
+
+def _write_to_stderr(line: str) -> None:
+    # A reader of the log who has gone does not end a command.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def count_dropped_lines(count: Callable[[], object]) -> None:
