@@ -9,6 +9,7 @@ from kp_scorer import score_traces
 from kp_scorer.settings import load_settings
 
 from tests.support.browser import PROGRAM, Browser, running_browser
+from tests.support.builders import minimal_payload
 from tests.support.commands import jsonl_file, run
 from tests.support.required import required
 from tests.support.traces import sample_traces
@@ -24,6 +25,9 @@ FIRST_BAR: Final = """(() => {
   const bar = first.getBoundingClientRect();
   return [bar.x + bar.width / 2, bar.y + bar.height / 2];
 })()"""
+LAST_POINT: Final = FIRST_BAR.replace(
+    "querySelector('.chart .mark-rect path')", "querySelector('.chart .mark-symbol path:last-child')"
+)
 TOOLTIP: Final = "document.querySelector('#vg-tooltip-element.visible')?.innerText"
 
 
@@ -67,6 +71,31 @@ def test_charts_follow_the_dark_mode(opened: Browser, page: Path) -> None:
     assert len(inks) == 2
 
 
+def test_a_click_on_the_map_shows_the_trace(opened: Browser, page: Path) -> None:
+    folder = page.parent
+    objective = "Explain <b>tides</b>"
+    traces = jsonl_file(
+        folder / "traces.jsonl", minimal_payload(), minimal_payload(trace_id="kp:trace:tides", objective=objective)
+    )
+    kept_folder = folder / "kept"
+    kept_folder.mkdir()
+    jsonl_file(kept_folder / "kept-0001.jsonl", {"trace_id": "kp:trace:tides"})
+    words = ("--set", "embedding.embedder=words")
+    done = run("report", str(traces), "--kept", str(kept_folder), "--output", str(folder / "map.html"), *words)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert opened.open(folder / "map.html", 1_400) == "drawn"
+    opened.click_at(*opened.evaluate(LAST_POINT))
+    shown_text = opened.evaluate("document.querySelector('.clicked').innerText")
+    assert shown_text.split("\n\n")[:2] == [objective, "kp:trace:tides: kept, succeeded"]
+    assert "1 kept and 1 dropped ones are shown" in opened.evaluate("document.body.innerText")
+    assert opened.complaints() == []
+
+
 def test_page_goes_to_the_file_that_stdout_leads_to(page: Path) -> None:
     done = run("report", str(page.with_name("decisions.jsonl")))
     assert (done.returncode, done.stdout, done.stderr) == (0, page.read_text("utf-8"), "")
+
+
+def test_a_map_needs_the_traces(page: Path) -> None:
+    done = run("report", str(page.with_name("decisions.jsonl")), "--kept", str(page.with_name("decisions.jsonl")))
+    assert (done.returncode, "FILE of traces, which the map shows" in done.stderr) == (2, True)

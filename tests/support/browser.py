@@ -54,6 +54,11 @@ class Browser:
     def point_at(self, x: float, y: float) -> None:
         self._do("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
+    def click_at(self, x: float, y: float) -> None:
+        self.point_at(x, y)
+        for kind in ("mousePressed", "mouseReleased"):
+            self._do("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
     def complaints(self) -> list[str]:
         messages = []
         for event in self._events:

@@ -22,6 +22,8 @@ _MOST_TASKS = 10
 _FEWEST_SHARED = 10
 _UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
 _LEADS: Final = {
+    "map": "Traces that are alike lie together, as far as two dimensions can show it. Kept ones are large and filled, failed "
+    "ones are crosses. Click a trace to read it.",
     "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Bars count traces in steps of "
     "0.05. From a dashed line on, the domain's threshold, they are accepted. A quarter of all scores is below that for 25%.",
     "thresholds": "The share of traces that each threshold would accept, if nothing else changed and no submission requested "
@@ -48,7 +50,7 @@ class Chart(NamedTuple):
     chart_id: str
     title: str
     detail: str
-    kind: Literal["scores", "dimension", "acceptance", "novelty"]  # ``page.js`` draws each kind in its own way.
+    kind: Literal["scores", "dimension", "acceptance", "novelty", "map"]  # ``page.js`` draws each kind in its own way.
     figures: Mapping[str, Any]
     counts: Sequence[int] = ()  # The counts of its bins, if it is a histogram.
 
@@ -96,10 +98,11 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
     return title, f"{source} · decided {decided} · threshold {_threshold_words(total)}", figures
 
 
-def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
-    """Return the sections for which an analysis has figures."""
+def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
+    """Return the sections for which an analysis has figures, and before them a map of kept runs if there are ``points``."""
     has_thresholds = bool(analysis.total.thresholds)
     first = (
+        _map(points),
         _scores(analysis),
         _thresholds(analysis) if has_thresholds else None,
         _examples(analysis, objectives),
@@ -107,6 +110,15 @@ def sections_of(analysis: Analysis, objectives: Objectives) -> list[Section]:
     )
     others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
+
+
+def _map(points: Sequence[Mapping[str, Any]]) -> Section | None:
+    if not points:
+        return None
+    number = sum(point["kept"] for point in points)
+    caption = f"{number} kept and {len(points) - number} dropped ones are shown"
+    chart = Chart("map-0", "Kept and dropped", caption, "map", {"points": points})
+    return Section("map", "What was kept, among what was not", [chart])
 
 
 def _scores(analysis: Analysis) -> Section:

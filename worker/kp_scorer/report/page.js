@@ -93,6 +93,26 @@ const charts = {
     };
     return { ...sized(steps, 220), layer: [band, dots, line] };
   },
+
+  // Traces in two dimensions, the dropped ones below the kept ones.
+  map: ({ points }) => {
+    const place = (field) => ({ field, type: "quantitative", axis: null, scale: { zero: false } });
+    const coloured = {
+      field: "outcome", type: "nominal", title: null,
+      scale: { domain: ["succeeded", "failed"], range: ["var(--accent)", "var(--review)"] },
+    };
+    return {
+      ...sized(points, 420),
+      mark: { type: "point", cursor: "pointer", strokeWidth: 1.2 },
+      encoding: {
+        x: place("x"), y: place("y"), stroke: coloured,
+        fill: { condition: { test: "datum.kept", ...coloured, legend: null }, value: "transparent" },
+        shape: { field: "outcome", type: "nominal", scale: { domain: ["succeeded", "failed"], range: ["circle", "cross"] } },
+        size: { condition: { test: "datum.kept", value: 90 }, value: 22 },
+        tooltip: ["domain", "outcome", "objective"].map((field) => ({ field })),
+      },
+    };
+  },
 };
 
 // As wide as the page allows, with a height in pixels.
@@ -133,6 +153,15 @@ const thresholdMarks = (thresholds) => thresholds.flatMap((threshold, place) => 
   ];
 });
 
+// Shows a trace below the chart in which it was clicked; as text, whatever it holds.
+function showTrace(place, { id, kept, outcome, objective, steps, result }) {
+  const written = (name, text) => Object.assign(document.createElement(name), { textContent: text });
+  const list = document.createElement("ol");
+  list.append(...steps.map((step) => written("li", step)));
+  place.replaceChildren(
+    written("h4", objective), written("p", `${id}: ${kept ? "kept" : "dropped"}, ${outcome}`), list, written("p", result));
+}
+
 const settings = {
   config,
   actions: false,
@@ -146,7 +175,9 @@ const settings = {
 async function drawAll() {
   const figures = JSON.parse(document.getElementById("charts").textContent);
   for (const [id, chart] of Object.entries(figures)) {
-    await vegaEmbed(document.getElementById(id), charts[chart.kind](chart), settings);
+    const place = document.getElementById(id);
+    const { view } = await vegaEmbed(place, charts[chart.kind](chart), settings);
+    view.addEventListener("click", (_, item) => item?.datum?.steps && showTrace(place.nextElementSibling, item.datum));
   }
 }
 

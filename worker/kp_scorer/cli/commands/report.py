@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import click
 
 from kp_scorer.characters import escaped_lines
+from kp_scorer.cli.candidates import ids_in
 from kp_scorer.cli.gathering import Gathered, gather_file, gathering_options, traces_named
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
+from kp_scorer.cli.mapping import Point, map_of, point_of
 from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import open_output, print_note, print_text
 from kp_scorer.decision import Decision
@@ -52,16 +55,29 @@ _REMEDIES: Final[dict[str, str]] = {
 )
 @click.option("--text", "as_text", is_flag=True, help="Print text instead of writing a page.")
 @click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of examples.")
+@click.option(
+    "--kept",
+    "kept_path",
+    metavar="FILE|FOLDER",
+    type=click.Path(path_type=Path),
+    help="What `keep` wrote of FILE: draw a map of the kept and the dropped.",
+)
 @partial(gathering_options, sample=_SAMPLE)
-def report(output: str | None, as_text: bool, traces: str | None, gathered: Gathered, settings: Settings) -> None:
+def report(
+    output: str | None, as_text: bool, traces: str | None, kept_path: Path | None, gathered: Gathered, settings: Settings
+) -> None:
     """Summarise decisions: scores by domain, examples, reasons, repeats, and how many other thresholds would accept.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
-    needs no network and, without --traces, holds no trace's content; it needs kp-scorer[report], --text does not.
+    needs no network and, without --traces and --kept, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
     if not as_text:
         # Check first: scoring traces may take minutes.
         check_installed()
+    kept_ids = None
+    if kept_path:
+        kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
+    points = list[Point]()
     rows = []
     # The runs of each task, by the hash of the task; its name is the id of its first trace.
     runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()
@@ -71,8 +87,12 @@ def report(output: str | None, as_text: bool, traces: str | None, gathered: Gath
             runs[task] += 1
             solved[task] += each.trace.metadata.success
             names.setdefault(task, each.trace.id)
+        if kept_ids is not None and each.trace:
+            points.append(point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # The traces take more memory than their decisions.
         rows.append(each._replace(trace=None))
+    if kept_path and not points:
+        raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
     analysis = analysis._replace(tasks=[(number, solved[task], names[task]) for task, number in runs.items()])
@@ -82,7 +102,7 @@ def report(output: str | None, as_text: bool, traces: str | None, gathered: Gath
     if as_text:
         print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
     else:
-        html = page(analysis, gathered.source, gathered.refused, objectives)
+        html = page(analysis, gathered.source, gathered.refused, objectives, map_of(points))
         with open_output(output or ("-" if stat.S_ISREG(os.fstat(1).st_mode) else "report.html")) as write:
             write(html)
 
