@@ -156,7 +156,9 @@ def test_body_that_is_broken_behind_its_answer_is_no_line_of_the_log(server: Htt
         assert connection.recv(1_000).startswith(b"HTTP/1.1 401")
         connection.sendall(b"no chunk\r\n")
         with suppress(ConnectionError):
-            assert connection.recv(1_000) == b""
+            # The rest of the answer may come first.
+            while connection.recv(1_000):
+                pass
     assert server.ask("GET", "/nowhere").status == 404
     # Lines are written in their order, and this one is the last.
     wait_until(lambda: [each for each in server.process.events("request_refused") if each["status"] == 404])
