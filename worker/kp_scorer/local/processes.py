@@ -31,10 +31,21 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None
 
 
 def stopped_by_signals() -> Event:
-    """Return an event that Ctrl-C and SIGTERM set from now on, in place of ending this process."""
+    """Return an event that Ctrl-C and SIGTERM set from now on, in place of ending this process; a second one interrupts it.
+
+    A handler that raised would be lost while Python forks: Python only prints that.
+    """
     stopping = Event()
+
+    def stop_or_interrupt(*_: object) -> None:
+        if stopping.is_set():
+            raise KeyboardInterrupt
+        stopping.set()
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stopping.set())
+        # A shell makes processes in the background ignore Ctrl-C; keep it so.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop_or_interrupt)
     return stopping
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import resources
 from pathlib import Path
+from threading import Event
 from typing import Final
 
 import click
@@ -26,7 +27,7 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.files import cache_dir, state_dir
 from kp_scorer.local.embedded_redis import embedded_redis, remove_data, running
-from kp_scorer.local.processes import dying_with_parent, free_ports, stop
+from kp_scorer.local.processes import dying_with_parent, free_ports, stop, stopped_by_signals
 from kp_scorer.report.phrases import OUTCOME_WORDS
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -60,7 +61,8 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
     ports = free_ports(settings.metrics.host, settings.metrics.port, workers)
     own = settings.model_dump(mode="json", exclude_unset=True, exclude={"log"})
     advertised = {"pid": os.getpid(), "ports": ports, "settings": own}
-    with _noted_signals() as noted, embedded_redis(data_dir, advertise=advertised) as url:
+    stopping = stopped_by_signals()
+    with embedded_redis(data_dir, advertise=advertised) as url:
         settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(f"other programs reach this Redis, now and the next time, at {url}")
@@ -68,31 +70,8 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
         with worker_processes(settings, ports) as processes:
-            _supervise(processes, settings, ports, noted)
+            _supervise(processes, settings, ports, stopping)
             print_note("stopping: workers finish what they have in flight")
-
-
-@contextmanager
-def _noted_signals() -> Iterator[Sequence[int]]:
-    """Collect Ctrl-C and SIGTERM in the list that this yields, in place of raising; a second one raises KeyboardInterrupt.
-
-    If a handler raises while Python forks, Python only prints that, and the signal of a user who stops `up` would be lost.
-    """
-    noted: list[int] = []
-
-    def note(number: int, _: object) -> None:
-        noted.append(number)
-        if len(noted) > 1:
-            raise KeyboardInterrupt
-
-    # A shell makes processes in the background ignore Ctrl-C; keep it so.
-    numbers = [each for each in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(each) != signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in numbers}
-    try:
-        yield noted
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _kept_words(settings: Settings, data_dir: Path) -> str:
@@ -105,9 +84,9 @@ def _kept_words(settings: Settings, data_dir: Path) -> str:
     return f"{data_dir} keeps {decided:,} decisions from earlier: {stand}"
 
 
-def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], noted: Sequence[int]) -> None:
-    """Replace workers that die, until a signal is noted; raise SettingsError if one cannot start."""
-    while not noted:
+def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], stopping: Event) -> None:
+    """Replace workers that die, until a signal comes; raise SettingsError if one cannot start."""
+    while not stopping.is_set():
         for index, process in enumerate(processes):
             code = process.poll()
             if code == SettingsError.exit_code:
