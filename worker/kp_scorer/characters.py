@@ -19,6 +19,7 @@ _IGNORED: Final = (
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
 _VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The ASCII characters that are kept.
+_WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # The pattern covers every combining mark.
 _JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.
 _HARMLESS_BYTES: Final = 4_000  # A text with at most this many bytes outside ASCII is sorted in a millisecond.
@@ -44,9 +45,17 @@ def check_name(text: str) -> str:
 
 def without_unseen(text: str) -> str:
     """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
-    # Most texts have no such character. Searching only the few characters that are not visible ASCII takes a fifth of the time.
-    unusual = text.encode("utf-8", "surrogatepass").translate(None, _VISIBLE_ASCII).decode("utf-8", "surrogatepass")
-    return _UNSEEN.sub("", text) if _UNSEEN.search(unusual) else text
+    return _UNSEEN.sub("", text) if _UNSEEN.search(_unusual(text)) else text
+
+
+def has_wide_space(text: str) -> bool:
+    """Return whether a text has white space beyond ASCII."""
+    return _WIDE_SPACE.search(_unusual(text)) is not None
+
+
+def _unusual(text: str) -> str:
+    """Return the characters that are not visible ASCII. Searching only these few takes a fifth of the time."""
+    return text.encode("utf-8", "surrogatepass").translate(None, _VISIBLE_ASCII).decode("utf-8", "surrogatepass")
 
 
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:

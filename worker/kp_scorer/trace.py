@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeGuard, get_ar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
-from kp_scorer.characters import check_name, normalized, without_unseen
+from kp_scorer.characters import check_name, has_wide_space, normalized, without_unseen
 
 TRACE_ID_PREFIX: Final = "kp:trace:"
 _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
@@ -31,6 +31,7 @@ _DIGEST_VERSION: Final = b"kp-digest-1"
 
 _RARE_ESCAPE: Final = re.compile(r"\\[rtfbu]")
 _CONTROLS: Final = re.compile(r"\\(?:b|u00..)")  # The escapes of JSON for controls other than white space.
+_SPACES: Final = re.compile(b"  +")
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 StepType = Literal["thought", "tool_call", "observation", "error_recovery"]
@@ -289,9 +290,10 @@ def _as_visible(text: str) -> bytes:
     text = text.replace("\\\\", "\\/").replace('\\"', "\\'").replace("\\n", " ")
     if _RARE_ESCAPE.search(text):
         text = _CONTROLS.sub("", text.replace("\\r", " ").replace("\\t", " ").replace("\\f", " "))
-    if text.isascii() and "\x7f" not in text:
-        spaced = b" ".join(text.encode().split())  # Splitting the text itself takes half as long again.
-    else:
+    if not text.isascii() or "\x7f" in text:
         # The cell of Braille without dots looks like a space, but Python does not count it as one.
-        spaced = " ".join(normalized("NFC", without_unseen(text)).replace("\u2800", " ").split()).encode()
-    return spaced.replace(b' "', b'"').replace(b'" ', b'"')
+        text = normalized("NFC", without_unseen(text)).replace("\u2800", " ")
+        if has_wide_space(text):
+            text = " ".join(text.split())
+    # Splitting the text at its spaces and joining it again takes twice as long.
+    return _SPACES.sub(b" ", text.encode()).replace(b' "', b'"').replace(b'" ', b'"')
