@@ -1,6 +1,6 @@
-"""The imports between rooms: a house of floors for the package, and tiers that share only their support for its tests.
+"""Imports between the package's rooms point down to lower floors, and tiers of tests import only the support that they share.
 
-And the place of errors: all are in ``errors.py``, whose tree is true.
+All errors are in ``errors.py``, and the tree that is drawn there is true.
 """
 
 import ast
@@ -53,19 +53,22 @@ FLOORS: Final = floors_of(
     "app",
     "cli",
 )
-"""A room is a module or a package at the top of the package. It imports from itself and from the floors below."""
+"""Floors from the bottom up. A room is a top-level module or package; it may import itself and the rooms of lower floors."""
 
 DATA: Final = frozenset({"samples", "reference"})
-"""Rooms that hold files, and no code."""
+"""Rooms that hold data files and no code."""
 
 
 class Import(NamedTuple):
-    """One import of one module by another of the same tree, read from the source: also in functions, or for types alone."""
+    """An import of one module by another of the same tree.
+
+    As it is read from the source, imports within functions or for types alone count, too.
+    """
 
     importer: str
     imported: str
     place: str
-    """File and line, the file beginning with the name of the tree."""
+    """The file and the line; the file's path begins with the name of the tree."""
 
     def __str__(self) -> str:
         return f"{self.place}: {self.importer} imports {self.imported}"
@@ -81,10 +84,10 @@ def modules_in(root: Path) -> dict[str, Path]:
 
 @cache
 def imports_in(root: Path) -> list[Import]:
-    """Every import within the package in the folder ``root``.
+    """Return every import within the package in the folder ``root``.
 
-    Importing a module imports the packages that hold it too; that is not counted, as it would make a circle of each package
-    that names its own modules.
+    Importing a module also imports the packages that hold it. These imports are left out, as they would make a circle of each
+    package that names its own modules.
     """
     modules = modules_in(root)
     imports = []
@@ -108,18 +111,18 @@ def _imported(node: ast.Import | ast.ImportFrom, modules: Mapping[str, Path]) ->
 
 
 def room_of(module: str) -> str:
-    """The room of a module; empty for the public face, which is the package itself."""
+    """Return the room of a module; empty for the public face, which is the package itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
 def homeless(floors: Floors) -> list[str]:
-    """Modules of the package whose room is on no floor."""
+    """Return the modules of the package whose room is on no floor."""
     rooms = {"", *DATA.union(*floors)}
     return [name for name in modules_in(PACKAGE) if room_of(name) not in rooms]
 
 
 def upward(imports: Sequence[Import], floors: Floors) -> list[str]:
-    """Imports of another room that is not on a lower floor; the public face is above all."""
+    """Return the imports of rooms that are not on a lower floor than their importer; the public face is above all floors."""
     floor_of = {room: number for number, floor in enumerate(floors) for room in floor}
     top = len(floors)
     return [
@@ -131,14 +134,14 @@ def upward(imports: Sequence[Import], floors: Floors) -> list[str]:
 
 
 def circle(imports: Sequence[Import]) -> list[str]:
-    """The imports that make a circle of modules, one after the other; empty if there is none."""
+    """Return the imports that form a circle of modules, in its order; empty if there is none."""
     graph: dict[str, set[str]] = {}
     for each in imports:
         graph.setdefault(each.importer, set()).add(each.imported)
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
-        # Each is imported by the one after it.
+        # CycleError lists each module before one that imports it.
         steps = list(zip(error.args[1][1:], error.args[1][:-1], strict=True))
         return [next(str(each) for each in imports if each[:2] == step) for step in reversed(steps)]
     return []
@@ -160,7 +163,7 @@ def test_no_room_imports_from_its_own_floor_or_a_higher_one() -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    # The public face imports when it is asked, and is imported by nobody, which the floors see to.
+    # The public face is left out: it imports names on first use, and the test of the floors shows that no module imports it.
     assert circle([each for each in imports_in(PACKAGE) if room_of(each.importer)]) == []
 
 
@@ -194,7 +197,7 @@ def test_violations_of_the_rules_are_found() -> None:
 
 
 def drawn() -> dict[str, str]:
-    """Each class of the tree, with the class above it."""
+    """Return each class of the tree that ``errors.py`` draws, with the class above it."""
     above: dict[int, str] = {0: "Exception"}
     parents = {}
     for indent, name in re.findall(r"^ {4}((?:│   |    |├── |└── )*)([A-Z]\w+)", str(errors.__doc__), re.MULTILINE):

@@ -1,7 +1,8 @@
-"""The shipped scaling under load: Kubernetes' autoscaler, simulated second by second with the overlays' own figures.
+"""The shipped autoscaling keeps up with varying loads in a simulation of Kubernetes' autoscaler, second by second.
 
-Its rules: every 15 s the larger of what the triggers ask for, none within a tenth of what is; up at once, down to the most in
-the stabilization window, each by no more than its policy. Utilization is half a minute old.
+The simulation takes its figures from the overlays. Every 15 s the autoscaler computes the number of replicas that each trigger
+asks for, ignores those within a tenth of the present number, and takes the largest. It scales up at once, and down to the
+largest number of the stabilization window; a policy limits each step. The utilization that it sees is half a minute old.
 """
 
 import math
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from tests.support.rendering import kubernetes
 
 RATE: Final = 28.0
-"""Traces a second that a worker decides on two slow cores."""
+"""The number of traces per second that a worker decides on two slow cores."""
 IN_FLIGHT: Final = 96
-"""Traces that a worker holds, which no longer wait on the queue (``worker.concurrency``)."""
+"""The number of traces that a worker holds (``worker.concurrency``); they no longer wait on the queue."""
 STARTS_S: Final = 25
 SYNC_S: Final = 15
 TOLERANCE: Final = 0.1
@@ -26,7 +27,7 @@ Loads = NDArray[np.float64]
 
 
 class Scaling(NamedTuple):
-    """The figures of an overlay."""
+    """The figures by which an overlay scales its workers."""
 
     least: int
     most: int
@@ -41,11 +42,12 @@ class Scaling(NamedTuple):
     def of(cls, overlay: str) -> "Scaling":
         (spec,) = (each["spec"] for each in kubernetes(overlay) if each["kind"] == "ScaledObject")
         cpu, *queues = (each["metadata"] for each in spec["triggers"])
-        # Messages in the intake are moved to the queue of traces several times a second, so that one of them has nearly all.
+        # Messages move from the intake to the queue of traces several times a second, so that one of the two has nearly all.
+        # One queue with the triggers' common figure is therefore enough for the simulation.
         (waiting,) = {int(queue.get("listLength") or queue["value"]) for queue in queues}
         behavior: dict[str, Any] = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
         (up,), (down,) = (behavior[direction]["policies"] for direction in ("scaleUp", "scaleDown"))
-        # So that what the autoscaler added when it last looked does not count against the policy.
+        # With equal periods, the replicas that the autoscaler added in its last round do not count against the policy.
         assert up["periodSeconds"] == SYNC_S
         figures = up["value"], behavior["scaleDown"]["stabilizationWindowSeconds"], down["value"], down["periodSeconds"]
         return cls(spec["minReplicaCount"], spec["maxReplicaCount"], int(cpu["value"]) / 100, waiting, *figures)
@@ -57,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 def simulate(scaling: Scaling, arrivals: Loads) -> Outcome:
-    """Return the number of replicas at each second, and the times that traces wait from arrival to decision."""
+    """Return the number of replicas at each second, and how long traces wait for their decision: all but the slowest 5%."""
     replicas = ready = scaling.least
     starting: list[int] = []
     wanted: list[tuple[int, int]] = []
@@ -96,7 +98,10 @@ def simulate(scaling: Scaling, arrivals: Loads) -> Outcome:
 
 
 def bursts(peak: float) -> Loads:
-    """Return ``peak`` traces a second for five minutes of each hour, which the autoscaler notices late, after 15 s."""
+    """Return a load with ``peak`` traces a second for five minutes of each hour.
+
+    Each burst begins just after the autoscaler has looked, so that it notices 15 s late.
+    """
     rates = np.full(4 * HOUR, 77.0)
     for start in range(HOUR // 2, len(rates), HOUR):
         rates[start : start + 300] = peak
@@ -111,11 +116,14 @@ LOADS: Final = {
     "a peak of 300": np.repeat([77.0, 300.0, 77.0], HOUR),
 }
 MOST_WORKERS: Final = {"bursts of four times as much": 1.5}
-"""As a multiple of those needed; 1.3 for other loads. A growing queue starts more workers than are needed once it is empty."""
+"""The most workers as a multiple of those needed, by default 1.3.
+
+A growing queue starts more workers than are needed once it is empty.
+"""
 
 
 def needed(rates: Loads) -> float:
-    """The mean number of workers that keep up with a load: rounded up, as a part of a worker cannot run."""
+    """Return the mean number of workers that keep up with a load, rounded up at each second, as no part of a worker can run."""
     return float(np.ceil(rates / RATE).mean())
 
 

@@ -1,4 +1,4 @@
-"""Thresholds for a target: their possible places, their effect on unseen traces, and the domains that share one."""
+"""Suggested thresholds: where they can lie, how they act on unseen traces, and which domains share one."""
 
 import math
 from collections.abc import Callable
@@ -37,7 +37,7 @@ DRAWS: Final[dict[str, Draw]] = {
     "few different scores": lambda rng, count: np.round(rng.beta(4, 5, count), 2) * 0.9 + 0.05,
     "mostly low": lambda rng, count: rng.beta(1.2, 8, count),
 }
-"""Distributions of scores."""
+"""Functions that draw scores, by the distribution that they draw from."""
 
 
 def unlabelled(scores: Any) -> Sample:
@@ -46,12 +46,12 @@ def unlabelled(scores: Any) -> Sample:
 
 
 def labelled(scores: Floats, labels: Integers) -> Sample:
-    """Return a sample of single traces."""
+    """Return a sample in which every pair of score and label is that of one trace."""
     return Sample(scores, labels, np.ones_like(labels))
 
 
 def suggest_at_once(sample: Sample, target: Target) -> Suggestion | None:
-    """Suggest a threshold without the resamples that its intervals take."""
+    """Suggest a threshold quickly, with a single one of the resamples from which its intervals are computed."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suggestion_module, "_RESAMPLES", 1)
         return suggest(sample, target)
@@ -130,8 +130,8 @@ def test_no_lower_threshold_reaches_the_precision(pairs: list[tuple[int, int]], 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 @pytest.mark.parametrize("traces", [200, 1537])
 def test_unseen_traces_are_accepted_as_often_as_the_sample_size_allows(draw: Draw, traces: int) -> None:
-    # With n traces the share of unseen ones varies by sqrt(p (1-p) / n) about the target, whatever picks the threshold. At 20%
-    # it is within 2 points for 52% of all samples of 200, 74% of 500 and 95% of 1,537.
+    # With n traces, the accepted share of unseen traces varies by sqrt(p (1-p) / n) about the target, however the threshold is
+    # chosen. At 20% it is within 2 points for 52% of all samples of 200, 74% of 500 and 95% of 1,537.
     rng = np.random.default_rng(traces)
     unseen = draw(rng, 100_000)
     thresholds = [threshold_for(unlabelled(draw(rng, traces)), A_FIFTH) for _ in range(200)]
@@ -187,14 +187,14 @@ def test_interval_of_a_counted_share_is_wilsons_and_within_0_and_1(part: int, mo
     share = counted_share(part, part + more)
     assert share
     assert 0 <= share.low <= share.value <= share.high <= 1
-    # At each end of Wilson's interval, the counted share is just as far from that share as the interval allows.
+    # By the definition of Wilson's interval, the counted share is Z standard errors away from each end.
     if share.low > 0:
         total = part + more
         assert (share.value - share.low) / math.sqrt(share.low * (1 - share.low) / total) == pytest.approx(Z, rel=1e-6)
 
 
 def sample(count: int, seed: int = 0, *, at: float = 0.5, label: int = UNLABELLED) -> Sample:
-    """Return scores about ``at``, all with one label."""
+    """Return a sample of scores about ``at`` that all have the same label."""
     return labelled(np.random.default_rng(seed).normal(at, 0.05, count).clip(0, 1), np.full(count, label))
 
 

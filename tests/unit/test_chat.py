@@ -107,7 +107,7 @@ def any_value(content: str | list[str]) -> Json:
             {key: json.dumps({"model": "m", "messages": MESSAGES[:2], "tools": [TOOL]}).replace("guess.\\n", "guess.")}
             for key in ("gen_ai.prompt", "langfuse.observation.input", "mlflow.spanInputs", "gcp.vertex.agent.llm_request")
         ),
-        # The AI SDK writes them as a list of texts.
+        # The AI SDK writes the tools as a list of JSON texts.
         {"ai.prompt": json.dumps({"system": "Never guess.", "prompt": MESSAGES[1]["content"]})}
         | {"ai.prompt.tools": [json.dumps(TOOL["function"] | {"type": "function"})]},
     ],

@@ -1,4 +1,4 @@
-"""Checks of traces: in a real process of their own, whatever they do; and what their results do to decisions."""
+"""Checks run in a process of their own, which contains whatever they do, and their results change decisions as settings say."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def open_checks() -> Iterator[Open]:
-    """Load checks of one's own, each with the strictest that it may do."""
+    """A function that loads an operator's own checks, each with the strictest outcome that it may demand."""
     with ExitStack() as stack:
 
         def load(timeout_s: float = 30.0, **own: str) -> Checks:
@@ -73,7 +73,7 @@ def strict() -> Iterator[Checks]:
 
 @pytest.fixture(scope="module")
 def secrets() -> Iterator[Checks]:
-    # However busy the machine is.
+    # Loading and running the check may take longer than the default timeout on a busy machine.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ChecksSettings, "timeout_s", 60.0)
         checks = Checks(load_settings({"checks.secrets": "reject"}).checks)
@@ -115,7 +115,7 @@ def test_a_failed_check_is_noted_and_demands_review_and_the_next_trace_is_checke
     assert (harmless.failure, harmless.outcome) == (None, "rejected")
     (event,) = map(vars, caplog.records)
     assert (event["msg"], event["check"]) == ("check_failed", "misbehave")
-    # Nothing on stdout: programs that use the package write their own there.
+    # Stdout stays empty, because programs that use the package write their own output there.
     assert [text for text in (MARKER, "secret text", "check_failed") if text in f"{event['detail']} {capfd.readouterr()}"] == []
 
 
@@ -231,7 +231,7 @@ def token() -> str:
 
 
 def result_of(secrets: Checks, path: str, value: object) -> CheckResult:
-    """Return the texts that are searched in a trace that has every field, except for this value."""
+    """Return what the check for secrets finds in a trace that has every field, with ``value`` at ``path``."""
     payload = changed(maximal_payload(), "task.input_schema", {"properties": {"note": {}}})
     (result,) = secrets.run(decode_trace(changed(payload, path, value), LIMITS))
     return result

@@ -1,4 +1,4 @@
-"""The cost of a submission is bounded: time and memory are checked first, and errors are not collected."""
+"""The cost of reading a submission is bounded: sizes are checked before anything is parsed, and errors do not pile up."""
 
 import json
 import re
@@ -32,7 +32,7 @@ VALUES: Final = st.recursive(
 
 
 def counted(value: Any) -> int:
-    """Values in it, itself too; an empty object or list counts as two."""
+    """Return the number of values in ``value``, itself included; an empty object or list counts as two."""
     if isinstance(value, dict):
         value = list(value.values())
     return 1 + (sum(map(counted, value)) or 1) if isinstance(value, list) else 1

@@ -1,4 +1,4 @@
-"""The choice of a set: it keeps what covers most, nothing that adds nothing, and each domain's share of places."""
+"""A chosen set holds the runs that cover most and none that adds nothing, and gives each domain its share of places."""
 
 from collections.abc import Sequence
 

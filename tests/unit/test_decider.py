@@ -1,6 +1,6 @@
-"""Deciding against a ledger and a log in memory; hypothesis shows that batches decide as their traces do one by one.
+"""Deciding against a ledger and a log in memory: batches decide as their traces would one by one.
 
-And which traces are sampled for review: a share, by what no producer chooses, the same for whoever computes it.
+The share of traces that is sampled for review depends on nothing that a producer chooses, and anyone can recompute it.
 """
 
 import hashlib
@@ -161,7 +161,7 @@ def test_the_place_decides_or_the_id_of_what_has_none_and_anybody_can_check_it(i
     for decision in (decisions := decide_sampling(0.3, 100, is_embedding=is_embedding)):
         text = decision.novelty.entry if is_embedding else decision.trace_id
         assert text is not None
-        # The digits of a digest are even, and so is the share of what is sampled.
+        # Digests are uniformly distributed, so this comparison samples the given share.
         number = int(hashlib.blake2b(text.encode(), digest_size=6).hexdigest(), 16) / 2**48
         assert decision.sampled == (0.3 if number < 0.3 else None)
         assert Decision.model_validate_json(decision.model_dump_json()) == decision

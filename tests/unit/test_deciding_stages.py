@@ -1,4 +1,4 @@
-"""From admission to commit: what is decided together, what alone, and how passes through the engine are formed."""
+"""The stages from admission to commit: which traces they decide together, which alone, and how passes are formed."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,10 @@ Ends = dict[str, Revised | Exception]
 
 
 class GatedEmbedder(Embedder):
-    """A token for each word; each pass waits at a gate, and is recorded as its objectives and whether it has all cores."""
+    """An embedder whose tokens are words.
+
+    Each pass waits at a gate; its objectives and whether it has all cores are recorded.
+    """
 
     name, space, dimensions, recipe = "gated", "gated-1", 4, TRACE
     streams, max_tokens, step = 2, 8, 4
@@ -63,7 +66,7 @@ class GatedEmbedder(Embedder):
 
 
 class Stages:
-    """The stages that decide, by themselves."""
+    """The stages that decide, without the rest of the pipeline."""
 
     def __init__(self, embedder: GatedEmbedder, group_size: int = 32) -> None:
         self.ends: Ends = {}
@@ -118,7 +121,7 @@ def running(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
 
 @contextmanager
 def busy(embedder: GatedEmbedder, group_size: int = 32) -> Iterator[Stages]:
-    """Stages in whose engine a first text is, with all cores, until the gate opens."""
+    """Run stages whose engine holds a first text, with all cores, until the gate opens."""
     with running(embedder, group_size) as stages:
         stages.submit("first")
         wait_until(lambda: embedder.passes == [(["first"], True)])
@@ -171,7 +174,7 @@ def test_packed_texts_do_not_wait_for_the_pass_before() -> None:
 
 def test_a_text_without_tokens_fails_alone_where_the_engine_packs() -> None:
     with running(GatedEmbedder(is_open=True, packs=True)) as stages:
-        # Holding the lock lets all three wait, so that they are looked up together.
+        # While the lock is held, all three arrive, so that they are looked up together.
         with stages.admission._changed:
             stages.submit("good", "no-tokens", "fine")
         ends = stages.wait_for_ends(3)

@@ -1,4 +1,4 @@
-"""Decisions as others have written them, as flat rows, as tables of pandas and polars; and what an audit makes of one."""
+"""Decisions of other versions can be read, rows become tables of pandas and polars, and an audit judges each decision."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tests.support.word_embedder import WordEmbedder, decide_one, word_decider
 
 
 def later(value: Any) -> Any:
-    """The same JSON, with a field that nobody knows yet in every object."""
+    """Return the same JSON with an additional field in every object, as a later version may write it."""
     if isinstance(value, dict):
         return {"later": {"deep": [1]}} | {name: later(part) for name, part in value.items()}
     return [later(part) for part in value] if isinstance(value, list) else value
@@ -79,12 +79,13 @@ def test_every_row_is_of_the_same_types() -> None:
         assert {name for name, value in row._asdict().items() if type(value) not in hints[name]} == set()
 
 
-# More rows without a value, at first, than polars looks at by itself to tell a column's type.
+# At first, more rows lack a value than polars inspects by default to infer a column's type.
 MANY: Final = [*[PLAIN] * 150, FULL]
 
 
 def test_polars_reads_rows_unchanged() -> None:
-    # Importing it takes seconds, which every process of the suite would spend, as it collects all tests.
+    # Importing polars takes seconds. At the top of the file, every process of the suite would spend them when it collects
+    # tests.
     import polars as pl
 
     table = pl.DataFrame(rows(MANY))
@@ -108,13 +109,13 @@ ENTRY = Entry(Place.parse("1000-1"), "kp:trace:1", b"a" * 16, np.eye(1, 8, dtype
 
 
 def resting_on(entry: str, novelty: float) -> Decision:
-    """A decision on the trace of the entry, which says where it is in the log and how new."""
+    """Return a decision on the trace of ``ENTRY`` that claims this place in the log and this novelty."""
     made = decision(ENTRY.trace_id, novelty=novelty)
     return made.model_copy(update={"novelty": made.novelty.model_copy(update={"entry": entry})})
 
 
 def audited(novelty: float, digest: bytes, entry: str = "1000-1") -> Report:
-    """An audit of a log with one entry, which is as new as can be."""
+    """Return the audit of such a decision against a log that holds only ``ENTRY``."""
     decided = DecidedTrace(resting_on(entry, novelty), digest)
     return audit([ENTRY], lambda ids: [decided], Window(10, 60_000, 0, 0), lambda done, total: None)
 
@@ -130,7 +131,7 @@ def test_a_decision_rests_on_an_entry_of_its_own_content(novelty: float, is_of_o
 
 def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it() -> None:
     log = [Entry(Place(1_000, number), f"kp:trace:{number}", bytes([number] * 16), ENTRY.vector) for number in (1, 2, 3, 4)]
-    # As each has the vector of the first, but for that all are repeats. The last is not decided yet.
+    # All entries have the same vector, so all but the first are repeats without novelty. The last is not decided yet.
     decided = {entry.trace_id: DecidedTrace(resting_on(str(entry.place), 0.0), entry.digest) for entry in log[:3]}
 
     def since(place: str, entries: Sequence[Entry] = log) -> Report:
@@ -144,7 +145,7 @@ def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it(
     assert (later.entries, later.agreeing, later.undecided, later.last) == (3, 2, 1, Place(1_000, 3))
     nothing = since(str(later.last))
     assert (nothing.entries, nothing.agreeing, nothing.last) == (1, 0, None)
-    # A damaged entry counts by its place, too.
+    # Damaged entries are counted only after the place, too.
     damaged = [log[0]._replace(trace_id=""), log[1], log[2]._replace(trace_id="")]
     assert [since(place, damaged).damaged for place in ("0-0", "1000-1", "1000-3")] == [2, 1, 0]
 

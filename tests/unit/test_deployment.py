@@ -24,9 +24,9 @@ TARGETS: Final = ("cpu", "gpu")
 
 class Stage(NamedTuple):
     base: str
-    """The stage or image that it begins with."""
+    """The stage or the image that the stage begins with."""
     instructions: list[tuple[str, str]]
-    """The name and the arguments of each."""
+    """The name and the arguments of each instruction."""
 
 
 def stages() -> dict[str, Stage]:
@@ -37,18 +37,18 @@ def stages() -> dict[str, Stage]:
 
 
 def arguments_of(name: str, *of: Stage) -> list[str]:
-    """The arguments of each instruction of this name, of all stages unless some are given."""
+    """Return the arguments of each instruction of this name, in all stages unless some are given."""
     return [arguments for stage in of or stages().values() for each, arguments in stage.instructions if each == name]
 
 
 def obeyed(target: str, name: str) -> list[str]:
-    """The arguments of each instruction of this name that a target obeys, those of the stage that it begins with first."""
+    """Return the arguments of each instruction of this name that builds a target, beginning with those of its base stages."""
     stage = stages().get(target)
     return [*obeyed(stage.base, name), *arguments_of(name, stage)] if stage else []
 
 
 def from_the_checkout() -> set[str]:
-    """Return the paths that are copied from the checkout, and not from another stage."""
+    """Return the paths that the Dockerfile copies from the checkout, not from another stage."""
     return {path for copy in arguments_of("COPY") if not copy.startswith("--from=") for path in copy.split()[:-1]}
 
 
@@ -167,7 +167,7 @@ def test_named_secrets_configs_and_volumes_are_defined(services: dict[str, dict[
 def test_secrets_and_configs_are_mounted_since_root_file_systems_are_read_only(services: dict[str, dict[str, Any]]) -> None:
     composition = compose()
     sources = [each for kind in ("secrets", "configs") for each in composition[kind].values()]
-    # Compose mounts files, and copies secrets and configs from other sources.
+    # Compose mounts files. It copies secrets and configs from other sources into the container, which a read-only root forbids.
     assert [each for each in sources if set(each) != {"file"}] == []
     assert [config["file"] for config in composition["configs"].values() if not (DEPLOY / config["file"]).is_file()] == []
     assert any(service.get("read_only") for service in services.values())
@@ -206,7 +206,7 @@ def test_the_deployed_server_gets_existing_settings_and_needs_its_token(
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:
     assert secrets.stat().st_mode & 0o777 == 0o700
-    # Each container reads them as a user of its own.
+    # Each container reads the files as a different user; the mode of the folder keeps others on this machine out.
     assert {file.stat().st_mode & 0o777 for file in secrets.iterdir()} == {0o644}
 
 
@@ -226,7 +226,7 @@ def test_each_user_of_redis_has_a_password_of_its_own(secrets: Path) -> None:
     text = (secrets / "users.acl").read_text("utf-8")
     passwords = re.findall(r"^user \w+ on >(\w{48}) ", text, re.MULTILINE)
     assert len(set(passwords)) == len(re.findall(r"^user \w+ on ", text, re.MULTILINE))
-    # There is one user more than elsewhere: an administrator.
+    # The script adds an administrator to the users of the shipped file.
     assert len(passwords) == len(re.findall("PASSWORD-OF-", (DEPLOY / "users.acl").read_text("utf-8"))) + 1
 
 
@@ -245,9 +245,9 @@ def value_of(name: str) -> str:
 
 
 def verified(directory: Path) -> "subprocess.CompletedProcess[str]":
-    """Have systemd verify the units, copied to a directory."""
+    """Have systemd verify copies of the units in a directory, and return the result."""
     analyze = required("systemd-analyze", "systemd")
-    # systemd also checks that the program exists.
+    # systemd also checks that the program exists, so the copies name one that does.
     for unit in UNITS.iterdir():
         (directory / unit.name).write_text(unit.read_text("utf-8").replace(INSTALLED, "/bin/true"), "utf-8")
     units = sorted(map(str, directory.iterdir()))

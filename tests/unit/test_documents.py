@@ -26,7 +26,7 @@ FIELDS: Final = {
     for section, field in model.model_fields.items()
     for name in getattr(field.annotation, "model_fields", ())
 }
-"""The fields of settings, and of the parts of a decision that share the name of a section."""
+"""Section and name of all settings, and of the fields in those parts of a decision that share the name of a section."""
 SUFFIXES: Final = ("conf", "json", "jsonl", "log", "lua", "md", "py", "toml")
 
 COMMAND: Final = re.compile(r"(?<![\w./-])kp-scorer((?: +[a-z][a-z|-]*)+)")
@@ -75,7 +75,7 @@ def test_files_and_headings_that_links_lead_to_exist(document: str) -> None:
         file, _, heading = link.partition("#")
         target = ((REPOSITORY / document).parent / file if file else REPOSITORY / document).resolve()
         is_page = target.suffix == ".md" and target.is_file()
-        # A folder has no page on the site.
+        # Links must lead to files, because the site has no pages for folders.
         leads_there = line.is_code or link.startswith("mailto:") or target.is_file()
         if not leads_there or (heading and is_page and heading not in anchors_of(str(target.relative_to(REPOSITORY)))):
             missing.append((line.place, link))
@@ -108,7 +108,7 @@ def test_the_menu_of_the_site_has_every_page() -> None:
 
 
 def joined(document: str) -> Iterator[Line]:
-    """The lines of a document, those of code that end in a backslash put together with the next."""
+    """Yield the lines of a document, joining a line of code that ends in a backslash with the next."""
     continued: Line | None = None
     for line in lines_of(document):
         full_line = (
@@ -122,9 +122,9 @@ def joined(document: str) -> Iterator[Line]:
 
 
 def wrong_commands(line: Line) -> Iterator[str]:
-    """Yield each statement of a line about the command line that is false.
+    """Yield each false statement that a line makes about the command line.
 
-    Options belong to the command before them; outside of code, to the last command that the line names.
+    An option belongs to the command before it; outside of code, to the last command that the line names.
     """
     last: list[click.Command] = []
     for span in line.spans:
@@ -142,7 +142,7 @@ def wrong_commands(line: Line) -> Iterator[str]:
 
 
 def named_by(words: str) -> tuple[list[click.Command], str]:
-    """The commands that words after `kp-scorer` name, several where they are joined by bars; and what is wrong with them."""
+    """Return the commands that the words after `kp-scorer` name, several if bars join them, and any error in the words."""
     before, named = "", list[click.Command]()
     for word in words.split():
         if named and not isinstance(named[0], click.Group):
@@ -166,18 +166,18 @@ def without_comment(code: str) -> str:
 
 
 def is_path(span: str) -> bool:
-    """Return whether a span names a file of the repository, as far as one can tell."""
+    """Return whether a span looks like the name of a file in the repository."""
     if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?(:\d+)?", span):
         return False
     first, slash, _ = span.partition("/")
     if slash:
-        # Some of what make builds may be there.
+        # Files below ``build`` exist only after make has built them, so they are not looked for.
         return first != "build" and any((base / first).exists() for base in (REPOSITORY, PACKAGE))
     return span.endswith((".py", ".md", ".lua"))
 
 
 def is_there(document: str, span: str) -> bool:
-    """Return whether a path exists from the repository, the document or the package, or a bare name is that of any file."""
+    """Return whether a path exists below the repository, the document's folder or the package, or a bare name is any file's."""
     path = re.sub(r":\d+$", "", span).rstrip("/")
     if any(any(base.glob(path)) for base in (REPOSITORY, (REPOSITORY / document).parent, PACKAGE)):
         return True

@@ -1,4 +1,4 @@
-"""The fault when a text cannot be embedded, the texts that are embedded together, and the cores that this may use."""
+"""The text or the embedder is blamed for a failure, texts are grouped by length, and only the process's own cores count."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ BAD: Final = "bad"
 
 
 class FailingEmbedder(Embedder):
-    """The first unit vector for every text, unless it is told to fail."""
+    """An embedder that gives every text the first unit vector, unless it is told to fail."""
 
     name, space, dimensions = "one", "one-1", 4
     recipe = TRACE
@@ -57,7 +57,7 @@ def fails(checked: CheckedEmbedder, *texts: str, alone: bool = False) -> Excepti
 
 
 def fails_together(checked: CheckedEmbedder, count: int) -> list[Exception]:
-    """Embed texts that fail, then each of them alone, as a worker does."""
+    """Embed texts that fail together, and then each of them alone, as a worker does; return the errors."""
     return [fails(checked, *[BAD] * count), *(fails(checked, BAD, alone=True) for _ in range(count))]
 
 
@@ -121,7 +121,7 @@ def test_one_success_resets_the_count_of_failures() -> None:
         ({"cpu.max": "250000 100000\n"}, 3),
         ({"cpu.max": "50000 100000\n"}, 1),
         ({"cpu.max": "nonsense"}, 64),
-        # If one group is within another, as systemd makes them, each has a limit of its own.
+        # systemd nests groups, and each group has a limit of its own.
         ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/worker.service/cpu.max": "200000 100000\n"}, 2),
         ({"own": "0::/scorer.slice/worker.service\n", "scorer.slice/cpu.max": "300000 100000\n"}, 3),
         ({"own": "1:name=systemd:/a\n0::/b\n", "a/cpu.max": "100000 100000\n", "b/cpu.max": "max 100000\n"}, 64),
@@ -164,7 +164,7 @@ def test_every_text_is_in_the_first_group_that_it_fits_from_the_shortest_on(
 
 def test_asked_and_did_is_the_weighted_sum_of_two_vectors() -> None:
     by_trace, by_both = embedder("trace"), embedder("asked_and_did")
-    # Long enough to be cut in the middle, and with the character that separates the two.
+    # One text contains the character that separates the two in the recipe.
     asked, did = "Book the cheapest flight \x1e to Oslo", "search_flights from Bergen on a Monday"
     trace = make_trace(objective=asked, steps=[step("tool_call", "search", content=did), step("observation", content="none")])
 
@@ -182,7 +182,7 @@ def embedder(recipe: RecipeName) -> Embedder:
 
 
 def test_a_plain_text_has_one_vector_whatever_the_recipe() -> None:
-    # Longer than the recipe reads of an objective.
+    # The first text is longer than the part of an objective that the recipe reads.
     texts = ["book a flight " * 60, "wash the car"]
     expected = embedder("trace").embed(texts)
     for recipe in RECIPES:

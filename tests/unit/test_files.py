@@ -1,4 +1,4 @@
-"""Wherever a file is named, all but a regular one of a bounded size is refused in one line; no link is written through."""
+"""Wherever a file can be named, all but a regular one of bounded size is refused in one line; no link is written through."""
 
 import grp
 import os
@@ -31,14 +31,14 @@ PLACES: Final = {
     "KP_CONFIG": SCORE,
     "KP_BROKER_URL_FILE": SCORE,
 }
-"""Where a file may be named, in a variable or behind the arguments of a command."""
+"""The arguments of a command for each place that can name a file. A path follows them, or is in the variable."""
 
 Refusal = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
 def patience() -> Iterator[None]:
-    """A file that waits for the other end of a FIFO, or the end of a device, fails."""
+    """Fail a test that waits for the other end of a FIFO, or reads a device without end."""
 
     def refuse(*_: object) -> None:
         pytest.fail("it waits, or reads without end")
@@ -52,7 +52,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Refusal:
-    """Runs a command that is refused, and returns the one line that says why."""
+    """A function that runs a command that must be refused, and returns the one line that says why."""
 
     def run(*arguments: str, **variables: str) -> str:
         code, _, stderr = ended(capsys, monkeypatch, *arguments, **variables)
@@ -66,13 +66,13 @@ def refusal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def refusal_of(file: str, place: str, refusal: Refusal) -> str:
-    """Return why a file of this name is refused."""
+    """Return the line that refuses a file of this name in this place."""
     return refusal(*PLACES[place], **{place: file}) if place.startswith("KP_") else refusal(*PLACES[place], file)
 
 
 @pytest.fixture
 def special(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The paths of files that are not regular, cannot be read, or have no end."""
+    """The path of a file that is not regular, cannot be read, or has no end."""
     path = tmp_path / "named"
     if request.param == "directory":
         path.mkdir()

@@ -1,4 +1,4 @@
-"""The gate of coverage: it accepts what adds, a share of each domain; what it knows follows from the facts alone."""
+"""The coverage gate accepts what adds to the kept traces, up to a share of each domain, and knows only what the facts say."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ NORTH_EAST: Final = np.array([0.6, 0.8, 0], np.float32)
 
 
 class Fleet:
-    """Gates on one log of facts that read it whenever they like, and the decisions that they made."""
+    """Several gates, which read one log of facts whenever they like, and the decisions that they have made."""
 
     def __init__(self, policy: GatePolicy, bounds: GateBounds = BOUNDS) -> None:
         self.policy, self.bounds = policy, bounds
@@ -46,7 +46,10 @@ class Fleet:
         return Gate(self, 3, self.bounds, self.policy)
 
     def decide(self, gate: Gate, traces: Sequence[tuple[str, Vectors, bool]]) -> list[Weighed]:
-        """Decide traces, each a domain, a vector and whether it succeeded, by what the gate has read, and store the facts."""
+        """Decide traces by what the gate has read, and store the facts.
+
+        Each trace is a domain, a vector, and whether it succeeded.
+        """
         named = [(f"kp:trace:{len(self.decisions) + number}", *each) for number, each in enumerate(traces)]
         batch, weighed = gate.weigh([(trace_id, domain, vector) for trace_id, domain, vector, _ in named]), list[Weighed]()
         for number, (trace_id, domain, _, success) in enumerate(named):
@@ -69,7 +72,7 @@ class Fleet:
             self.kept_facts = [*self.kept_facts, stored][-self.bounds.kept_elements :]
 
     def revise(self, trace_id: str) -> None:
-        """Note that a trace is accepted now, or no longer, as a late outcome has it."""
+        """Note that a late outcome makes a trace accepted, or no longer accepted."""
         place, is_accepted = self.newest[trace_id]
         now = self._note_at()
         facts = [each.fact for each in (*self.kept_facts, *([] if is_accepted else self.stored)) if each.place == place]
@@ -150,7 +153,7 @@ def test_a_success_after_failures_adds_much_and_a_copy_of_it_nothing() -> None:
     assert copy.nearest
     assert copy.nearest[0] == "kp:trace:3"
     assert copy.nearest[1] == pytest.approx(1, abs=1e-3)
-    # The trace covers the first one to the north, and itself.
+    # The trace covers itself and the first trace to the north.
     assert different.adds == pytest.approx(2, abs=1e-3)
 
 
@@ -184,14 +187,14 @@ def test_traces_that_were_kept_long_ago_do_not_keep_others_out() -> None:
         fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, 1_000, UP))
         gate.catch_up()
         added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
-        # The first run, too, asks for it less the longer ago it was.
+        # The first run also counts as asking for the task, and the less the longer ago it was.
         assert added == pytest.approx(expected * (1 + 2.0 ** (-weeks / 2)), abs=0.05)
 
 
 @pytest.mark.parametrize("lag", [0, 100])
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
-    """A lag is the number of decisions that others store between a worker's reading of the facts and the storing of its own."""
+    """The lag is the number of decisions that others store between a worker's reading of the facts and storing of its own."""
     chance = np.random.default_rng(0)
     tasks = chance.normal(size=(400, 32))
     facts, waiting, outcomes = MemoryFacts(lambda: 1_000), deque[Fact](), list[bool]()
@@ -235,9 +238,9 @@ def test_damaged_facts_count_as_missing() -> None:
 
 
 class Step(NamedTuple):
-    """An action of one worker, which may start anew or read facts, and then decides some traces.
+    """A turn of one worker: it may start anew and read facts, and then decides some traces.
 
-    A fact may be erased, and traces revised, before it and between the two.
+    Before the turn a fact may be erased and traces revised; between reading and deciding, more traces may be revised.
     """
 
     worker: int
@@ -345,7 +348,7 @@ def test_a_late_failure_no_longer_covers_and_a_late_success_does() -> None:
         fleet.revise(f"kp:trace:{number}")
     gate.catch_up()
     assert gate.kept_count == 2
-    # To the north, two are kept now; to the east, the earlier runs stay covered.
+    # To the north two traces are kept now. To the east the earlier runs stay covered.
     east, north = (fleet.decide(gate, [("code", vector, True)])[0] for vector in (EAST, NORTH))
     assert [east.adds, north.adds] == pytest.approx([1, 0], abs=1e-3)
     assert [each.nearest and each.nearest[0] for each in (east, north)] == [None, "kp:trace:1"]

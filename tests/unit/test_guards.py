@@ -96,7 +96,7 @@ def test_an_explanation_names_the_guard_and_the_change_that_would_pass_it() -> N
 
 
 def decisions_with_copies(accept: Policy) -> list[Decision]:
-    """Return two hundred decisions in one domain, a quarter of them on copies."""
+    """Return the decisions on two hundred traces of one domain, a quarter of which are copies."""
     objectives = [f"task {number if number % 4 else 0}" for number in range(200)]
     return decide(accept, *traces_about(*objectives))
 
@@ -106,7 +106,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     assert {decision.is_guarded for decision in decisions} == {True, False}
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
     samples = samples_of(((decision, None) for decision in decisions), {})
-    # The guard rejects at any threshold.
+    # The guard rejects copies at any threshold, so 90% cannot be reached.
     cohort = calibrate_samples(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
     suggestion = calibrate_samples(samples, Target("accept", 0.5)).domains["code"].suggestion

@@ -1,4 +1,4 @@
-"""A worker's HTTP port: what it answers, the metrics that it shows, and what `kp-scorer health` reads of them."""
+"""A worker's HTTP port answers probes and shows metrics, and `kp-scorer health` reads its answers."""
 
 import json
 import math
@@ -38,7 +38,7 @@ from tests.support.prometheus import Samples, exposition, samples_of
 
 @contextmanager
 def served(settings: MetricsSettings, live: Sequence[str] = (), ready: Sequence[str] = ()) -> Iterator[str]:
-    """Serve probes that answer with these reasons; yield their URL."""
+    """Serve probes that give these reasons for not being alive or ready; yield their URL."""
     with http_server(settings, Metrics(()).registry, lambda: live, lambda: ready):
         yield f"http://127.0.0.1:{settings.port}"
 
@@ -168,7 +168,7 @@ def samples_from(metrics: Metrics) -> Samples:
 
 
 def three_published() -> Metrics:
-    """Metrics of an accepted decision of a known domain and two rejected ones of another."""
+    """Return metrics that have counted an accepted decision of a known domain and two rejected ones of an unknown domain."""
     metrics = Metrics({"code"})
     accepted, rejected = decided("code", outcome="accepted", score=0.8), decided("kp:trace:x\n", outcome="rejected", score=0.2)
     accepted = accepted.model_copy(update={"novelty": accepted.novelty.model_copy(update={"source": "empty_cache"})})
@@ -243,7 +243,7 @@ def test_the_backlog_is_shown_as_it_was_last_read() -> None:
     assert full == {"decisions.accepted": 0, "decisions.rejected": 1}
     assert not any(name.startswith("kp_scorer_decisions_dropped_total{") for name in samples)
     metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(rings=("decisions.rejected",))))
-    # Rates miss the first increase of a series that begins with 1.
+    # The counter begins at 0, because a rate would miss the first increase of a series that begins with 1.
     assert samples_from(metrics)['kp_scorer_decisions_dropped_total{queue="decisions.rejected"}'] == 0
     of_bytes = {"decisions.accepted": 90, "decisions.rejected": 40}
     metrics.set_backlog(BACKLOG._replace(unread=UNREAD._replace(limit=10, bytes=of_bytes, most_bytes=100)))

@@ -1,4 +1,4 @@
-"""The objects for Kubernetes: it knows every field of them, no pod may more than it must, and all are about one another."""
+"""The objects for Kubernetes are valid, give no pod more rights than it needs, and fit each other."""
 
 import re
 import tomllib
@@ -19,14 +19,14 @@ from tests.support.rendering import container_variables, kubernetes, overlay_set
 FLEETS: Final = ("divided/code", "divided/rest")
 OVERLAYS: Final = ("redis", "rabbitmq", "gpu", "teams", *FLEETS)
 VERSIONS: Final = ("1.28", "1.37")
-"""The oldest and the newest that the objects are held against."""
+"""The oldest and the newest version of Kubernetes by whose schemas the objects are checked."""
 
 FOREIGN: Final = {
     "ScaledObject": "scaleTargetRef minReplicaCount maxReplicaCount advanced triggers",
     "TriggerAuthentication": "secretTargetRef",
     "ServiceMonitor": "selector endpoints",
 }
-"""Kinds of others, whose schemas no package brings, and the fields of theirs that we use."""
+"""Kinds that other projects define, with the fields that we use. No package brings their schemas."""
 
 
 @pytest.fixture(params=OVERLAYS)
@@ -42,7 +42,7 @@ def any_overlay(request: pytest.FixtureRequest) -> str:
 
 
 def objects(overlay: str) -> Mapping[str, dict[str, Any]]:
-    """The objects of an overlay by kind; there is one of each."""
+    """Return the objects of an overlay by kind, after checking that it has one of each."""
     rendered = kubernetes(overlay)
     by_kind = {each["kind"]: each for each in rendered}
     assert len(by_kind) == len(rendered)
@@ -147,13 +147,13 @@ def test_workers_scale_by_cores_and_by_the_queue_of_traces_with_a_secret_of_its_
     assert {trigger["authenticationRef"]["name"] for trigger in triggers} == {authentication["metadata"]["name"]}
     counted = [(trigger["type"], trigger["metadata"]) for trigger in triggers]
     if overlay == "rabbitmq":
-        # Over amqp, KEDA counts ready messages; over http also those in flight, which have their workers already.
+        # Over AMQP, KEDA counts only ready messages. Over HTTP it would also count those in flight, which workers hold already.
         asked = {"protocol": "amqp", "mode": "QueueLength", "value": "120"}
         assert counted == [("rabbitmq", asked | {"queueName": name}) for name in (queues.first, intake_name(queues.first))]
     else:
         length = "2200" if overlay == "gpu" else "120"
         assert counted == [("redis", {"listName": name, "listLength": length}) for name in queues.traces]
-    # Workers' passwords are not for whoever only counts.
+    # The scaler only counts messages, so it must not get the workers' passwords.
     secrets = {each["name"] for each in authentication["spec"]["secretTargetRef"]}
     assert secrets == {mounted_secret(overlay).replace("kp-scorer", "kp-scorer-scaler")}
 
@@ -162,7 +162,7 @@ def test_divided_holds_the_objects_of_both_fleets_and_each_has_its_own_names() -
     both = [each for fleet in FLEETS for each in kubernetes(fleet)]
     assert sorted(kubernetes("divided"), key=str) == sorted(both, key=str)
     names = [(each["kind"], each["metadata"]["name"]) for each in both]
-    # Prometheus takes the name of the Service as the job.
+    # Prometheus takes the Service's name as the job, so equal names would mix the metrics of the fleets.
     assert len(set(names)) == len(names) == 2 * len(objects("redis"))
     assert "jobLabel" not in objects(FLEETS[0])["ServiceMonitor"]["spec"]
     assert len({mounted_secret(fleet) for fleet in FLEETS}) == 2

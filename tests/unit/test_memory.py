@@ -1,4 +1,4 @@
-"""A worker keeps its resident memory flat."""
+"""A worker returns the memory of a burst to the system."""
 
 import psutil
 from kp_scorer.process.memory import collect_garbage
@@ -9,7 +9,7 @@ _PIECES = 50_000
 def test_pages_of_a_burst_are_returned_to_the_system() -> None:
     process = psutil.Process()
     pieces = [bytes(1_000) for _ in range(_PIECES)]
-    # The last one keeps malloc from returning what is in front of it by itself.
+    # While the last piece is alive, malloc does not return the pages below it by itself.
     last = pieces.pop()
     burst = process.memory_info().rss
     pieces.clear()

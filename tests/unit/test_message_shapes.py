@@ -1,4 +1,4 @@
-"""The shapes that messages have, each in a small sample: all say the same, and become the same steps."""
+"""A small sample of each shape that messages have: all say the same, and become the same steps."""
 
 import json
 from collections.abc import Callable

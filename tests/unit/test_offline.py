@@ -1,4 +1,4 @@
-"""Scoring in process: in batches, with the decisions and the errors that scoring one by one gives."""
+"""Scoring in process works in batches, and gives the decisions and errors that scoring one by one gives."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ WORDS = ("invoice", "ledger", "parcel")
 
 
 class PoisonedEmbedder(WordEmbedder):
-    """Cannot embed a text that says so, nor anything with it; embeds nothing at all while ``unhealthy``."""
+    """An embedder that fails on the word "poison" and all that comes with it, and on everything while ``unhealthy``."""
 
     unhealthy = False
 
@@ -45,7 +45,7 @@ def batches_of(size: int) -> Settings:
 
 
 def outcomes(decisions: Iterator[Decision]) -> list[object]:
-    """Return the outcome of each decision, and the final error if there is one."""
+    """Return each decision without its times and its place in the log, and then the error that ended them, if any."""
     rows: list[object] = []
     try:
         for decision in decisions:
@@ -58,7 +58,7 @@ def outcomes(decisions: Iterator[Decision]) -> list[object]:
 
 
 def payloads() -> st.SearchStrategy[list[Any]]:
-    """Traces of few ids and few words, so that ids repeat with the same and with other content; and invalid traces."""
+    """Return a strategy for lists of traces whose ids recur, with the same or with other content, and of invalid traces."""
     words = st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join)
     trace = st.builds(
         lambda number, objective: minimal_payload(trace_id=f"kp:trace:{number}", objective=objective), st.integers(0, 5), words
@@ -162,9 +162,9 @@ def test_memory_is_bounded_by_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
                 scorer.score(make_trace(trace_id=f"kp:trace:{number}", objective=f"task {number % 40}"))
         return memory.held_bytes
 
-    # Earlier allocations do not count, but their replacements do: as much as the window and its slack take.
+    # The first traces fill the window and its slack, so that from now on new allocations only replace earlier ones.
     growth_bytes(0, 400)
-    # Otherwise twice the traces would take twice the memory; chance allocations make up to a quarter.
+    # If memory grew with every trace, twice the traces would take twice as much; chance allocations make up to a quarter.
     assert growth_bytes(400, 800) < 1.5 * growth_bytes(800, 1_000)
     # Within the window and its slack a trace is recognised.
     repeated = make_trace(trace_id="kp:trace:960", objective="task 0")
@@ -178,7 +178,7 @@ def test_logs_of_other_tools_are_converted_and_scored_in_process() -> None:
         "score": 0.9,
     }
     supplied: dict[str, Any] = {"domain": "code", "success": True, "paths": {"confidence": "score"}}
-    # A chat comes once no later one is likely to go on with it.
+    # The chat comes second, because a chat is returned only once no later one is likely to continue it.
     refused, trace = convert([chat, {"nothing": "known"}], **supplied)
     assert isinstance(refused, NotConverted)
     assert refused.line == 2

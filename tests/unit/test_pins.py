@@ -25,7 +25,7 @@ REJECTING: Final = {"tasks": (0.9, "rejected")}
 
 
 class Shelf(dict[str, PinnedSet]):
-    """Sets in memory."""
+    """Pinned sets in memory."""
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
         return [self[name].version if name in self else None for name in names]
@@ -39,7 +39,7 @@ def texts(*texts: str, kind: Literal["traces", "texts"] = "texts") -> PinnedSet:
 
 
 def decider_with(shelf: Shelf, *, threshold: float = 0.0, limits: Any, **options: Any) -> Decider:
-    """Return a decider with these sets, each with its similarity and the outcome beyond it."""
+    """Return a decider with these sets; ``limits`` has the similarity of each, and the outcome of traces that exceed it."""
     pins = Pins(shelf, limits, WordEmbedder.dimensions)
     pins.load()
     return word_decider(Policy(threshold=threshold), window=WINDOW, pins=pins, **options)
@@ -53,7 +53,7 @@ def decide(decider: Decider, objective: str, content: str = "seven other words t
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 12), st.integers(1, 5), st.integers(0, 2**32 - 1))
 def test_nearest_is_what_comparing_one_by_one_gives(entries: int, traces: int, rows_at_once: int, head: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
-    # Few values, so that there are ties.
+    # Vectors with only two different values lead to ties.
     vectors = chance.choice([-0.5, 0.5], (entries, 4)).astype(np.float32)
     asked = chance.choice([-0.5, 0.5], (traces, 4)).astype(np.float32)
     with pytest.MonkeyPatch.context() as patch:

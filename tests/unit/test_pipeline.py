@@ -1,4 +1,4 @@
-"""Every message that the pipeline receives is released in the end: acknowledged once it is completed, or requeued."""
+"""The pipeline releases every message that it receives: it acknowledges those that are completed, and requeues the others."""
 
 import gc
 import threading
@@ -58,7 +58,7 @@ class RecordingAcknowledger:
 
 
 class Scene:
-    """A pipeline between an acknowledger and a publisher, which fails while ``is_away`` is set."""
+    """A pipeline with an acknowledger that records, and a publisher that fails while ``is_away`` is set."""
 
     def __init__(self, decider: Decider | None = None) -> None:
         self.acknowledger = RecordingAcknowledger()
@@ -115,7 +115,7 @@ def scene() -> Iterator[Scene]:
 
 
 def message(body: str = "") -> Any:
-    """A message of kombu's whose producer asks for no result."""
+    """Return a message of kombu whose producer asks for no result."""
     return Message(body, channel=SimpleNamespace(), delivery_tag="1", headers={})
 
 
@@ -133,7 +133,7 @@ def test_a_delivery_that_failed_and_was_completed_later_is_freed(scene: Scene) -
     scene.is_away.clear()
     wait_until(lambda: scene.acknowledger.acknowledged)
     scene.acknowledger.acknowledged.clear()
-    # Until something else comes, each stage may keep what it did last.
+    # Each stage may keep its last delivery until another one comes.
     scene.receive()
     wait_until(lambda: scene.acknowledger.acknowledged)
     gc.collect()
@@ -147,7 +147,7 @@ def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -
     scene.is_away.clear()
     wait_until(lambda: len(scene.acknowledger.completed) == 5)
     assert set(scene.acknowledger.completed) == set(deliveries)
-    # Some may have been retried just then, while others had only begun to wait.
+    # A retry may have come between their failures, so that they were published in two groups.
     assert len(scene.acknowledger.acknowledged) <= 2
 
 
@@ -170,7 +170,7 @@ def test_in_an_outage_of_the_store_only_one_message_is_tried_per_retry(scene: Sc
     wait_until(lambda: set(scene.acknowledger.requeued) == set(invalid))
 
 
-# The error of a native library that panics is not an Exception, either.
+# SystemExit stands for the panic of a native library, which is not an Exception either.
 @pytest.mark.parametrize("error", [ValueError("our fault"), SystemExit()])
 @pytest.mark.parametrize("step", ["dead-lettering", "publishing"])
 def test_an_unexpected_error_requeues_after_a_backoff_and_the_pipeline_goes_on(
@@ -218,7 +218,7 @@ def test_results_that_cannot_be_stored_keep_nothing_waiting(scene: Scene) -> Non
     wait_until(lambda: all(delivery.waits_for for delivery in deliveries))
     scene.is_away.clear()
     wait_until(lambda: len(scene.acknowledger.completed) == 5)
-    # There is one call for each time that some were published.
+    # After the first result that cannot be stored, the others of its group are not tried.
     assert len(tries) == len(scene.acknowledger.acknowledged) < 5
 
 

@@ -1,4 +1,4 @@
-"""A message is a call of the task, or the trace itself, with no envelope and no call around it; anything else is refused."""
+"""A message is a call of the task, or a bare trace without an envelope or a call; anything else is refused."""
 
 import json
 import zlib
@@ -18,7 +18,7 @@ TRACE: Final = maximal_payload()
 
 
 def message(body: Any, headers: dict[str, Any] | None = None, **properties: Any) -> Message:
-    """A kombu message with this body, which is JSON unless it is bytes."""
+    """Return a kombu message with this body, which is written as JSON unless it is bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
     return Message(
         body=raw, content_type="application/json", headers=headers or {}, delivery_info={}, properties=dict(properties)

@@ -33,7 +33,7 @@ def test_every_name_resolves(name: str) -> None:
 
 
 def types_in(hint: Any) -> Iterator[type]:
-    """The classes of an annotation, also those within others."""
+    """Yield the classes of an annotation, including nested ones."""
     if isinstance(hint, type):
         yield hint
     for argument in get_args(hint):

@@ -30,7 +30,7 @@ def sampled(count: int, domain: str = "code", probability: float | None = 0.5, f
 
 
 def labels_of(decisions: list[Decision]) -> dict[str, bool]:
-    """Return labels: good from 0.5 on, except for one in twenty above the gate."""
+    """Return labels that call scores from 0.5 on good, except for 0.8, which is above the gate's threshold."""
     return {each.trace_id: 0.5 <= each.score != 0.8 for each in decisions}
 
 
@@ -49,7 +49,7 @@ def test_with_equal_probabilities_shares_are_counted() -> None:
 
 
 def test_each_trace_counts_for_the_traces_that_it_stands_for() -> None:
-    # Ten traces stand for 100 each, none of them in the part; ten stand for 10 each, all of them in it.
+    # Ten traces stand for 100 each and are not in the part; ten stand for 10 each and are in it.
     is_part, probabilities = np.repeat([False, True], 10), np.repeat([0.01, 0.1], 10)
     share = weighted_share(is_part, probabilities)
     assert share is not None
@@ -78,7 +78,7 @@ def test_intervals_hold_in_19_of_20_samples(labels: int, after: float, good_afte
         assert estimate.recall
         precisions.append(estimate.precision.low <= precision <= estimate.precision.high)
         recalls.append(estimate.recall.low <= accepted_of_good <= estimate.recall.high)
-    # Three standard deviations for this number of runs.
+    # Allow for three standard deviations, given this number of runs.
     off = 3 * math.sqrt(0.95 * 0.05 / RUNS)
     assert 0.93 - off / 2 <= np.mean(precisions) <= 0.97 + off / 2
     assert 0.93 - off / 2 <= np.mean(recalls) <= 0.97 + off / 2
@@ -128,7 +128,7 @@ def test_the_score_is_compared_with_a_gate_that_decided_otherwise() -> None:
         for number in range(40)
         for high, outcome, gate in ((True, "rejected", gates[0]), (False, "accepted", gates[1]))
     ]
-    # Traces that the gate accepts are good, and those that the score would accept are not.
+    # Label the traces that the gate accepts as good, and those that the score would accept as bad.
     (quality,) = qualities([(each, each.outcome == "accepted") for each in decisions], {})
     by_gate, *_, by_score = quality.estimates
     shares = [share.value for share in (by_gate.accepted, by_gate.precision, by_score.accepted, by_score.precision) if share]

@@ -15,7 +15,10 @@ from tests.support.traces import sample_traces
 
 @cache
 def redaction() -> Any:
-    """Import the module, which compiles the rules for secrets: for seconds, in every process that collects this file."""
+    """Import the module late.
+
+    It compiles the rules for secrets, which would take seconds in every process that collects this file.
+    """
     return import_module("kp_scorer.checks.redaction")
 
 
@@ -49,7 +52,7 @@ def test_planted_secrets_are_replaced_and_none_is_left() -> None:
         if "[SECRET_1]" not in redacted["content"]:
             missed.append(kind)
         assert redaction().is_clean(redacted)
-    # The check for secrets misses some that only a name gives away.
+    # The check for secrets misses some of these kinds, most of which only a name beside them gives away.
     assert set(missed) <= {"assigned password", "password in JSON", "password in escaped JSON", "OpenAI key"}
 
 
@@ -95,7 +98,7 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
     assert json.loads(redacted["arguments"]) == {"to": "[EMAIL_1]", "password": "[SECRET_1]"}
     assert redacted["n"] == [1, None]
     assert redactor.counts == {"email": 3, "secret": 1}
-    # A second look takes no placeholder for a password.
+    # Redacting a second time does not take a placeholder for a password.
     assert redaction().is_clean(redacted)
     assert redactor.redacted(redacted) == redacted
 

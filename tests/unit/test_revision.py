@@ -1,4 +1,4 @@
-"""A revision is what the trace would have got with its late outcome from the start, with all else as it was."""
+"""A revision equals the decision that the trace would have got if its late outcome had been known from the start."""
 
 import hashlib
 
@@ -30,7 +30,7 @@ def test_a_revision_scores_as_if_the_outcome_had_been_known(
 ) -> None:
     first = decided(trace, policy)
     earlier = revise(first, late_outcome(success=not success, confidence=0.3), ADMITS) if is_second else first
-    # Settings that change meanwhile change nothing, as the record holds all.
+    # The stored decision is all that a revision needs: settings that have changed since do not matter.
     stored = Decision.model_validate_json(earlier.model_dump_json())
     revision = revise(stored, late_outcome(success=success, confidence=confidence), ADMITS)
     payload = changed(trace.model_dump(mode="json"), "metadata.success", success)

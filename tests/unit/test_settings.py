@@ -68,7 +68,7 @@ WITHOUT_EFFECT: Final = {
     "aliases = {books = 'finanse'}": "aliases.books: expected a domain with a profile or bounds, got 'finanse'",
     "aliases = {books = 'money', money = 'finance'}": "aliases.books: expected a domain with a profile or bounds, got 'money'",
 }
-"""Entries of a policy, and why they are refused."""
+"""Entries of a policy that are refused, with the reason."""
 ODD: Final = "co\u200bde"
 INVISIBLE: Final = "expected no control, format or other invisible characters"
 
@@ -85,7 +85,7 @@ INVISIBLE: Final = "expected no control, format or other invisible characters"
         ("max_elements = 5\n", "^max_elements: "),
         ("[scoring.profiles.code]\ncomplexity = 1.0\n", r"^scoring\.profiles\.code\.novelty: "),
         ("[scoring.thresholds]\ncode = 1.5\n", r"^scoring\.thresholds\.code: "),
-        # With such a share, the bar would accept ten times the share.
+        # With a share this small, the bar would accept ten times as much.
         ("[routing]\nshare = 0.001\n", r"^routing\.share: Input should be greater than or equal to 0\.005"),
         (
             f"[scoring.profiles]\ntravel = {OWN_PROFILE.replace('0.4', '0.5')}\n",
@@ -129,7 +129,7 @@ WRONG: Final = {
     "broker.timeout_s": ("1e7",),
     "worker.concurrency": ("10001",),
 }
-"""Wrong values by setting. Times and numbers are bounded by what threads, sockets, Redis and AMQP can represent."""
+"""Wrong values by setting. Threads, sockets, Redis and AMQP bound the times and numbers that can be represented."""
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -196,7 +196,7 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledge
         ({"queues.decisions": "kp:decisions"}, "is the name of a key that workers use"),
         ({"checks.own": {"secrets": "note"}}, "^checks.own: secrets is set by checks.secrets"),
         ({"checks.own": {"A": "note"}}, "^checks.own.A: "),
-        # Other machines need a token and TLS.
+        # A server that other machines can reach needs a token and TLS.
         ({"serve.host": "0.0.0.0"}, "^serve: host: beyond this machine"),
         ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),
         ({"serve.host": "server.example", "serve.behind_proxy": True}, "^serve: tokens: expected a file"),
@@ -309,7 +309,7 @@ def test_settings_that_workers_need_alike_have_one_digest(flags: dict[str, Any],
 
 
 def test_the_reference_file_holds_every_setting_with_its_default() -> None:
-    # Profiles in the file are added to those of the package.
+    # Settings add the file's profiles to those of the package, so the file has none.
     defaults = Settings().model_dump(mode="json", exclude_none=True)
     own = defaults["scoring"] | {"profiles": {}}
     assert tomllib.loads(REFERENCE.read_text("utf-8")) == defaults | {"scoring": own}

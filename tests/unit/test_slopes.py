@@ -1,4 +1,4 @@
-"""Converters and readers take time in proportion to what they read, whatever that is: nobody can stop them by a short text."""
+"""Converters and readers take time in proportion to their input, whatever it is, so that no short text can stall them."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from tests.unit.test_adapters import EXAMPLES
 CHARS: Final = 10_000
 ITEMS: Final = 50
 SOME_UNITS: Final = ("a", "7", " ", "\n", "'", '"', "\\", "[", "{},", "a.", "a_", "```bash\n", "user: a\n", "\u4e00")
-"""The units for kinds of places that are numerous."""
+"""The units for those kinds of places that are too numerous for all units."""
 
 RECORDS: Final = EXAMPLES | {
     "commands in texts": {
@@ -49,7 +49,8 @@ def read(raw: bytes) -> object:
 
 
 def test_text_that_may_hold_a_value_is_read_in_linear_time() -> None:
-    # Each text ends with both signs; everything that Python shows contains one of them.
+    # Only a text with ``'`` or ``=`` is parsed as a value that Python shows. Each of these texts ends with both, so all are
+    # parsed.
     steep = [each for each in product(BEFORE, UNITS) if is_steep(is_an_error, text_of(each[1], each[0], "]='"), CHARS)]
     assert steep == []
 

@@ -1,4 +1,4 @@
-"""The context of a message, among all that its headers may hold."""
+"""The span context of a message is found among whatever else its headers hold."""
 
 from typing import Any, Final
 from unittest import TestCase

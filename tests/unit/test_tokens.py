@@ -1,4 +1,4 @@
-"""Cutting a text before it is tokenised never changes an id; the installed model's own tokenizer, and one of another kind."""
+"""Cutting a text before it is tokenized never changes an id, with the installed model's tokenizer or with another kind."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +113,7 @@ def test_runs_of_any_length_give_the_ids_of_the_whole_text(
 
 def test_every_character_is_treated_as_the_tokenizer_does(tokenizer_file: Path, reference: Tokenizer) -> None:
     ours = Tokens(tokenizer_file, longest=10_000)
-    # The first of each plane that is private, or has no character yet.
+    # Of the planes without assigned characters and the private ones, the first 256 characters stand for all.
     for start in (*range(0, 0x40000, 256), *range(0x40000, 0xE0000, 0x10000), *range(0xE0000, 0xE0200, 256), 0xF0000, 0x100000):
         if not 0xD800 <= start < 0xE000:
             text = "".join(f"o{char}o {char}. " for char in map(chr, range(start, start + 256)))
@@ -190,7 +190,7 @@ ALTERATIONS: Final[dict[str, Callable[[Description], object]]] = {
 
 @pytest.fixture(params=ALTERATIONS)
 def another(request: pytest.FixtureRequest, tokenizer_file: Path, tmp_path: Path) -> Path:
-    """Write the file of a tokenizer that differs from BERT's in one point."""
+    """The file of a tokenizer that differs from BERT's in one point."""
     return changed_file(tokenizer_file, tmp_path, ALTERATIONS[request.param])
 
 

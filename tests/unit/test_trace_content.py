@@ -42,7 +42,7 @@ OTHERS: Final[dict[str, object]] = {
     "steps.1.step_id": 7,
     "steps.0.latency_ms": 12.25,
 }
-"""Another value of each field that cannot have any."""
+"""Another value for each field that cannot hold an arbitrary one."""
 
 
 def digest(payload: Payload) -> bytes:

@@ -64,7 +64,7 @@ JSON: Final = st.recursive(
 
 
 def drawn_from(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy for the values of a schema, as far as the published one uses JSON Schema."""
+    """Return a strategy for values that match a schema. It knows the parts of JSON Schema that the published schema uses."""
     match schema:
         case {"$ref": str(reference)}:
             return st.deferred(lambda: drawn_from(SCHEMA["$defs"][reference.rpartition("/")[2]]))
@@ -119,7 +119,7 @@ def test_schema_and_reader_agree_on_every_value_of_every_field(path: tuple[str |
 
 
 def is_time(written: str) -> tuple[bool, bool]:
-    """Return whether a text is a time by the schema, and by the decoder."""
+    """Return whether a text is a time according to the schema, and whether it is one according to the decoder."""
     try:
         TIME.validate_python(written)
     except PydanticError:

@@ -1,4 +1,4 @@
-"""Turns are found in any envelope and in any list, and calls in texts: all samples say the same."""
+"""Turns are found in any envelope and in any list, and calls within texts; all samples hold the same conversation."""
 
 import json
 from collections.abc import Callable
@@ -355,7 +355,8 @@ def test_roles_of_a_chat_between_agents_do_not_depend_on_whose_copy_it_is() -> N
     turns = [user(ASKED) | {"name": "person"}, assistant(THOUGHT, call("c", **FUNCTION)), answered, assistant(ANSWER)]
     turns += [user("") | {"name": "person"}, assistant("TERMINATE")]
     turns = [turn if "name" in turn else turn | {"name": "keeper"} for turn in turns]
-    # In the copy of the agent that asks, whatever it says is the assistant's, and only calls keep their role.
+    # The copy of the agent that asks shows its own turns as the assistant's and the others as the user's; calls keep their
+    # role.
     other = {"user": "assistant", "assistant": "user"}
     askers = [turn if turn.get("tool_calls") else turn | {"role": other.get(turn["role"], "tool")} for turn in turns]
     toolless = [turn for turn in askers if turn["role"] != "tool" and not turn.get("tool_calls")]

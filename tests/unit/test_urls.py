@@ -43,14 +43,14 @@ def test_a_url_is_read_in_one_way(url: str, expected: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        # A host named user, with a port, and a database that redis-py would take for none.
+        # The host is ``user``, the port is 12, and redis-py would silently ignore such a database.
         "redis://user:12/pass@host/0",
         *("redis://:pass#word@host/0", "redis://:pass/word@host/0", "redis://:pass?word@host/0", "redis://:pass@word@host/0"),
         *("redis://:pass?ssl_cert_reqs=none@host/0", "redis://:p%ffq@host", "redis://:p%zz@host", "redis://:\udcff@host"),
         *("redis://password@host", "redis://one;redis://two", "redis://one,two", "redis://[::1", "redis://ho st"),
         *("redis://host:0", "redis://host:65536", "redis://host:port", "redis://host/name", "redis://host/1/2"),
         *("redis://host?db=1", "redis://one?primary=name", "rediss://host?ssl_keyfile=/etc/passwd"),
-        # TLS cannot be weakened.
+        # A URL cannot weaken TLS.
         *("rediss://host?ssl_cert_reqs=none", "rediss://host?ssl_check_hostname=false"),
         *("amqp://host/one/two", "amqp://host/?heartbeat=10"),
         *("unix://host:12/run/redis.sock", "redis+socket:///run/redis.sock", "sentinel://host"),
@@ -137,7 +137,7 @@ def test_connections_are_described_without_the_password(url: str, name: str) -> 
         settings = with_endpoints(load_settings({"broker.url": "amqp://other", "redis.url": "redis://other", name: url}))
     except ScorerError:
         return
-    # The text before the colon is a user, whose name may be seen.
+    # The text before the colon is the name of a user, which may be shown.
     assume(SECRET not in settings.broker.server().user + settings.redis.server().user)
     with make_celery(settings) as app:
         texts = [repr(settings), app.connection_for_read().as_uri(), repr(app.connection_for_write()), app.backend.as_uri()]
@@ -145,7 +145,7 @@ def test_connections_are_described_without_the_password(url: str, name: str) -> 
 
 
 def chain(error: BaseException | None) -> list[type[BaseException]]:
-    """The kinds of errors that a traceback would print."""
+    """Return the types of the errors that a traceback would print."""
     kinds = []
     while error is not None:
         kinds.append(type(error))
@@ -177,7 +177,7 @@ def test_a_file_is_read_without_the_end_of_its_line(
 def test_a_secret_in_a_file_counts_as_its_variable_does(secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "scorer.toml"
     config.write_text("broker.url = 'redis://elsewhere'", "utf-8")
-    # An empty variable gives no secret.
+    # An empty variable counts as unset, so it does not conflict with the file.
     monkeypatch.setenv("KP_BROKER_URL", "")
     monkeypatch.setenv("KP_BROKER_URL_FILE", str(secret))
     assert load_settings(config=config).broker.url == URL

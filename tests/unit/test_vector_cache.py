@@ -1,4 +1,4 @@
-"""The cache of vectors in memory, as KnowledgePulse's SDK has it."""
+"""The cache of vectors in memory behaves like the one of KnowledgePulse's SDK."""
 
 import time
 from typing import Any

@@ -11,14 +11,14 @@ from tests.support.paths import REPOSITORY
 PLACEHOLDERS: Final = frozenset(
     "begun found given held kept known one other placed rest said seen shown stuff taken tell thing things told what".split()  # noqa: SIM905
 ) | {"whole"}
-"""Names that would fit anything. A name says what the thing is, to people who search for it."""
+"""Names that would fit anything. A name should tell those who search for a thing what it is."""
 
 MOST_PER_THOUSAND_LINES: Final = 1.0
-"""No more than in the peers of the package."""
+"""The rate of such names that the peers of the package have; this package has no more."""
 
 
 def bound_names(tree: ast.AST) -> Iterator[str]:
-    """Every name that a module binds: variables, parameters, attributes, functions and classes."""
+    """Yield every name that a module binds: variables, parameters, attributes, functions and classes."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.Attribute(attr=name, ctx=ast.Store()):

@@ -1,4 +1,4 @@
-"""The embedder without a model: the same vectors everywhere, equal for equal words, in any script, at a bounded cost."""
+"""The embedder without a model gives equal words equal vectors on every machine and in any script, at a bounded cost."""
 
 import time
 import unicodedata
@@ -30,7 +30,10 @@ PLACES: Final = {
     "42": (43, -1),
     "_": (296, -1),
 }
-"""The place and the sign of words. Another one needs another name of the space, or vectors that differ would be compared."""
+"""The dimension and the sign of each word.
+
+If one changes, the space needs another name, or vectors that differ are compared.
+"""
 
 UNRELATED: Final = {
     "English": ("book the cheapest flight", "water every plant indoors"),
@@ -161,7 +164,7 @@ def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
     started = time.process_time()
     with traced_memory() as memory:
         assert np.linalg.norm(vector_of(f"\x1e{text}")) == pytest.approx(1)
-    # Ten times what it takes, memory traced: other tests run beside this one.
+    # This is ten times what it takes with memory traced, because other tests run beside this one.
     assert time.process_time() - started < 10
     assert memory.peak_bytes < 64e6
     assert memory.held_bytes < 8e6
@@ -170,7 +173,7 @@ def test_no_text_of_a_megabyte_costs_much_time_or_memory(text: str) -> None:
 def test_memory_of_remembered_words_is_bounded() -> None:
     fresh = load_embedder(embedder="words")
     with traced_memory() as memory:
-        # Letters of four bytes, and more words than are remembered.
+        # The letters take four bytes each, and the words are more than the embedder remembers.
         for start in range(0, 60_000, 20_000):
             fresh.embed([" ".join("\U00010428" * 58 + str(number) for number in range(start, start + 20_000))])
     assert memory.held_bytes < 16e6
