@@ -1,6 +1,6 @@
-"""``python -m tests.chaos.kill_run --broker rabbitmq --traces 2000``: real workers, one killed every few seconds.
+"""Runs real workers and kills one every few seconds: ``python -m tests.chaos.kill_run --broker rabbitmq --traces 2000``.
 
-It exits 1 unless every trace was decided once, as the novelty log gives it, and published.
+The run exits with 1 unless every trace is decided once, with the novelty that the log gives it, and published.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from tests.support.processes import KP_SCORER_WORKER
 
 _CHUNK = 50
 _IN_QUEUE = 200
-"""Few enough to last until the end of the run, so that every kill meets a worker with messages in flight."""
+"""Traces are submitted whenever fewer than this many wait, so that every kill meets a worker with messages in flight."""
 _GATED = {
     "novelty.against": "succeeded",
-    # An audit cannot check a set of texts: no log has the vectors that were compared.
+    # `tasks` is a set of texts, whose matches `audit` cannot check: no log has the vectors that were compared.
     "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
     "checks.secrets": "note",
     "routing.gate": "coverage",
@@ -31,7 +31,7 @@ _GATED = {
 
 
 def main() -> int:
-    """Submit, kill, wait for all ends and check them; progress goes to stderr, a summary as JSON to stdout."""
+    """Submit traces, kill workers, and check how each trace ended; write progress to stderr and a JSON summary to stdout."""
     parser = arguments(__doc__)
     parser.add_argument("--traces", type=int, default=2_000)
     parser.add_argument("--outcomes", type=int, default=600, help="so many late outcomes: before, with and after their traces")

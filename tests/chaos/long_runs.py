@@ -1,4 +1,4 @@
-"""The common part of this tier's long runs: their arguments, their arena, their traces, and their reports."""
+"""The code that the long runs of this tier share: arguments, arena, traces and reports."""
 
 import argparse
 import itertools
@@ -37,9 +37,9 @@ def perform(
     on_arena: Callable[[Arena, argparse.Namespace], dict[str, Any]],
     queues: Mapping[str, Any] = _NONE,
 ) -> int:
-    """Run on an arena of its own, print the summary as JSON to stdout, and return the exit code: 1 if it has a violation.
+    """Call ``on_arena`` with a new arena, print its summary as JSON, and return 1 if that names a violation, else 0.
 
-    ``queues`` are settings of queues in place of those with names of their own.
+    ``queues`` are settings of queues; by default each run has queues with unique names.
     """
     with (
         tempfile.TemporaryDirectory() as directory,
@@ -56,14 +56,14 @@ def say(text: str) -> None:
 
 
 def run_command(*words: str, settings: Settings, stdin: str = "") -> None:
-    """Run a command, which must succeed, and show what it notes."""
+    """Run a command, show its stderr, and fail unless it succeeds."""
     done = run(*words, stdin=stdin, **as_environment(settings))
     say(done.stderr)
     assert done.returncode == 0, done.stderr
 
 
 def traces(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
-    """The reference's traces where they are at hand, else the samples; from the second time on with their words shuffled."""
+    """Yield the reference's traces if they are available, else the samples; when they repeat, their words are shuffled."""
     path = REFERENCE_TRACES / "traces.jsonl"
     templates = rows_in(path.read_text("utf-8")) if path.exists() else sample_traces()
     for place, trace in enumerate(itertools.islice(itertools.cycle(templates), count)):

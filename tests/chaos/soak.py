@@ -1,14 +1,14 @@
-"""``python -m tests.chaos.soak --broker rabbitmq --minutes 60``: three workers under a steady load while things break.
+"""Keeps three workers under a steady load while things break: ``python -m tests.chaos.soak --broker rabbitmq --minutes 60``.
 
-Every ten seconds, or as ``--every`` says, a worker is killed or asked to stop, connections to the store or the broker are
-closed, or Redis is killed and started again. The first worker lives through it all, and its resident memory is read: a line
-through the readings after the warm-up gives the growth an hour and its 95% interval. It exits 1 unless each trace was decided
-once and published, every audit on the way agreed, and the interval reaches down to less than 1 MB an hour. A worker grows first
-in any case: its copy of the log fills up to 11,000 entries.
+Every ten seconds (``--every``) the run kills a worker, asks one to stop, closes the connections to the store or to the broker,
+or kills and restarts Redis. It never kills or stops the first worker, whose resident memory it reads: a line fitted to the
+readings after the warm-up gives the growth per hour with its 95% interval. The run exits with 1 unless each trace is decided
+once and published, every audit on the way agrees, and the interval reaches below 1 MB per hour. A worker grows during the
+warm-up in any case, because its copy of the log fills up to 11,000 entries.
 
-With ``--teams``, three producers share the load, each with a queue of its own: one submits seven tenths of it, in a burst each
-two minutes, the others two tenths and one tenth steadily. ``waits_s`` has the median and the 95th percentile of each, from
-submitting to the decision.
+With ``--teams``, three producers share the load, each with its own queue: one submits seven tenths of it in bursts, one every
+two minutes; the others submit two tenths and one tenth steadily. ``waits_s`` reports for each producer the median and the 95th
+percentile of the time from submission to decision.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from tests.support.processes import KP_SCORER_WORKER
 
 _READ_S: Final = 15.0
 _AUDIT_S: Final = 180.0
-"""The log keeps 11,000 entries, more than a load of 40 a second adds between two audits."""
+"""Short enough that no entry leaves the log between two audits: it keeps 11,000, and 40 traces a second add 7,200."""
 
 _WORKERS: Final = 3
 _TEAMS: Final = {"traces.bursts": 0.7, "traces.steady": 0.2, "traces.rare": 0.1}
@@ -47,7 +47,7 @@ _FLAT_MB_PER_HOUR: Final = 1.0
 
 
 def main() -> int:
-    """Load, break, audit and check; progress goes to stderr, a summary as JSON to stdout."""
+    """Run the soak, write progress to stderr and a JSON summary to stdout, and return the exit code."""
     parser = arguments(__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument(
@@ -76,7 +76,7 @@ class _Soak:
         self._broken = Counter[str]()
         self._audits = 0
         self._memory: list[tuple[float, float]] = []
-        """Seconds since the start, and MB."""
+        """The resident memory of the first worker in MB, each reading after the seconds since the start."""
 
     def run(self) -> dict[str, Any]:
         violation = None
@@ -88,7 +88,7 @@ class _Soak:
                 self._soak(fleet, survivor)
                 # The log keeps only the newest entries, so not every decision has one.
                 self._arena.finish(fleet, self._trace_ids(), store_lost_writes=True)
-            # Whatever ends the run: an hour's readings are worth more than the traceback alone.
+            # Catch any failure, so that even a run that fails after an hour reports its readings.
             except Exception as error:
                 traceback.print_exc()
                 violation = repr(error)
@@ -127,7 +127,7 @@ class _Soak:
                         action(fleet, survivor, now - started)
 
     def _submit(self, queue: str, client: Client, elapsed_s: float) -> None:
-        """Submit the traces that the queue lacks by now; a producer that was held up catches up, as agents would."""
+        """Submit the traces that are due by now; a producer that was held up catches up, as agents would."""
         due_s = elapsed_s // _BURST_S * _BURST_S if queue == "traces.bursts" else elapsed_s
         times, at = self._submitted[queue], time.time()
         missing = int(due_s * self._chosen.rate * self._shares[queue]) - len(times)
@@ -172,10 +172,10 @@ class _Soak:
 
 
 def _growth(readings: list[tuple[float, float]]) -> tuple[float, float]:
-    """The slope of a line through the readings, in MB an hour, and half of its 95% interval.
+    """Fit a line to the readings; return its slope in MB per hour, and half the width of the slope's 95% interval.
 
-    Readings are averaged into at most 24 blocks, as neighbours are alike and would make the interval too narrow.
-    Too few give no number.
+    The readings are averaged in at most 24 blocks: neighbouring readings are correlated, and would make the interval too
+    narrow. Fewer than five readings give NaN.
     """
     if len(readings) < 5:
         return math.nan, math.nan

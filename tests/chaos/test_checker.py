@@ -1,4 +1,4 @@
-"""The checker of the chaos tier reports each violation: if it did not, the tier would show nothing."""
+"""The checker of the chaos tier reports each violation; if it missed one, the tier would pass and prove nothing."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +26,7 @@ from tests.support.traces import short_traces
 
 
 class Scene(NamedTuple):
-    """Five decided and published traces, and where they lie."""
+    """Five decided and published traces, and the store and publisher by which a test tampers with them."""
 
     settings: Settings
     store: Store

@@ -1,4 +1,4 @@
-"""A store that does not answer, while the broker does, and malformed messages arrive beside good ones."""
+"""While the store does not answer and the broker does, good and malformed messages wait, and none is lost."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -22,14 +22,14 @@ FEW: Final = 10
 TIMEOUT_S: Final = 8
 LOOK_EVERY_S: Final = 2
 OUTAGE_S: Final = {"redis": 5.0, "rabbitmq": 1.5 * TIMEOUT_S}
-"""Longer than every timeout, and than RabbitMQ takes until it closes the channel and counts a delivery of what is in flight."""
+"""Longer than every timeout, and than RabbitMQ waits before it closes the channel and counts a delivery of its messages."""
 
 _NAMES: Final = {"consumer_timeout": TIMEOUT_S * 1_000, "channel_tick_interval": LOOK_EVERY_S * 1_000}
 
 
 @pytest.fixture
 def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> Iterator[None]:
-    """RabbitMQ that waits for seconds where it waits for half an hour; only channels opened meanwhile are concerned."""
+    """Have RabbitMQ wait for acknowledgements for seconds, not half an hour, on channels that are opened during the test."""
     if broker == "redis":
         yield
         return
@@ -44,19 +44,19 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
             yield
         finally:
             for name, answer in before.items():
-                # Erlang's {ok, 1800000}.
+                # The answer is a term of Erlang, such as {ok, 1800000}.
                 evaluated(f"{{ok, Before}} = {answer}, application:set_env(rabbit, {name}, Before).")
 
 
 @pytest.mark.usefixtures("impatient_rabbitmq")
 def test_messages_wait_for_the_store_beside_the_connection_and_use_up_no_deliveries(arena: Arena) -> None:
-    # The broker is reached directly, also where both are one Redis.
+    # Workers reach the broker without the proxy, even if broker and store are the same Redis.
     settings = arena.settings(redis__url=arena.store_proxy.url)
     with supervised(settings, arena.directory, 2, lambda *_: {"CONSTANTS": "BrokerSettings.hold_s=2"}) as fleet:
         fleet.wait_until_ready()
         arena.store_proxy.hold()
         bodies, submitted = send_good_and_malformed(arena)
-        # The message of a caller who waits for the result, and gets one only in the end.
+        # This caller waits for a result, and must not get one before the store answers again.
         (asked,) = short_traces(1, seed=9)
         with make_celery(arena.settings()) as caller:
             result = caller.send_task(
@@ -117,7 +117,7 @@ def test_a_resent_message_keeps_its_body_and_the_headers_that_count(arena: Arena
 
 
 def send_good_and_malformed(arena: Arena) -> tuple[list[bytes], list[str]]:
-    """Send traces and malformed messages by turns; return the bodies of the one kind and the ids of the other."""
+    """Send malformed messages and traces in turn; return the bodies of the messages and the ids of the traces."""
     bodies = [f"hello {number}".encode() for number in range(FEW)]
     submitted: list[str] = []
     with Client(arena.settings()) as client:

@@ -1,4 +1,4 @@
-"""Servers that are killed at any time, while agents export to them: each run that was acknowledged is decided, once."""
+"""Each run that a server acknowledges is decided once, though servers are killed at random while agents export to them."""
 
 import itertools
 import random
@@ -32,7 +32,7 @@ KILLS: Final = TRACES // 50
 
 
 def spans_of_a_run(number: int) -> list[ReadableSpan]:
-    """A model's call and the root around it, as an instrumented agent records them."""
+    """Return the spans of a model's call and of the root around it, as an instrumented agent records them."""
     recorded = InMemorySpanExporter()
     provider = TracerProvider(resource=Resource({"service.name": f"agent-{number}"}), shutdown_on_exit=False)
     provider.add_span_processor(SimpleSpanProcessor(recorded))
@@ -45,7 +45,7 @@ def spans_of_a_run(number: int) -> list[ReadableSpan]:
 
 
 def export(servers: list[HttpServer], numbers: Iterator[int], acknowledged: list[str], is_over: threading.Event) -> None:
-    """Export one run after the other, by whichever server, until it is over; note the ids of those that were accepted."""
+    """Export runs to the servers in turn until ``is_over``; append the ids of runs whose spans were all accepted."""
     exporters = itertools.cycle([OTLPSpanExporter(f"{server.url}/v1/traces", timeout=20) for server in servers])
     while not is_over.wait(0.02):
         spans = spans_of_a_run(next(numbers))
@@ -59,7 +59,7 @@ def export(servers: list[HttpServer], numbers: Iterator[int], acknowledged: list
 def test_every_acknowledged_run_is_decided_once(
     settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The claim of a server that is killed ends after a minute elsewhere.
+    # A killed server's claim on a run ends after five seconds here, and after a minute otherwise.
     monkeypatch.setenv("CONSTANTS", "store.runs._LEASE_MS=5000")
     choice, is_over = random.Random(SEED), threading.Event()
     quick = {"serve__quiet_s": 0.1}
@@ -74,7 +74,7 @@ def test_every_acknowledged_run_is_decided_once(
             exporting = [pool.submit(export, [first, second], numbers, acknowledged, is_over) for _ in range(AGENTS)]
             try:
                 for _ in range(KILLS):
-                    # Agents try again after some seconds.
+                    # Wait for a run before each kill: agents retry only some seconds after the last one.
                     before = len(acknowledged)
                     wait_until(lambda before=before: len(acknowledged) > before)  # type: ignore[misc]
                     time.sleep(choice.uniform(0.1, 0.7))
@@ -88,7 +88,7 @@ def test_every_acknowledged_run_is_decided_once(
                 each.result()
         decided = {status.trace_id for status in client.as_completed(acknowledged, timeout_s=PATIENCE_S) if status.decision}
         assert decided == set(acknowledged)
-        # A claim of a server that was killed ends by itself.
+        # A run that a killed server has claimed is settled only after the claim has ended.
         wait_until(lambda: redis_client.zcard(keys.runs) == 0)
     assert list(store.dead_letters.read()) == []
     times = {(decision["trace_id"], decision["decided_at"]) for decision in published(settings)}

@@ -47,7 +47,7 @@ def test_kills_at_random_moments(arena: Arena, variables: Mapping[str, str], cha
             put(settings, *late.due(len(submitted) + CHUNK))
             submitted += submit(client, waiting[:CHUNK])
             del waiting[:CHUNK]
-            # Enough for the batches in flight to be at any stage.
+            # The random wait lets the kill find batches at any stage.
             list(client.as_completed(submitted[-CHUNK:], timeout_s=chance.uniform(0.05, 0.7)))
             fleet.kill(chance.randrange(3))
         put(settings, *late.due(2 * TRACES))
@@ -70,12 +70,12 @@ def test_workers_killed_before_they_see_the_message_that_redis_gave_them(arena: 
         arena.redis.connect() as redis_client,
     ):
         while waiting:
-            # Both workers wait in Redis for the next message, and its answers will be lost.
+            # Both workers block in Redis for the next message; hold back the replies, so that they are lost with the workers.
             wait_until(lambda: int(redis_client.info("clients")["blocked_clients"]) >= 2)
             arena.broker_proxy.hold_replies()
             chunk, waiting = waiting[:100], waiting[100:]
             submitted += submit(client, chunk)
-            # The workers may have stopped waiting just before; then no message is lost this time.
+            # If the workers have just stopped waiting, Redis gives them no message, and this round loses none.
             with suppress(AssertionError):
                 wait_until(lambda chunk=chunk: int(redis_client.llen(queue)) < len(chunk), timeout_s=5)  # type: ignore[misc]
                 lost_replies += 1
@@ -94,7 +94,7 @@ DEADLY_LIVES: Final = 5
 
 
 def crash_plan(place: int, life: int) -> Mapping[str, str]:
-    """In its first lives, each place dies at each point, in an order of its own; later lives do not die."""
+    """Have each worker die once at every point, one point a life, in a random order; its later lives survive."""
     if life >= DEADLY_LIVES:
         return {}
     points = random.Random(f"{SEED}:{place}").sample(POINTS, len(POINTS))
@@ -107,7 +107,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
     with supervised(arena.settings(), arena.directory, WORKERS, crash_plan) as fleet, Client(arena.settings()) as client:
 
         def all_died() -> bool:
-            # Submit more until the last has died of it: workers that live on may have decided everything so far.
+            # Submit more until the last planned death: otherwise the survivors might decide everything before it.
             chunk = [waiting.pop() for _ in range(min(20, len(waiting)))] or short_traces(5, seed=next(rounds))
             submitted.extend(submit(client, chunk))
             list(client.as_completed(submitted[-20:], timeout_s=0.3))
@@ -120,7 +120,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
 
 
 def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
-    # A submission that clients with other limits let through is dead-lettered anew by the next worker.
+    # The client allows larger messages than the worker, so these are dead-lettered, and again by the next worker.
     *some, allowed = traces(6)
     refused = [trace | {"steps": trace["steps"] * 20} for trace in some]
     strict = arena.settings(queues__message_bytes=len(json.dumps(allowed)))

@@ -1,4 +1,4 @@
-"""RabbitMQ counts a delivery for every connection that is lost, whether a worker tried the message or not."""
+"""RabbitMQ counts a delivery for each lost connection, even if no worker tried the message; no trace may die of that."""
 
 import json
 import signal
@@ -37,7 +37,7 @@ def test_no_trace_dies_of_connections_that_are_lost_while_redis_is_away(arena: A
         wait_until(lambda: fleet.logged("trace_waits"))
         for _ in range(LIMIT + 3):
             close_connections(settings)
-            # Connected again, they would receive within a second what they cannot decide.
+            # In this time the workers would reconnect, and receive messages again that they cannot decide.
             endure(2.0)
         assert fleet.logged("connection_lost") >= 2
         arena.store_proxy.deliver()

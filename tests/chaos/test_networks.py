@@ -1,4 +1,4 @@
-"""A network loses packets, connections or the broker for a while: it shows, work waits, and nothing is lost."""
+"""When the network loses packets, connections or the broker for a while, workers report it, work waits, and nothing is lost."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 THIRD: Final = TRACES // 3
 SILENCE_S: Final = 4.0
-"""Longer than every timeout and the visibility timeout of the arena; all of them are shorter here than in production."""
+"""Longer than all timeouts of the arena, the visibility timeout included; they are shorter than in production."""
 
 
 def test_silent_connections(arena: Arena) -> None:
@@ -23,7 +23,7 @@ def test_silent_connections(arena: Arena) -> None:
             proxy.hold()
         submitted += submit(client, load[THIRD : 2 * THIRD])
         endure(SILENCE_S)
-        # The held data arrives after all, as resent packets do.
+        # The data that was held arrives after all, as resent packets do.
         for proxy in proxies:
             proxy.deliver()
         decided = fleet.logged("trace_decided")
@@ -31,7 +31,7 @@ def test_silent_connections(arena: Arena) -> None:
         for proxy in proxies:
             proxy.hold()
         endure(SILENCE_S)
-        # The network is back, and has forgotten the connections there were.
+        # The network comes back, but has forgotten all connections.
         for proxy in proxies:
             proxy.forget()
         submitted += submit(client, load[2 * THIRD :])
@@ -43,16 +43,16 @@ def test_broker_gone_for_a_while(arena: Arena) -> None:
     load = traces()
     settings = arena.settings_behind_proxies()
     with in_mid_load(arena, load[:THIRD], settings, settings) as (client, fleet, submitted):
-        # First a short interruption, then one that lasts.
+        # A short interruption comes first, then one that lasts.
         arena.broker_proxy.cut()
         decided = fleet.logged("trace_decided")
-        # One worker may have decided all traces while another started.
+        # Submit more, as one worker may have decided all traces while the other started.
         submitted += submit(client, load[THIRD : 2 * THIRD])
         wait_until(lambda: fleet.logged("trace_decided") > decided + 20)
         arena.broker_proxy.refuse()
         with pytest.raises(ServiceUnavailable):
             client.submit(load[2 * THIRD])
-        # All submissions may be decided by now, so perhaps nothing waits.
+        # If all submissions are decided by now, no trace waits, and only the consumer reports the outage.
         wait_until(lambda: fleet.logged("trace_waits") or fleet.logged("consumer: Cannot connect to"))
         arena.broker_proxy.accept()
         submitted += submit(client, load[2 * THIRD :])

@@ -1,4 +1,4 @@
-"""Redis dies and comes back, comes back without its last second, or is full: it shows, work waits, and nothing is lost."""
+"""When Redis dies, comes back without its last second, or is full, work waits, and nothing is lost unnoticed."""
 
 from typing import Final
 
@@ -46,7 +46,7 @@ def test_redis_comes_back_without_its_last_second(arena: Arena) -> None:
         arena.store_proxy.accept()
         submit(client, [trace for trace, recorded in zip(load, is_recorded, strict=False) if not recorded])
         submitted += submit(client, load[HALF + HALF // 2 :])
-        # A decision of the lost second may have left for its queue, and is then made, and published, again.
+        # A decision of the lost second may have been published; its trace is then decided and published again.
         arena.finish(fleet, submitted, decided_twice=undecided, store_lost_writes=True)
 
 
@@ -57,7 +57,7 @@ def test_redis_full_in_mid_load(arena: Arena) -> None:
         with pytest.raises(ServiceUnavailable):
             client.submit(load[HALF])
         assert len(decided_of(client, submitted)) < HALF, "full too late to test anything"
-        # Work that frees memory goes on, in workers that were running and in those that start now.
+        # Work that frees memory goes on, both in running workers and in those that start now.
         fleet.kill(0)
         wait_until_ended(arena.settings(), submitted)
         wait_until(arena.is_idle)

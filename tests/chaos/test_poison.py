@@ -1,4 +1,4 @@
-"""Messages that break what touches them, among innocent ones."""
+"""Messages that break the workers that read them do no harm to the innocent ones among them."""
 
 from collections import Counter
 from typing import Final
@@ -27,16 +27,16 @@ def test_poison_among_innocent_traces(arena: Arena) -> None:
     settings = arena.settings(worker__max_attempts=2)
     breaking, killing, innocent = traces(3, BREAKS), traces(2, KILLS), traces(TRACES)
     load = [*innocent[:100], *breaking[:2], *killing[:1], *innocent[100:300], *breaking[2:], *killing[1:], *innocent[300:]]
-    # The dead letter of a message that is too large to be read has its beginning; on Redis the whole is put aside.
+    # For a message too large to be read, the dead letter has only the beginning; on Redis, the whole is set aside.
     huge = b"\0" * (20_000_000 if arena.broker == "redis" else LARGEST_BYTES)
     unreadable = [*UNREADABLE.values(), huge]
     with supervised(settings, arena.directory, 2) as fleet, Client(settings) as client:
-        # On RabbitMQ the workers declare the queue: messages that are published before are lost.
+        # On RabbitMQ the workers declare the queue: messages published before that are lost.
         fleet.wait_until_ready()
         put(settings, UNREADABLE["not JSON"])
         submitted = submit(client, load)
         put(settings, *unreadable)
-        # A good message that names a task of someone else.
+        # This message is good, although it names another app's task.
         with make_celery(settings) as foreign:
             foreign.send_task("somebody.elses", args=traces(1), queue=settings.queues.first, ignore_result=True)
         arena.finish(fleet, submitted, dead=[str(trace["id"]) for trace in (*breaking, *killing)])

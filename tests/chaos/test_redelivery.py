@@ -1,4 +1,4 @@
-"""Messages that are delivered too early, twice at once, or to workers whose clocks are wrong."""
+"""A trace is decided once even if its message is redelivered too early, delivered twice at once, or read by a wrong clock."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,13 +51,13 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
         submitted = submit(client, load[:half])
         fleet.wait_until_ready()
         wait_until(lambda: fleet[0].events("trace_decided") and fleet[1].events("trace_decided"))
-        # The messages in flight of killed workers must be redelivered as soon as others, not in an hour.
+        # Messages in flight in the killed workers must be redelivered as soon as any others, not in an hour.
         fleet.kill(0)
         fleet.kill(1)
         submitted += submit(client, load[half:])
         wait_until_ended(arena.settings(), submitted)
         arena.finish(fleet, submitted)
-        # Messages in flight in the two killed workers may have been decided and not yet acknowledged.
+        # The killed workers may have decided messages without acknowledging them; those are decided again.
         most_in_flight = 2 * arena.settings().worker.concurrency
         assert fleet.logged("trace_decided") <= len(submitted) + most_in_flight, "messages of live workers were redelivered"
 
@@ -72,7 +72,7 @@ def test_clocks_that_are_an_hour_off(arena: Arena) -> None:
 def test_copies_are_decided_once(
     arena: Arena, workers: int, count: int, copies: int, embed_s: str, worker_settings: Mapping[str, int]
 ) -> None:
-    # A single attempt would be one too many.
+    # With one attempt allowed, a second one for the same trace would dead-letter it.
     settings = arena.settings(worker__max_attempts=1, **worker_settings)
     load = traces(count)
     with supervised(settings, arena.directory, workers, lambda place, life: {"EMBED_S": embed_s}) as fleet:

@@ -1,4 +1,4 @@
-"""Results queues that nobody reads, or that somebody has deleted."""
+"""No decision is lost if nobody reads the results queues, or if somebody deletes them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ HALF = TRACES // 2
 
 @pytest.mark.slow
 def test_unread_results_of_one_outcome_stop_workers_and_lose_nothing(arena: Arena) -> None:
-    # The others go to review, as rejected decisions would make room for each other.
+    # The others go to review, because the queue of rejected decisions drops its oldest and never fills up.
     settings = arena.settings(queues__results_limit=TRACES // 10, scoring__threshold=0.45, scoring__review=0.01)
     read_decisions: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""A primary that is killed under load: sentinels have its replica take over, and all follow."""
+"""When a primary is killed under load, the sentinels promote its replica, and workers and clients follow."""
 
 import subprocess
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ AT_RISK: Final = 50
 """The number of traces that the primary acknowledges in its last moments."""
 
 PRIMARY: Final = "scorer"
-"""The sentinels' name of the primary."""
+"""The name by which the sentinels know the primary."""
 
 PASSWORD: Final = "of-the-sentinels"
 SENTINELS: Final = 3
@@ -34,7 +34,7 @@ QUORUM: Final = 2
 
 
 def slowly(place: int, life: int) -> dict[str, str]:
-    """Variables of workers that still have most of the load when the primary is killed, also where the machine is slow."""
+    """Return variables that slow workers down, so that most of the load is left when the primary is killed."""
     return {"EMBED_S": f"{0.4 * slowness():.1f}"}
 
 
@@ -91,7 +91,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
     settings, load = watched.settings, traces(TRACES)
     on_replica = load_settings({"broker.url": watched.replica.url, "redis.url": watched.replica.url})
     with supervised(settings, tmp_path / "workers", 2, slowly) as fleet, Client(settings) as client:
-        # Before there is anything to decide: one of them may be ready long before the other.
+        # Submit nothing before both are ready: the first might decide everything before the second starts.
         fleet.wait_until_ready()
         submitted = submit(client, load[:REPLICATED])
         wait_until(lambda: fleet.logged("trace_decided") > 20)
@@ -99,12 +99,12 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         safe = set(submitted)
         submitted += submit(client, load[REPLICATED : REPLICATED + AT_RISK])
         with Client(on_replica) as reader:
-            # A decision that the replica does not have may have been published, and is then made anew.
+            # A decision that the replica lacks may have been published; its trace is then decided again.
             undecided = set(submitted) - decided_of(reader, submitted)
         assert undecided & safe, "too late to test anything"
         watched.primary.kill()
         wait_until(watched.replica.is_primary)
-        # Once the connections have followed, what the replica did not get is unknown.
+        # This succeeds once the connections have followed; then traces that the replica did not get are unknown.
         submitted += submit(client, load[REPLICATED + AT_RISK :])
         lost = {trace_id for trace_id, status in zip(submitted, client.look_up(submitted), strict=True) if status is None}
         assert lost <= set(submitted) - safe

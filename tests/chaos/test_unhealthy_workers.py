@@ -1,4 +1,4 @@
-"""Workers that end of themselves, unhealthy with exit code 4 or by SIGTERM under load, lose no trace."""
+"""Workers lose no trace when they end, be it with exit code 4 because they are unhealthy or by SIGTERM under load."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ from tests.support.processes import FAST_WORKER, PATIENCE_S, ending_within, laun
 EXIT_CODE: Final = 4
 FEW: Final = 40
 SMALL_PASSES: Final = {"worker__concurrency": 12}
-"""A pass has at most two such groups, so that there are enough passes for the embedder to become unhealthy."""
+"""A pass has at most two groups of this size, so that there are enough passes to find the embedder unhealthy."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""A log that nobody reads, as when its driver stalls, stops no worker and delays no end of one."""
+"""A log that nobody reads, as when its driver stalls, neither stops a worker nor delays its end."""
 
 import fcntl
 import logging
@@ -26,7 +26,7 @@ _STALLED: Final = 4
 
 @contextmanager
 def unread(path: Path) -> Iterator[int]:
-    """A pipe at a path that takes a few lines, and that nobody reads."""
+    """Make a pipe at a path, with room for a few lines, that nobody reads; yield its descriptor."""
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR)
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
