@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,7 @@ from kp_scorer.decision import Decision, Dimensions
 from kp_scorer.errors import REASONS, BrokerBlocked
 from kp_scorer.novelty import Candidate
 from kp_scorer.process.metrics import Metrics
+from kp_scorer.report.drift import Drift, drift, time_of
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
@@ -41,7 +42,6 @@ from tests.support.builders import decision, first_queues
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command, invoked
 from tests.support.documents import anchors_of, code_with, lines_of
-from tests.support.drift import WEEK, Drift, drift, time_of
 from tests.support.processes import (
     CRASHING_WORKER,
     FAST_WORKER,
@@ -460,6 +460,7 @@ def test_missing_and_different_queues_are_reported_and_none_is_declared(rabbitmq
 INCIDENTS: Final = "deploy/INCIDENTS.md"
 RULE_FILES: Final = ("alerts.yml", "slo.yml")
 LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
+WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 """The selector of every metric in the dashboard: the fleets that its variables name."""
@@ -598,7 +599,7 @@ def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(t
     promtool("check", "rules", *RULE_FILES, str(file))
 
 
-def test_the_rules_compute_of_the_metrics_the_drift_of_the_decisions(tmp_path: Path) -> None:
+def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
     decided = decisions_of_two_weeks()
     expected = drift([each for each in decided if each.domain == "code"], LAST)
     # Two weeks by the half hour. In each the counters grow for 64 hours, not at its ends: floats are exact for parts of 64.
@@ -636,7 +637,7 @@ def _counter(name: str, first: float, second: float) -> dict[str, str]:
 
 
 def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield promtool's expectations for a fleet that made the decisions of the two weeks in these weeks."""
+    """Yield promtool's expectations for a fleet whose decisions of the report's two weeks were made in these."""
     for name, index in expected.indices.items():
         yield _is_near("index", f'{fleet},domain="code",dimension="{name}"', index)
     for number, week in enumerate(weeks):
@@ -656,7 +657,7 @@ def decisions_of_two_weeks() -> list[Decision]:
         dimensions = Dimensions(complexity=values[0], novelty=values[1], tool_diversity=0.5, outcome_confidence=0.3 * is_last)
         at = LAST - WEEK * random.uniform(0.1, 0.9) - WEEK * (not is_last)
         made = decision(str(number), score=values[2], dimensions=dimensions, domain="code", decided_at=at.isoformat())
-        # The worker counts the others together.
+        # A report names the others; a worker counts them together.
         decided += [made, made.model_copy(update={"domain": f"{number % 9}"})]
     return decided
 

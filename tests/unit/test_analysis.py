@@ -1,11 +1,17 @@
-"""The figures of a report add up."""
+"""The figures of a report add up, and a week of decisions is compared with the week before."""
 
+import math
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import Any, Final
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision
+from kp_scorer.report.drift import BINS as DRIFT_BINS
+from kp_scorer.report.drift import FEWEST, MUCH, bins_of, drift, stability_index, time_of
 from kp_scorer.report.summary import (
     THRESHOLDS,
     accepted_at,
@@ -18,7 +24,7 @@ from kp_scorer.report.summary import (
     lowest_threshold,
     novelty_course,
 )
-from kp_scorer.report.text import text
+from kp_scorer.report.text import COLUMNS, text
 
 from tests.support.builders import decision, decisions
 
@@ -93,3 +99,59 @@ def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
     rows = [line.split() for line in text(analysis, "here", 0, {}).splitlines()]
     assert ["2026-01-01", "81", "6", "7.4%", "0.40"] in rows
     assert ["agent", "False", "51", "0", "0%", "0.25"] in rows
+
+
+END: Final = datetime(2026, 6, 30, tzinfo=UTC)
+
+
+def decided(count: int, days_ago: float, **fields: Any) -> list[Decision]:
+    at = (END - timedelta(days=days_ago)).isoformat()
+    return [decision(f"kp:trace:{days_ago}:{number}", decided_at=at, **fields) for number in range(count)]
+
+
+@given(decisions())
+def test_a_decision_is_in_one_bin_of_each_kind(sample: list[Decision]) -> None:
+    kinds = list(dict.fromkeys(name for name, _ in DRIFT_BINS))
+    for each in sample:
+        bins = list(bins_of(each))
+        assert [name for name, _ in bins] == kinds
+        assert set(bins) <= set(DRIFT_BINS)
+
+
+def test_the_index_is_that_of_the_shares_with_half_a_trace_in_each_bin_that_is_used() -> None:
+    earlier, newest = {("score", "0.2"): 6, ("score", "0.3"): 2}, {("score", "0.3"): 3, ("novelty", "0.3"): 9}
+    p, q = (0.5 / 4, 3.5 / 4), (6.5 / 9, 2.5 / 9)
+    expected = sum((new - old) * math.log(new / old) for new, old in zip(p, q, strict=True))
+    assert stability_index(earlier, newest, "score") == pytest.approx(expected, rel=1e-12)
+    assert stability_index(newest, earlier, "score") == pytest.approx(expected, rel=1e-12)
+
+
+def test_chance_alone_moves_the_index_of_the_fewest_traces_by_less_than_is_much() -> None:
+    random, tenths = np.random.default_rng(3), [name for name in DRIFT_BINS if name[0] == "score"]
+    weeks = random.multinomial(FEWEST, [0.1] * 10, (2, 2_000)).tolist()
+    pairs = [[dict(zip(tenths, week, strict=True)) for week in pair] for pair in zip(*weeks, strict=True)]
+    assert max(stability_index(earlier, newest, "score") for earlier, newest in pairs) < MUCH
+
+
+def test_weeks_end_with_the_newest_decision_whatever_zone_its_time_is_in() -> None:
+    sample = [*decided(1, 0), *decided(2, 6.9), *decided(4, 7), *decided(8, 13.9), *decided(16, 14)]
+    later = END.astimezone().isoformat()
+    compared = drift([*sample, decision("kp:trace:later", decided_at=later, score=0.9)], max(map(time_of, sample)))
+    assert compared.traces == (12, 4)
+    assert compared.accepted == (0, 1)
+    assert compared.indices == {}, "there are too few"
+
+
+def test_a_report_shows_weeks_of_enough_traces_by_domain() -> None:
+    sample = [
+        *decided(FEWEST, 8, domain="code", score=0.3),
+        *decided(FEWEST, 1, domain="code", score=0.8),
+        *decided(FEWEST, 9, domain="law"),
+        *decided(FEWEST - 1, 0, domain="law"),
+    ]
+    lines = text(analyse(sample, 0), "here", 0, {}).splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    rows = [line.split() for line in lines[lines.index("Score of code changed most in a week: 12.75") :]]
+    assert ["code", "300", "300", "0%", "100%"] in rows
+    assert ["code", *4 * ["0.00"], "12.75", "12.75"] in rows
+    assert [row[0] for row in rows if row[0] in ("all", "code", "law")] == ["all", "code", "all", "code"]

@@ -188,7 +188,6 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     (tmp_path / "b" / "2.JSONL").write_bytes(json_lines(CHAT))
     (tmp_path / "b" / "1.ndjson.gz").write_bytes(gzip.compress(json_lines(CHAT["messages"])))
     (tmp_path / "b" / "readme.txt").touch()
-    (tmp_path / "b" / "again").symlink_to(tmp_path, target_is_directory=True)
     (tmp_path / "b" / "table.CSV").touch()
     (tmp_path / "b" / "forged.\nline").touch()
     done = run(b"", "--success", file=str(tmp_path))
@@ -201,9 +200,11 @@ def test_files_of_folders_are_read_in_their_order_and_errors_name_them(tmp_path:
     assert f"{mute}: line 2: $: expected" in done.stderr
 
 
-def test_entries_of_a_folder_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_entries_of_a_folder_that_are_not_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(json_lines(CHAT))
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
+    os.mkfifo(tmp_path / "pipe.jsonl")
     # No folder can be listed by a path of more than 4,096 bytes.
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):
@@ -212,6 +213,7 @@ def test_entries_of_a_folder_that_cannot_be_read_are_named(tmp_path: Path) -> No
         os.close(outer)
     os.close(place)
     done = run(b"", "--success", file=str(tmp_path))
+    assert f"{tmp_path}: not read: 1 link to a folder, 1 pipe or device; only .json" in done.stderr
     assert "gone.jsonl: No such file or directory" in done.stderr
     assert "xxx: File name too long" in done.stderr
     assert (len(rows(done)), done.exit_code) == (1, 1)
@@ -225,6 +227,7 @@ def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:
     assert {row["id"].split(":")[2] for row in rows(done)} == {"own", "otel", "openai", "langfuse"}
     assert rows(done)[0] == own
     assert done.stderr.startswith("lines 5, 6: $: neither a trace")
+    assert "it is an object with 1 fields of other names" in done.stderr
 
 
 def test_file_that_is_read_nowhere_is_one_report_with_its_first_places(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kp_scorer.characters import escaped, escaped_lines
-from kp_scorer.cli.display import DecisionTable, console
+from kp_scorer.cli.display import BehindFailures, DecisionTable, console
 from kp_scorer.cli.ids import resolve_among
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, Stated
 from kp_scorer.report.phrases import short_id, why
+from kp_scorer.settings import load_settings
 from kp_scorer.trace import TRACE_ID_PREFIX, has_beginning
 
 from tests.support import builders
@@ -91,6 +92,32 @@ def test_wide_table_shows_the_beginnings_of_objectives(capsys: pytest.CaptureFix
     assert heading.split()[-2:] == ["why", "task"]
     assert row.endswith("  When is high water? When is high water?…")
     assert max(map(len, (heading, row))) <= 160
+
+
+@pytest.mark.parametrize(
+    ("similarity", "score", "against", "words"),
+    [
+        (
+            0.9,
+            0.4,
+            "all",
+            "1 success scores less than the failed run before that is like it: try --set novelty.against=succeeded\n",
+        ),
+        (0.5, 0.4, "all", ""),
+        (0.9, 0.6, "all", ""),
+        (0.9, 0.4, "succeeded", ""),
+    ],
+    ids=["it happens", "unlike", "more than it", "set already"],
+)
+def test_success_behind_the_failed_run_that_came_first_is_named(
+    capsys: pytest.CaptureFixture[str], similarity: float, score: float, against: str, words: str
+) -> None:
+    behind = BehindFailures(load_settings({"novelty.against": against}))
+    stated = Stated(success=False, confidence=0.9, recoveries=0)
+    behind.add(builders.decision(NEAR, score=0.5, stated=stated))
+    behind.add(builders.decision(score=score, nearest=(NEAR, similarity), stated=stated.model_copy(update={"success": True})))
+    behind.note()
+    assert capsys.readouterr().err == words
 
 
 ENDS = st.text("ab*[]?:", min_size=1, max_size=12)

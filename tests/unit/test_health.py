@@ -13,25 +13,22 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.error import HTTPError
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
 from kp_scorer.broker.backlog import Backlog, UnreadDecisions
 from kp_scorer.broker.headers import SENT_MS, queued_ms
 from kp_scorer.cli.commands.health import health
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
 from kp_scorer.monitoring import http_server
-from kp_scorer.process.metrics import BINS, UNNAMED_DOMAIN, Metrics, bins_of
+from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings
 from kp_scorer.store.condition import Condition
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
-from tests.support.builders import decision_on, decisions
-from tests.support.drift import FEWEST, MUCH, stability_index
+from tests.support.builders import decision_on
 from tests.support.processes import free_port, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
 
@@ -201,22 +198,6 @@ def test_decisions_that_are_made_are_counted_by_the_bins_of_their_values() -> No
     assert counted['kp_scorer_values_total{bin="0.2",dimension="score",domain="code"}'] == 1
     assert counted[f'kp_scorer_values_total{{bin="rejected",dimension="outcome",domain="{UNNAMED_DOMAIN}"}}'] == 2
     assert samples['kp_scorer_values_total{bin="0.9",dimension="novelty",domain="code"}'] == 0, "from the start on"
-
-
-@given(decisions())
-def test_a_decision_is_in_one_bin_of_each_kind(sample: list[Decision]) -> None:
-    kinds = list(dict.fromkeys(name for name, _ in BINS))
-    for each in sample:
-        bins = list(bins_of(each))
-        assert [name for name, _ in bins] == kinds
-        assert set(bins) <= set(BINS)
-
-
-def test_chance_alone_moves_the_index_of_the_fewest_traces_by_less_than_is_much() -> None:
-    random, tenths = np.random.default_rng(3), [name for name in BINS if name[0] == "score"]
-    weeks = random.multinomial(FEWEST, [0.1] * 10, (2, 2_000)).tolist()
-    pairs = [[dict(zip(tenths, week, strict=True)) for week in pair] for pair in zip(*weeks, strict=True)]
-    assert max(stability_index(earlier, newest, "score") for earlier, newest in pairs) < MUCH
 
 
 def test_counters_begin_at_0_and_have_no_series_of_their_creation() -> None:

@@ -28,6 +28,11 @@ UNKNOWN: Final = (
     "neither a trace, as `kp-scorer schema trace` describes, nor anything that `kp-scorer convert` reads: spans, messages with "
     f"roles, or calls with names and arguments, in any list ({', '.join(FORMATS)})"
 )
+_FAMILIAR: Final = frozenset(
+    "answer args arguments content data event events from id input inputs item items message messages metadata name output "  # noqa: SIM905
+    "outputs payload prompt request response result role rows session source spans steps text timestamp tool type value".split()
+)
+"""Names of fields that a report may quote: others may be content."""
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 
@@ -44,6 +49,17 @@ class Line(NamedTuple):
     run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
 
+def shape_of(value: object) -> str:
+    """Return a description of a value's type, without its content."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}, the first {shape_of(value[0])}" if value else "an empty list"
+    if not isinstance(value, dict):
+        return "a text" if isinstance(value, str) else "a number or a constant"
+    familiar = sorted(_FAMILIAR & value.keys())
+    others = [f"{len(value) - len(familiar)} fields of other names"] if len(value) > len(familiar) else []
+    return f"an object with {', '.join(familiar + others)}" if value else "an empty object"
+
+
 class Conversion:
     """Converts the records in the files of a command, and counts them."""
 
@@ -58,6 +74,7 @@ class Conversion:
         self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
         self._unknown = 0  # The number of sources in the current file that have no known format.
         self._unknown_lines: list[int] = []
+        self._unknown_shape = ""
         self._missing: dict[str, None] = {}  # The options that runs lack, in order, until a run is converted.
 
     def begin_file(self, name: str, written_at: str | None = None) -> None:
@@ -74,15 +91,17 @@ class Conversion:
         if self._name or format_of(value):
             yield from self._counted(self._converter.feed(place, value))
         elif not self._converter.skip_unrecognized(place, value):
+            self._unknown_shape = self._unknown_shape or shape_of(value)
             self._unknown_lines += [line] if len(self._unknown_lines) < MOST_PLACES else []
             self._unknown += 1
 
     def end_file(self) -> Iterator[Line]:
         """Convert the runs that no later file can continue; report values without a format, unless the file is a session."""
         if self._unknown and not self._converter.in_session:
-            error = UnknownFormat([Problem("$", UNKNOWN)], self._unknown_lines, self._unknown)
+            problem = Problem("$", f"{UNKNOWN}; it is {self._unknown_shape}")
+            error = UnknownFormat([problem], self._unknown_lines, self._unknown)
             yield Line(self._unknown_lines[0], error, file=self._files[-1])
-        self._unknown, self._unknown_lines = 0, []
+        self._unknown, self._unknown_lines, self._unknown_shape = 0, [], ""
         yield from self._counted(self._converter.end_file())
 
     def end(self) -> Iterator[Line]:

@@ -16,7 +16,8 @@ from rich.table import Column, Table
 from kp_scorer.characters import escaped
 from kp_scorer.cli.output import NO_EMBEDDER, print_json, print_note, print_row, print_text
 from kp_scorer.decision import Decision, Outcome
-from kp_scorer.report.phrases import short_id, shortened, why
+from kp_scorer.report.phrases import CLOSE, plural, short_id, shortened, why
+from kp_scorer.settings import Settings
 
 _NOTE_EVERY_S: Final = 2.0
 _COLUMNS_WITHOUT_TERMINAL: Final = 160
@@ -78,6 +79,29 @@ def print_table(headings: Sequence[str], rows: Iterable[tuple[dict[str, Any], Se
         table.add_row(*cells)
     if sys.stdout.isatty():
         Console().print(table)
+
+
+class BehindFailures:
+    """Counts the successes that are not accepted and score less than an earlier failure that is like them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._scores: dict[str, float] = {}  # The scores of the failed runs, by trace id.
+        self._count = 0
+        self._is_possible = settings.novelty.against == "all" and settings.routing.gate == "score"
+
+    def add(self, decision: Decision) -> None:
+        """Count a decision. The decisions that it was compared with must be added before."""
+        nearest = decision.novelty.nearest
+        if self._is_possible and decision.stated and not decision.stated.success:
+            self._scores[decision.trace_id] = decision.score
+        elif nearest and nearest.similarity >= CLOSE and decision.outcome != "accepted":
+            self._count += decision.score < self._scores.get(nearest.trace_id, 0.0)
+
+    def note(self) -> None:
+        """Print the number of these successes, and the setting that compares successes with successes alone."""
+        if self._count:
+            behind = plural(self._count, "success scores", "successes score")
+            print_note(f"{behind} less than the failed run before that is like it: try --set novelty.against=succeeded")
 
 
 class DecisionTable:

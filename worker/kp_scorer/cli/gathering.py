@@ -25,6 +25,7 @@ from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace, ScorerError, TraceConflict, TraceDead
 from kp_scorer.limits import Limits
 from kp_scorer.offline import decide_offline, offline_decider
+from kp_scorer.report.drift import time_of
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace, namespace_of
@@ -127,7 +128,7 @@ def _choose(
         gathered.traces = (each for each in gathered.traces if each.label is not None)
     gathered.traces = _some(gathered.traces, f"there are no {gathered.kind} in {gathered.source}")
     first_s, times = (since.timestamp(), [f"{since:%F %T}"]) if since else (0.0, [])
-    gathered.filter("--since", times, lambda decision: _made_at_s(decision) >= first_s)
+    gathered.filter("--since", times, lambda decision: time_of(decision).timestamp() >= first_s)
     gathered.filter("--domain", domain, lambda decision: decision.domain in domain)
     gathered.filter("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
     gathered.filter("--agent", agent, lambda decision: (decision.agent_id or "") in agent)
@@ -261,11 +262,7 @@ def _stored(settings: Settings, chosen: Collection[str] | None, gathered: Gather
 def _place(decision: Decision) -> tuple[float, int]:
     """Return a sort key for the order of the traces: the place in the log, or the time of a decision without one, in ms."""
     time_ms, _, number = (decision.novelty.entry or "").partition("-")
-    return (int(time_ms), int(number)) if number else (_made_at_s(decision) * 1_000, 0)
-
-
-def _made_at_s(decision: Decision) -> float:
-    return datetime.fromisoformat(decision.decided_at).timestamp()
+    return (int(time_ms), int(number)) if number else (time_of(decision).timestamp() * 1_000, 0)
 
 
 def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[GatheredTrace]:

@@ -10,6 +10,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -84,19 +85,27 @@ def _files_in(name: str) -> list[str]:
     """
     if name == "-" or not Path(name).is_dir():
         return [name]
-    paths, others = list[Path](), Counter[str]()
-    for folder, _, files in os.walk(name, onerror=lambda error: paths.append(Path(error.filename))):
-        for file in sorted(files):
-            suffix = Path(file.lower().removesuffix(".gz").removesuffix(".zst")).suffix
-            if suffix in _SUFFIXES:
-                paths.append(Path(folder, file))
-            else:
-                others[suffix or "no suffix"] += 1
-    if others:
+    unlisted = set[Path]()
+    places = os.walk(name, onerror=lambda error: unlisted.add(Path(error.filename)))
+    paths = sorted(Path(folder, each) for folder, folders, files in places for each in (*folders, *files))
+    kinds = {path: kind for path in paths if path not in unlisted and (kind := _kind_of(path))}
+    readable = sorted([*unlisted, *(path for path, kind in kinds.items() if kind in _SUFFIXES)])
+    if others := Counter(kind for kind in kinds.values() if kind not in _SUFFIXES):
         names = ", ".join(f"{count} {escaped(suffix)}" for suffix, count in others.most_common(_MOST_SUFFIXES))
         more = " and others" if len(others) > _MOST_SUFFIXES else ""
         print_note(f"{name}: not read: {names}{more}; only {', '.join(_SUFFIXES)} are, also with .gz or .zst")
-    return list(map(str, sorted(paths)))
+    return list(map(str, readable))
+
+
+def _kind_of(path: Path) -> str:
+    """Return the suffix of a file's name in lower case, without that of its compression; empty for a folder."""
+    # A path that cannot be inspected cannot be read either, and reading it gives the error.
+    with suppress(OSError):
+        if path.is_dir():
+            return "link to a folder" if path.is_symlink() else ""
+        if path.exists() and not path.is_file():
+            return "pipe or device"
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix or "no suffix"
 
 
 def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversion | None = None) -> Iterator[Line]:

@@ -1,7 +1,7 @@
 """The metrics of a worker: counters, histograms and gauges of prometheus_client, and its report for ``kp-scorer stats``."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from itertools import product
@@ -11,8 +11,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.registry import Collector
 
 from kp_scorer.broker.backlog import Backlog
-from kp_scorer.decision import CheckFailure, Decision, Dimensions, Outcome, Override
+from kp_scorer.decision import CheckFailure, Decision, Outcome, Override
 from kp_scorer.errors import REASONS, Reason
+from kp_scorer.report.drift import BINS, bins_of
 from kp_scorer.store.store import Timing, WorkerReport
 
 # The label of all domains that neither a setting nor a profile names, as producers may write any.
@@ -23,25 +24,6 @@ _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 _FRACTIONS: Final = tuple(twentieths / 20 for twentieths in range(1, 20))
 _TOKENS: Final = (32.0, 64.0, 128.0, 256.0, 512.0, 1_024.0, 4_096.0, 65_536.0)
 _SIZES: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
-_DIMENSIONS: Final = tuple(Dimensions.model_fields)
-_TENTHS: Final = tuple(f"0.{tenth}" for tenth in range(10))
-
-Bin = tuple[str, str]
-"""The name of a dimension, ``score`` or ``outcome``, and a range of its values: an outcome, or the start of a tenth of 0..1."""
-BINS: Final[Sequence[Bin]] = (*product((*_DIMENSIONS, "score"), _TENTHS), *product(("outcome",), get_args(Outcome)))
-"""The bins that decisions are counted by; rules of Prometheus compute from them how far two weeks differ."""
-
-
-def bins_of(decision: Decision) -> Iterator[Bin]:
-    """Yield the bins of a decision, one for each name. A value on the edge of two is in the upper one, and 1 in the last."""
-    for name in _DIMENSIONS:
-        yield name, _tenth(getattr(decision.dimensions, name))
-    yield "score", _tenth(decision.score)
-    yield "outcome", decision.outcome
-
-
-def _tenth(value: float) -> str:
-    return _TENTHS[min(int(value * 10), 9)]
 
 
 class Metrics:

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
+from kp_scorer.report.drift import FEWEST, MUCH, drift, time_of
 from kp_scorer.report.phrases import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
 from kp_scorer.report.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 
@@ -16,6 +17,7 @@ WORDS: Final = frozenset({"trace", "label", *DETAILS})  # The columns of tables 
 _LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
+_COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 _MOST_TASKS = 10
@@ -40,6 +42,8 @@ _LEADS: Final = {
     "novelty": "Novelty is 1 minus the similarity to the nearest earlier trace, so a repeat has 0. Each dot is a trace. The "
     "line is the median of the traces around it, half of which lie within the band. Near duplicates have a similarity of "
     f"{NEAR} or more, or the same content.",
+    "drift": f"The newest seven days of decisions and the seven days before, if both have at least {FEWEST} traces. The "
+    f"population stability index of two distributions is 0 if they are equal; above {MUCH:g} the change is large.",
 }
 """The lead of each section by its anchor."""
 
@@ -108,7 +112,7 @@ def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Map
         _examples(analysis, objectives),
         _closest(analysis, objectives) if has_thresholds else None,
     )
-    others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty))
+    others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty, _drift))
     return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
 
 
@@ -262,6 +266,27 @@ def _novelty(analysis: Analysis) -> Section:
     rows = [[f"{each.first:,} to {each.last:,}", *_two_digits(each.quartiles)] for each in stretches]
     table = Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)
     return Section("novelty", heading, [course], [table])
+
+
+def _drift(analysis: Analysis) -> Section | None:
+    newest = max(map(time_of, analysis.total.decisions))
+    drifts = [(name, drift(summary.decisions, newest)) for name, summary in _with_total(analysis)]
+    if not drifts[0][1].traces[0]:
+        # All decisions are from one week.
+        return None
+    compared = [(name, each) for name, each in drifts if each.indices]
+    changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
+    heading, tables = "Too few traces to compare two weeks", list[Table]()
+    if changes:
+        index, part, name = max(changes)
+        heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
+        counts = [[name, *map("{:,}".format, each.traces), *map(_share, each.accepted, each.traces)] for name, each in compared]
+        indices = [[name, *(f"{index:.2f}" for index in each.indices.values())] for name, each in compared]
+        tables = [
+            Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
+            Table("Stability index", ["domain", *_COMPARED], indices, is_open=True),
+        ]
+    return Section("drift", heading, tables=tables)
 
 
 def _outcomes(summary: DomainSummary) -> list[Outcome]:

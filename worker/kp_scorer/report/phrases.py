@@ -15,7 +15,7 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
 }
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
-_CLOSE: Final = 0.6
+CLOSE: Final = 0.6
 
 
 def shortened(text: str, most_chars: int = 160) -> str:
@@ -67,9 +67,9 @@ def reasons(decision: Decision) -> Iterator[tuple[str, str]]:
     nearest, is_accepted = decision.novelty.nearest, decision.outcome == "accepted"
     if decision.novelty.duplicate_of and not is_accepted:
         yield "repeats an earlier trace", f"repeats {short_id(decision.novelty.duplicate_of)}"
-    elif nearest and nearest.similarity >= _CLOSE and not is_accepted:
+    elif nearest and nearest.similarity >= CLOSE and not is_accepted:
         words = f"close to {short_id(nearest.trace_id)} ({nearest.similarity:.2f})"
-        yield f"close to an earlier trace (similar by {_CLOSE:g} or more)", words
+        yield f"close to an earlier trace (similar by {CLOSE:g} or more)", words
     for name, (_, value) in zip(("complexity", "novelty", "tools", "outcome"), decision.dimensions, strict=True):
         if is_accepted and value >= _HIGH:
             yield f"high {name} ({_HIGH:g} or more)", name

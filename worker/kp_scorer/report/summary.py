@@ -8,7 +8,8 @@ from typing import Final, NamedTuple, get_args
 
 import numpy as np
 
-from kp_scorer.decision import Decision, Dimensions, Outcome
+from kp_scorer.decision import Decision, Outcome
+from kp_scorer.report.drift import DIMENSIONS
 
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 
@@ -89,9 +90,7 @@ def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[st
     return Analysis(
         total=_summary(decisions),
         domains=by_name(decisions, lambda decision: decision.domain),
-        dimensions={
-            name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in Dimensions.model_fields
-        },
+        dimensions={name: _distribution([getattr(each.dimensions, name) for each in decisions]) for name in DIMENSIONS},
         novelty=novelty_course(decisions),
         closest=closest_calls(decisions),
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},

@@ -14,6 +14,7 @@ import click
 
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
+from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
@@ -258,8 +259,10 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()
+    behind = BehindFailures(settings)
     for line, result in results:
         if isinstance(result, Decision):
+            behind.add(result)
             counts[result.outcome] += 1
             if result.outcome == request.outcome and result.trace_id not in kept_ids:
                 kept_ids.add(result.trace_id)
@@ -272,5 +275,6 @@ def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iter
     counts += Counter(refused=source.refused)
     numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
     print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
+    behind.note()
     if request.outcome == "accepted" and counts["rejected"] > len(kept_ids) and settings.routing.gate == "score":
         print_note(OWN_SHARE)

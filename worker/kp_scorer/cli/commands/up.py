@@ -18,7 +18,7 @@ from typing import Final
 
 import click
 
-from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
+from kp_scorer.cli.display import BehindFailures, DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.options import settings_options
 from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text
 from kp_scorer.client import Client, Status
@@ -195,12 +195,14 @@ def demo(settings: Settings) -> None:
             client.submit_many(traces)
             print_note(f"submitted {len(traces)} traces")
             completed = _watch(client, [trace["id"] for trace in traces], process)
-    table, counts = DecisionTable(), Counter[str](accepted=0, rejected=0)
+    table, counts, behind = DecisionTable(), Counter[str](accepted=0, rejected=0), BehindFailures(settings)
     for status in completed:
         counts[OUTCOME_WORDS[status.decision.outcome] if status.decision else status.state] += 1
         if status.decision:
             table.print_decision(status.decision)
+            behind.add(status.decision)
     print_text(f"{len(traces)} traces: {', '.join(f'{count} {words}' for words, count in counts.items())}\n")
+    behind.note()
     print_text("a score looks at one trace; the few that cover what is asked: kp-scorer keep FILE --best 10%\n")
     print_text("next, with traces of your own: kp-scorer score FILE\n")
     if not all(status.decision for status in completed):
