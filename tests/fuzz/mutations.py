@@ -1,4 +1,4 @@
-"""Submissions as careless, foreign and hostile producers would send them, made from good ones.
+"""Makes submissions such as careless, foreign and hostile producers send, from good ones.
 
 Mutations change values; damage changes bytes, as broken producers, proxies and disks do.
 
@@ -22,7 +22,7 @@ TEXT_MARK: Final = "Xylophonia"
 NUMBER_MARK: Final = "86753090"
 
 Holder = Any
-"""An object or a list of a payload."""
+"""An object or a list inside a payload."""
 
 _LONGEST_FIELD: Final = 100_000
 _PROTOTYPE_NAMES: Final = ("__proto__", "constructor", "prototype", "toString", "hasOwnProperty", "__class__", "__init__")
@@ -41,7 +41,7 @@ _NUMBERS: Final = (
     *(int(NUMBER_MARK), -int(NUMBER_MARK), float(NUMBER_MARK) + 0.5, int(NUMBER_MARK * 50), int(NUMBER_MARK * 530)),
 )
 HUGE_NUMBER: Final = NUMBER_MARK * 625
-"""5,000 digits, as text: more than Python turns into a number, or back."""
+"""A number of 5,000 digits, as text, because Python refuses to convert so many digits."""
 
 _ENCODINGS: Final = ("utf-16", "utf-16-be", "utf-32", "utf-7", "utf-8-sig", "cp1252", "cp037", "shift_jis")
 _NOT_UTF8: Final = (b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80")
@@ -53,7 +53,7 @@ _DEPTHS: Final = (10, 40, 300, 990, 5_000, 100_000)
 
 
 def base_texts() -> list[str]:
-    """Good submissions as JSON, with a mark in every text that is free to be anything."""
+    """Return good submissions as JSON, with a mark in each text that may be anything."""
     payloads = [*sample_traces(), maximal_payload()]
     for payload in payloads:
         payload["task"]["objective"] += f" {TEXT_MARK}"
@@ -64,7 +64,7 @@ def base_texts() -> list[str]:
 
 
 def mutated_payload(chance: random.Random, base: str) -> Any:
-    """A submission with one to four things in it changed, parsed."""
+    """Return a submission, parsed, with one to four changes."""
     root = [json.loads(base)]
     for _ in range(chance.choice((1, 1, 1, 2, 2, 3, 4))):
         chance.choices(_MUTATIONS, _WEIGHTS)[0](chance, *_place(chance, root))
@@ -74,7 +74,7 @@ def mutated_payload(chance: random.Random, base: str) -> Any:
 
 
 def odd_value(chance: random.Random) -> Any:
-    """A value that hardly any field expects."""
+    """Return a value that hardly any field expects."""
     match chance.randrange(8):
         case 0:
             return chance.choice((None, True, False, [], {}, [[]], {"": {}}, [None] * 100))
@@ -114,7 +114,7 @@ def nested(depth: int, chance: random.Random) -> Any:
 
 
 def _place(chance: random.Random, root: Holder) -> tuple[Holder, Any]:
-    """An object or list somewhere in a payload, with one of its keys or positions."""
+    """Pick a value somewhere in a payload; return the object or list that holds it, and its key or position there."""
     holder, key = root, 0
     while (inside := holder[key]) and isinstance(inside, dict | list) and chance.random() < (0.98 if holder is root else 0.75):
         holder, key = inside, chance.choice(list(inside) if isinstance(inside, dict) else range(len(inside)))
@@ -122,7 +122,7 @@ def _place(chance: random.Random, root: Holder) -> tuple[Holder, Any]:
 
 
 def _swap_type(chance: random.Random, holder: Holder, key: Any) -> None:
-    """The same value as another type: a number as text, a text in a list, an object as a list of pairs."""
+    """Replace a value with another type of the same: a number as text, a text in a list, an object as a list of pairs."""
     value = holder[key]
     match value:
         case bool() | int() | float():
@@ -151,7 +151,7 @@ def _add(chance: random.Random, holder: Holder, key: Any) -> None:
 
 
 def _repeat(chance: random.Random, holder: Holder, key: Any) -> None:
-    """A list's item many times, or an object's value under a second name."""
+    """Repeat an item of a list, or add an object's value under a second name."""
     if isinstance(holder, dict):
         holder[f"{key}{TEXT_MARK}"] = holder[key]
     else:
@@ -173,7 +173,7 @@ _WEIGHTS: Final = (2, 4, 2, 2, 3, 2, 1)
 
 
 def damaged(chance: random.Random, raw: bytes) -> bytes:
-    """The bytes of a submission with one or two things done to them."""
+    """Return the bytes of a submission with one or two damages."""
     for _ in range(chance.choice((1, 1, 2))):
         raw = chance.choice(_DAMAGES)(chance, raw)
     return raw
@@ -212,7 +212,7 @@ def _repeat_a_key(chance: random.Random, raw: bytes) -> bytes:
 
 
 def _write_a_huge_value(chance: random.Random, raw: bytes) -> bytes:
-    """A number of 5,000 digits, or nesting that no parser recurses into, where a value was."""
+    """Insert a number of 5,000 digits, or nesting too deep for recursive parsers, before a value."""
     colon = raw.find(b":", chance.randrange(len(raw) + 1))
     depth = chance.choice(_DEPTHS)
     value = HUGE_NUMBER.encode() if chance.random() < 0.5 else b"[" * depth + b"]" * depth

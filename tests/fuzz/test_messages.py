@@ -45,14 +45,14 @@ def message(trace: Any, token: str) -> Envelope:
 
 
 def encoded(body: Any) -> str:
-    """A body as the Redis transport carries it."""
+    """Return a body as the Redis transport carries it."""
     return base64.b64encode(json.dumps(body).encode()).decode()
 
 
 def items(count: int, seed: int) -> Iterator[tuple[bytes, str]]:
-    """Good messages, odd ones, broken ones, and items that are not messages at all, in turns.
+    """Yield good messages, odd ones, broken ones, and items that are not messages at all, in turn.
 
-    Each is an item of the list, with the trace id that a decision on it would have.
+    Each comes as an item of the queue's list, with the trace id that a decision on it would have.
     """
     makers: tuple[Callable[[random.Random, Any, str], Any], ...] = (
         lambda chance, trace, token: message(trace, token),
@@ -101,7 +101,7 @@ def _odd_part(chance: random.Random, trace: dict[str, Any], token: str) -> Envel
 
 
 def _deep(chance: random.Random, trace: dict[str, Any], token: str) -> Envelope:
-    """Nesting about as deep as Python can parse: just under what stops the parser, it must not stop what comes after."""
+    """Return a message nested about as deep as Python can parse: what the parser just accepts must not break later steps."""
     made = message(None, token)
     depth = chance.choice((*range(880, 1_000, 4), 2_000, 20_000))
     inside = "[" * depth + json.dumps(token) + "]" * depth

@@ -94,7 +94,7 @@ def _decode(chance: random.Random, base: str) -> ReasoningTrace:
     try:
         raw = json.dumps(payload, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
-        # JSON cannot be made of it, so it can only have come parsed.
+        # This payload cannot be written as JSON, so a producer could only pass it parsed.
         return decode_trace(payload, LIMITS)
     return decode_json(damaged(chance, raw) if chance.random() < 0.3 else raw, LIMITS)
 
@@ -105,7 +105,7 @@ def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
     for figure in (scored.score, scored.composite, *parts.model_dump().values()):
         assert math.isfinite(figure)
         assert 0 <= figure <= 1
-    # A decision also needs this of a trace.
+    # A decision also needs the text to embed, the digest, and a copy that JSON preserves.
     trace.embedding_text.encode()
     assert len(trace.digest()) == 16
     assert decode_json(trace.model_dump_json(exclude_none=True).encode(), LIMITS) == trace
