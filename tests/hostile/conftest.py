@@ -1,4 +1,4 @@
-"""Redis, RabbitMQ and a worker as they are shipped, with their users and their limits; the worker of `fleet` counts words."""
+"""Redis, RabbitMQ and a worker as they are shipped, with their users and limits."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ MEMORY: Final = "maxmemory 1gb\n"
 
 
 class ShippedRedis(RedisServer):
-    """The shipped Redis as an arena's store; the tests look into it as its administrator."""
+    """The shipped Redis as an arena's store, which the tests inspect as its administrator."""
 
     def __init__(self, directory: Path, executable: str) -> None:
         super().__init__(directory, executable)
@@ -40,24 +40,24 @@ class ShippedRedis(RedisServer):
 
 
 class ShippedArena(Arena):
-    """An arena in which producers, clients and workers connect as the users of their part."""
+    """An arena in which producers, clients and workers each connect as the user for their role."""
 
     def __init__(self, store: ShippedRedis, directory: Path, broker_url: str, users: Users | None) -> None:
         super().__init__("rabbitmq" if users else "redis", broker_url, directory, {}, store)
         self._of_store, self._of_broker = store.shipped, users or store.shipped
         self.producer_url = self._of_broker.url("producer")
         self.share = slice(None)
-        """The slice of the attacks on any broker that is made here."""
+        """The slice of the attacks for every broker that is carried out in this arena."""
 
     def settings_of(self, user: str, **changed: object) -> Settings:
         urls = {"broker.url": self._of_broker.url(user), "redis.url": self._of_store.url(user)}
-        # Nothing is broken here: a broker that is busy for a second shall be waited for.
+        # Be more patient than in the chaos tier: nothing is broken here, but a broker may be busy for a second.
         return load_settings({**urls, **IMPATIENT, "broker.timeout_s": 5.0, **changed})
 
 
 @pytest.fixture(scope="session", params=redis_servers())
 def shipped_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipped]:
-    """The Redis of all tests of this tier that have none of their own."""
+    """The Redis that the tests of this tier share, except for those that start their own."""
     shipped = Shipped(tmp_path_factory.mktemp("shipped"), request.param, more=MEMORY)
     yield shipped
     shipped.stop()
@@ -71,7 +71,7 @@ def redis_url(shipped_redis: Shipped) -> str:
 
 @pytest.fixture
 def settings(shipped_redis: Shipped, redis_client: redis.Redis) -> Settings:
-    """The settings of a worker on that Redis, which is emptied before."""
+    """The settings of a worker on that Redis, which is empty when the test begins."""
     return shipped_redis.settings("worker")
 
 
@@ -101,7 +101,7 @@ def shipped_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sh
         store = ShippedRedis(tmp_path, default_server() if users else request.param)
         arena = stack.enter_context(ShippedArena(store, tmp_path, broker_url, users))
         if not users:
-            # Servers of Redis differ in what they permit and not in what they carry: they share the attacks.
+            # Redis servers differ in what they permit, not in what they carry, so the attacks are divided among them.
             on_redis = [path for path in REDIS_PATHS if path]
             arena.share = slice(on_redis.index(request.param), None, len(on_redis))
         yield arena
@@ -109,10 +109,10 @@ def shipped_arena(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sh
 
 @pytest.fixture
 def fleet(shipped_arena: ShippedArena, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    """One worker that counts words, in the memory of its container. It records spans for a collector that does not exist."""
+    """One worker that counts words, in the memory of its container. It exports spans to a collector that does not exist."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     settings = shipped_arena.settings_of("worker", **{"embedding.embedder": "words"})
     with start_fleet(settings, shipped_arena.directory / "logs", 1, CONTAINER_WORKER) as started:
-        # With these settings, the tests look at what the worker has left.
+        # The tests inspect what the worker leaves with the administrator's settings.
         started.settings = shipped_arena.settings()
         yield started

@@ -1,4 +1,4 @@
-"""A clock of Redis that goes back, as by a failover: nothing waits until it is again where it was."""
+"""If the clock of Redis goes back, as after a failover, nothing waits until it has caught up."""
 
 import time
 from typing import Any
@@ -20,7 +20,7 @@ from tests.support.servers import redis_servers
 AN_HOUR_MS = 3_600_000
 A_DAY_MS = 24 * AN_HOUR_MS
 
-# The result of our scripts for a time does not depend on the server.
+# Our scripts treat times alike on every server, so one server is enough.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 

@@ -35,12 +35,12 @@ from tests.support.shipped import Shipped
 MIB: Final = 2**20
 SECRET: Final = "canary-7f3a"
 PROBE_S: Final = 3.0
-"""Within which a probe is answered, however busy converting is; longer only by as much as the machine is slower."""
+"""The time in which a probe must be answered, however busy the conversion is; a slow machine gets more in proportion."""
 
 ROOT: Final = "00000000000000aa"
 CUT_OFF: Final = json.dumps({"rows": [{"name": "a", "note": json.dumps({"x": [1, "two"]})}] * 900})[:50_000]
 
-# Arguments and results of a tool. Each of the first once took a gigabyte, or minutes.
+# The arguments and the result of a tool. Several of these once took a gigabyte of memory, or minutes.
 TEXTS: Final[dict[str, tuple[str, str]]] = {
     "an unfinished list and a sign of Python": ("{}", "[" + "a," * 497_000 + "1]='"),
     "arguments of a megabyte": (json.dumps({"a": ["b c"] * 100_000})[:-2], "done"),
@@ -56,20 +56,20 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     "halves of characters": ('{"a": "\\ud800"}', "['" + "\\ud800" * 140_000 + "']"),
 }
 
-# The bounds are the server's own; that its user may do what it does in each kind of Redis, one of them shows.
+# The server itself sets these bounds, so one kind of Redis is enough; that also shows that its user may do all of this.
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)]
 
 
 @pytest.fixture
 def server(shipped_redis: Shipped, redis_client: redis.Redis, keys: Keys, tmp_path: Path) -> Iterator[HttpServer]:
-    """A server in the memory of its container, beside a worker."""
+    """A server with the memory of its container, and a worker beside it."""
     limits = {"serve__quiet_s": 0.3, "worker__max_attempts": 1}
     with (
         at_work(shipped_redis.settings("worker"), tmp_path),
         open_server(shipped_redis.settings("serve"), tmp_path / "server.log", *CONTAINER_SERVE, **limits) as opened,
     ):
         yield opened
-        # The states of runs are known a moment before the runs are removed.
+        # The state of a run is known a moment before the run is removed.
         wait_until(lambda: redis_client.zcard(keys.runs) == 0)
         assert SECRET not in opened.process.text()
     assert shipped_redis.refused() == []
@@ -82,7 +82,7 @@ def tool_span(run_id: str, arguments: str, result: str) -> dict[str, Any]:
 
 
 def export_run(server: HttpServer, *tools: tuple[str, str]) -> str:
-    """Send a run whose tools got and returned these, the root last; return its id."""
+    """Send a run whose tools received and returned these texts, with its root last; return its id."""
     run_id = new_run()
     for arguments, result in tools:
         assert server.export(tool_span(run_id, arguments, result)).json == {}
@@ -105,9 +105,9 @@ def probed(server: HttpServer) -> Iterator[None]:
             started_s = time.monotonic()
             assert server.ask("GET", "/livez").status == 200
             elapsed_s = time.monotonic() - started_s
-            # Measuring how busy the machine is takes processor time, which the conversion needs.
+            # Measure how slow the machine is only if the answer was late: that takes processor time from the conversion.
             longest_s.append(elapsed_s if elapsed_s < PROBE_S else elapsed_s / slowness())
-            # A child may end in between.
+            # A child may end before its memory is read.
             with suppress(psutil.NoSuchProcess):
                 most_bytes.append(sum(each.memory_info().rss for each in (process, *process.children())))
 
@@ -137,14 +137,14 @@ def test_hostile_texts_end_with_their_run_and_all_others_are_decided(server: Htt
         honest = export_run(server, ("{}", "At 04:12."))
         states = {name: server.status(run_id) for name, run_id in hostile.items()}
         assert server.status(honest)["state"] == "decided"
-    # Each of these is too large for a trace, or is read as the text that it is.
+    # Each of these runs is either too large for a trace, or its texts are read as plain texts.
     assert {state.get("reason", "decided") for state in states.values()} <= {"invalid", "decided"}
     assert converting_process(server).pid == converting
 
 
 @pytest.fixture
 def six_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the server give a conversion six seconds, and not twenty."""
+    """Give a conversion six seconds instead of the server's own 20 s, so that the test need not wait as long."""
     monkeypatch.setenv("CONSTANTS", "serve.submitter._CONVERTING_S=6")
 
 
@@ -153,7 +153,7 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
     server: HttpServer, keys: Keys, redis_client: redis.Redis, store: Store
 ) -> None:
     converting = converting_process(server)
-    # Sixteen megabytes that are read character by character.
+    # The server has to read these fifteen megabytes character by character.
     tools = [("[" + "{}," * 150_000 + "'1']", "[" + "[]," * 150_000 + "'1']")] * 14
     with probed(server):
         costly, honest = export_run(server, *tools), export_run(server, ("{}", "At 04:12."))
@@ -161,7 +161,7 @@ def test_run_that_takes_longer_than_it_may_becomes_a_dead_letter_and_others_go_o
         assert (event["otel_trace_id"], event["detail"]) == (costly, "it took longer than 6 s")
         assert server.status(honest)["state"] == "decided"
         assert not converting.is_running()
-        # The claim ends.
+        # End the claim on the run, so that the server tries it again at once.
         redis_client.zadd(keys.runs, {costly: 0}, xx=True)
         status = server.status(costly)
     assert status["reason"] == "poison"

@@ -1,4 +1,4 @@
-"""Junk among the dead letters pushes out only junk, of any producer, and no trace that failed; and Redis still takes traces."""
+"""Junk among the dead letters pushes out only other junk, never a trace that failed, and leaves Redis room for traces."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ DIGEST: Final = bytes(16)
 MOST: Final = 120
 FAILED: Final[tuple[Reason, ...]] = ("poison", "scoring_failed", "lost", "damaged")
 
-# The results of our scripts for bytes and counts do not depend on the server.
+# Our scripts treat bytes and counts alike on every server, so one server is enough.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
@@ -42,7 +42,7 @@ def of_worker(settings: Settings) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def small(tmp_path: Path, shipped_redis: Shipped) -> Iterator[tuple[Store, Any]]:
-    """A Redis of its own, so small that junk could fill it, and its administrator's connection."""
+    """The store in a Redis of its own, so small that junk could fill it, and its administrator's connection."""
     server = Shipped(tmp_path, str(shipped_redis.process.args[0]))  # type: ignore[index]
     with server.connect("administrator") as admin, Store.open(server.settings("worker")) as store:
         yield store, admin
@@ -50,7 +50,7 @@ def small(tmp_path: Path, shipped_redis: Shipped) -> Iterator[tuple[Store, Any]]
 
 
 def keep_failed(letters: DeadLetters) -> set[str]:
-    """Keep dead letters that junk must not push out; return their traces."""
+    """Store dead letters that junk must not push out; return their trace ids."""
     for reason in FAILED:
         letters.dead_letter(os.urandom(10_000), DeadLettering(reason, "$", f"kp:trace:acme:{reason}", DIGEST))
     return {f"kp:trace:acme:{reason}" for reason in FAILED}
@@ -81,7 +81,7 @@ def test_junk_pushes_out_junk(
     assert {letter.trace_id for letter in stored} >= failed
     assert all(record and record.state == "dead" for record in store.ledger.look_up(sorted(failed)))
     assert len(stored) - len(failed) <= MOST
-    # The newest is beside them.
+    # The newest letter may exceed the limit.
     assert sum(letter.size_bytes for letter in stored) <= 2 * MB + size_bytes
     dropped = len(failed) + count - len(stored)
     assert dropped > 0
@@ -125,7 +125,7 @@ def test_room_for_submissions_comes_before_keeping_junk(small: tuple[Store, Any]
     failed = keep_failed(store.dead_letters)
     flood(store.dead_letters, 20, MB, "malformed")
     submission = Submission("kp:trace:acme:new", DIGEST, b"{}")
-    # Below nine tenths of it there would be room, and buffers that go meanwhile take some of what is used.
+    # Submissions are refused above nine tenths of this limit. The last tenth allows for buffers that Redis frees meanwhile.
     admin.config_set("maxmemory", admin.info("memory")["used_memory"])
     with pytest.raises(ServiceUnavailable, match="nearly full"):
         store.ledger.submit([submission])

@@ -1,4 +1,4 @@
-"""Traces made for their score, with the real model: what the reference's formula gives away, and what each guard answers."""
+"""Traces made only to score high, with the real model: the reference's formula accepts them, and each guard stops some."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(find_model("") is None, reason="there is no mode
 
 
 class Remembering(Embedder):
-    """Embeds each text once, however many traces have it."""
+    """An embedder that embeds each text only once, however many traces share it."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.name, self.space, self.dimensions, self.recipe = "", embedder.space, embedder.dimensions, embedder.recipe
@@ -46,13 +46,13 @@ def embedder() -> Embedder:
 
 
 def hollow(number: int, domain: str, objective: str) -> ReasoningTrace:
-    """A trace without any content that gets all of complexity, of tool diversity, and of the bonus for recoveries."""
+    """Return a trace without content that gets full complexity, full tool diversity and the whole bonus for recoveries."""
     steps = [*TOOLS_IN_RECOVERIES, *OTHER_TYPES]
     return make_trace(trace_id=f"kp:trace:{number}", domain=domain, objective=objective, steps=steps)
 
 
 def accepted(embedder: Embedder, policy: Policy, *, random_words: bool = False) -> list[int]:
-    """Count the hollow traces of each domain that are accepted, which are copies, or have an objective of random words."""
+    """Count the hollow traces that are accepted in each domain; they are copies, or their objectives are random words."""
     return [_accepted(embedder, policy, domain, random_words) for domain in DOMAINS]
 
 

@@ -1,4 +1,4 @@
-"""Whoever reaches the server costs it bounded memory and time, and gets nothing but an answer that names what is wrong."""
+"""A hostile peer costs the server bounded memory and time, and gets nothing but an answer that names what is wrong."""
 
 import gzip
 import socket
@@ -36,7 +36,7 @@ LIMITS: Final = (
     f"serve.bodies._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"
 )
 
-# The bounds are the server's own; that its user may do what it does in each kind of Redis, one of them shows.
+# The server itself sets these bounds, so one kind of Redis is enough; that also shows that its user may do all of this.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
@@ -70,7 +70,7 @@ def post(server: HttpServer, body: object, path: str = "/v1/traces", **headers: 
 
 
 def stalled(server: HttpServer, token: str, body: bytes, encoding: str = "identity") -> socket.socket:
-    """A request whose body never ends."""
+    """Send a request whose body never ends; return its connection."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     headers = {"Host": "server", "Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     headers |= {"Content-Encoding": encoding, "Content-Length": str(len(body) + 1)}
@@ -85,7 +85,7 @@ def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count
     with ExitStack() as open_sockets:
         for _ in range(count):
             open_sockets.enter_context(stalled(server, TOKEN, body, encoding))
-        # The server has read what was sent once it refuses more of this token.
+        # Once the server refuses another request of this token, it has read all of these.
         wait_until(lambda: post(server, b"[]", "/traces").status == 429)
         assert post(server, b"[]", "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert post(server, b"[]" + b" " * 7 * MIB, "/traces", authorization=f"Bearer {ANOTHER}").status == 202
@@ -110,7 +110,7 @@ def test_connections_use_up_no_descriptors_that_others_need(settings: Settings, 
         assert "out of system resource" not in server.process.text()
 
 
-# No run may be converted, and make room, while others begin.
+# A long quiet time ensures that no run is converted, and makes room, while others begin.
 @pytest.mark.parametrize("server", [{"serve__quiet_s": 600.0, "serve__total_bytes": 8 * MIB}], indirect=True, ids=["small"])
 @pytest.mark.parametrize("size", [1, 900_000], ids=["runs", "bytes"])
 def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServer, store: Store, size: int) -> None:
@@ -119,9 +119,9 @@ def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServ
         return int(post(server, export_of(span), authorization=f"Bearer {token}").status)
 
     begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
-    # Each may begin one for as long as it has fewer than are free, of 10 runs or four fifths of 8 MiB.
+    # A token may begin runs while it holds no more than is free, of 10 runs or of four fifths of 8 MiB.
     assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
-    # Runs that another token begins later do not get spans of these runs refused, until these take half of all bytes.
+    # A token's open runs accept further spans, whatever other tokens begin, until they take half of all bytes.
     (first, *_) = [run.run_id for run in store.runs.collected()]
     for token in (TOKEN, ANOTHER):
         assert begin(token, run_id=first, size=1) == 200
@@ -134,7 +134,7 @@ def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServ
 
 @contextmanager
 def chunked_request(server: HttpServer, token: str = TOKEN) -> Iterator[socket.socket]:
-    """A request whose body is to come in chunks."""
+    """Begin a request whose body comes in chunks; yield its connection."""
     headers = {"Host": "server", "Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     lines = "".join(f"{name}: {value}\r\n" for name, value in (headers | {"Transfer-Encoding": "chunked"}).items())
     with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S) as connection:
@@ -144,7 +144,7 @@ def chunked_request(server: HttpServer, token: str = TOKEN) -> Iterator[socket.s
 
 @pytest.mark.parametrize("token", [TOKEN, "a-token-that-nobody-has"])
 def test_body_in_tiny_chunks_ends_its_connection(server: HttpServer, token: str) -> None:
-    # A million of them took the server ten seconds, in which it answered nobody, whoever sent them.
+    # A million such chunks, even without a valid token, once kept the server from answering anyone for ten seconds.
     with chunked_request(server, token) as connection, pytest.raises(ConnectionError):
         connection.sendall(b"1\r\n \r\n" * MIB)
     assert post(server, b"[]", "/traces").status == 202
@@ -160,7 +160,7 @@ def test_body_that_is_broken_behind_its_answer_is_no_line_of_the_log(server: Htt
             while connection.recv(1_000):
                 pass
     assert server.ask("GET", "/nowhere").status == 404
-    # Lines are written in their order, and this one is the last.
+    # The log is written in order, so once it has this line it has all earlier ones.
     wait_until(lambda: [each for each in server.process.events("request_refused") if each["status"] == 404])
     assert "Fatal error" not in server.process.text()
 
@@ -187,7 +187,7 @@ def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:
 
 
 def delimited(number: int, *contents: bytes) -> bytes:
-    """A field of a message in Protobuf, of any length."""
+    """Return a length-delimited field of a Protobuf message."""
     content = b"".join(contents)
     length, left = bytearray(), len(content)
     while left > 127:
@@ -202,7 +202,7 @@ def export_with(attributes: bytes) -> bytes:
 
 
 def nested(levels: int) -> bytes:
-    """An attribute whose value is a list in a list, and so on."""
+    """Return an attribute whose value is a list nested ``levels`` deep."""
     value = delimited(1, SECRET.encode())
     for _ in range(levels):
         value = delimited(5, delimited(1, value))
@@ -211,7 +211,7 @@ def nested(levels: int) -> bytes:
 
 @pytest.mark.slow
 def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
-    # Send 16 MiB of JSON, filled with empty attributes.
+    # Send spans with empty attributes, which take 16 MiB as JSON.
     run_id = new_run()
     for number in range(1, 16):
         ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
@@ -263,7 +263,7 @@ def test_no_request_costs_more_than_its_bounds(
         sockets[name].sendall(sent)
     ends = {name: pool.submit(lambda each: (each.recv(100), time.monotonic()), each) for name, each in sockets.items()}
 
-    # A peer that sends too much, or has no right to, gets the answer once it has sent all.
+    # A peer that sends too much, or has no valid token, gets its answer once it has sent all.
     large = b"[" * 8 * MIB
     assert post(server, large + b"[").status == 413
     assert post(server, large, authorization="Bearer none").status == 401
@@ -280,19 +280,19 @@ def test_no_request_costs_more_than_its_bounds(
     assert post(server, b"\xff" * 100, content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(300)), content_type=PROTOBUF).status == 400
     assert post(server, export_with(nested(40)), content_type=PROTOBUF).status == 200
-    # Send attributes without key or value: the most that are read of spans, in two requests at once; then more than that.
+    # Send attributes without key or value: first as many as the server reads, in two requests at once, and then more.
     costly = export_with(b"\x4a\x00" * 498_000)
     answers = pool.map(lambda _: post(server, costly * 2, content_type=PROTOBUF).status, range(2))
     assert list(answers) == [200, 200]
     assert b"at most 1000000 objects" in post(server, costly * 8, content_type=PROTOBUF).body
     # Send a span with four million ids; nothing but its ids is read.
     assert post(server, export_with(b"\x0a\x00" * 4_000_000), content_type=PROTOBUF).status == 200
-    # Send empty messages at each level around spans, and in a resource, all of which used to be parsed at once.
+    # Send empty messages at each level around spans, and in a resource; the server once parsed all of them at once.
     empties = b"\x0a\x00" * 4_000_000, b"\x12\x00" * 4_000_000
     for export in (empties[0], *(delimited(1, each) for each in empties), delimited(1, delimited(2, empties[1]))):
         assert post(server, export, content_type=PROTOBUF).status == 400
     assert post(server, delimited(1, delimited(1, empties[0])), content_type=PROTOBUF).status == 400
-    # Every span keeps what it is to keep of its resource.
+    # Each span stores a copy of some attributes of its resource, so long ones are refused.
     assert post(server, export_of(chat_span(new_run()), kp__domain="code" * 300)).status == 400
     assert post(server, export_of(*[{}] * 20_001)).status == 400
     assert post(server, b"\n" * 5 * MIB, "/traces", content_type="application/x-ndjson").status == 413

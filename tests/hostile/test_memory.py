@@ -1,4 +1,4 @@
-"""Whatever others send or store takes bounded memory of a worker that has it in flight, of a reader and of a command."""
+"""Workers, readers and commands take bounded memory, whatever others send or store."""
 
 import fcntl
 import json
@@ -38,20 +38,20 @@ from tests.support.servers import redis_servers
 MIB: Final = 2**20
 IN_FLIGHT_BYTES: Final = 20_000_000
 MESSAGES_BYTES: Final = 240_000_000
-"""All their dead letters are kept: somewhat less than the bound on those."""
+"""The size of all messages together, twelve times what may be in flight."""
 
 OUTAGE_S: Final = 5.0
 """The length of the outage, in which a worker receives all the messages that it may."""
 
 RESIDENT_BYTES: Final = 310 * MIB
-"""A worker takes 140 to 265 MiB in these tests, with copies of the largest message as it reads it. Without a bound on the
-messages in flight it takes 320 to 400."""
+"""A worker takes 140 to 265 MiB in these tests, including its copies of the largest message while it reads that. Without a
+bound on the messages in flight it would take 320 to 400 MiB."""
 
 READER_BYTES: Final = 300_000_000
 PIPE_BYTES: Final = 65_536
 
 WIDE: Final = "\U0001f600" + "x" * 16_000_000
-"""A text that takes four bytes of memory for each of its own, by its first character."""
+"""A text whose first character makes Python store every character in four bytes."""
 
 
 @pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
@@ -97,7 +97,7 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
             for body in bodies:
                 put(Attack("", body, {}, {"no envelope": True} if arena.broker == "redis" else {}))
         wait_until(lambda: worker.events("message_waits"))
-        # There is nothing to wait for: a worker must not receive more.
+        # No condition tells that the worker receives no more, so let some time pass.
         threading.Event().wait(OUTAGE_S)
         proxy.accept()
         # These are more dead letters than may be stored, so the oldest are dropped.
@@ -134,7 +134,7 @@ def test_decisions_hold_bounded_memory_while_nobody_reads_what_they_print(shippe
     with opened(*command, env=environment, stdout=subprocess.PIPE) as follow:
         assert follow.stdout
         process = psutil.Process(follow.pid)
-        # Until it waits for its reader.
+        # A full pipe means that the command waits for its reader.
         wait_until(lambda: unread_bytes(follow.stdout) >= PIPE_BYTES)
         assert process.memory_info().rss < READER_BYTES
         lines = iter(follow.stdout.readline, b"")

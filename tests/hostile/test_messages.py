@@ -1,4 +1,4 @@
-"""A producer causes a decision or a dead letter of its own message, and nothing more, whatever it writes around its trace."""
+"""A producer causes a decision or a dead letter for its own message and nothing else, whatever it writes around its trace."""
 
 import re
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from tests.support.processes import PATIENCE_S, ending_within
 from tests.support.traces import short_traces
 
 AT_ONCE: Final = 50
-"""Attacks before each honest trace."""
+"""The number of attacks before each honest trace."""
 
 HONEST_WAITS_S: Final = 10.0
 """The longest time that an honest trace may take; most take a tenth of a second."""
 
 RESIDENT_BYTES: Final = 300 * 2**20
-"""A worker takes 117 to 144 MiB in these tests; a message that were unpacked without a bound would take 256 MiB."""
+"""A worker takes 117 to 144 MiB in these tests; a message unpacked without a bound would take 256 MiB more."""
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def _attack(arena: ShippedArena, messages: Sequence[Attack]) -> list[dict[str, A
 
 
 def _stored_body(arena: Arena, body: bytes) -> bytes:
-    """Return the bytes of a body that a dead letter stores: of one from RabbitMQ that is too large, its beginning."""
+    """Return what a dead letter stores of a body: all of it, but only the beginning of a too large one from RabbitMQ."""
     is_cut = arena.broker == "rabbitmq" and len(body) > largest_body_bytes(arena.settings().limits)
     return body[:BEGINNING_BYTES] if is_cut else body
 

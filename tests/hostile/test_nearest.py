@@ -1,4 +1,4 @@
-"""If producers do not trust each other, no path of a decision shows a probing producer another's trace id."""
+"""With ``results.nearest`` off, a decision reveals no other producer's trace id to one that probes, on any path."""
 
 import base64
 import json
@@ -51,7 +51,7 @@ def test_only_operators_learn_which_trace_is_nearest(
 
 
 def _published(client: Any, settings: Settings, via: str) -> list[str]:
-    """The three decisions that readers get; none until all are there."""
+    """Return the three decisions that readers get, or none until all are there."""
     names = settings.queues.name("accepted"), settings.queues.name("rejected")
     if via == "stream":
         published = [fields[b"decision"].decode() for name in names for _, fields in client.xrange(name)]

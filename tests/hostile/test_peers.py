@@ -1,4 +1,4 @@
-"""Whatever the collector of spans answers, and whoever connects to the port, costs a worker bounded memory and few threads."""
+"""Answers of the span collector, and peers that connect to the port, cost a worker bounded memory and few threads."""
 
 import socket
 import threading
@@ -71,7 +71,7 @@ def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Clie
     def answer_all(request: BaseHTTPRequestHandler, _: bytes) -> None:
         with suppress(OSError):
             answer(request)
-        # Read or not.
+        # The test goes on even if the worker hung up without reading the answer.
         ended.set()
 
     with answering(answer_all) as url:
@@ -86,7 +86,7 @@ def test_an_answer_of_the_collector_is_not_read(settings: Settings, client: Clie
 
 
 class SlowCollector:
-    """Metrics that are long in coming; counts the threads that wait for them."""
+    """A collector whose metrics are slow, and which counts the threads that wait for them."""
 
     def __init__(self) -> None:
         self.is_open = threading.Event()
@@ -161,7 +161,7 @@ def test_a_peer_that_sends_ever_so_slowly_is_disconnected(port: int) -> None:
 
 
 def is_disconnected(peer: socket.socket) -> bool:
-    """Return whether the port has ended the connection, and answers nothing."""
+    """Return whether the port has ended the connection without an answer."""
     try:
         return not peer.recv(1)
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Records and results that somebody has damaged in Redis: each ends its own trace at most, is named, and is never quoted."""
+"""A record or result that is damaged in Redis ends at most its own trace; it is named, and never quoted."""
 
 import json
 import re
@@ -52,7 +52,7 @@ MENDED: Final = 3
 
 
 def damage(redis_client: redis.Redis, record: str, fields: dict[Any, Any]) -> None:
-    """Set fields of a record; without any, put something else in its place."""
+    """Set fields of a record; without any, replace the record with a string."""
     if fields:
         redis_client.hset(record, mapping=fields)
     else:
@@ -90,7 +90,7 @@ def test_a_worker_decides_traces_whose_records_are_damaged(
         wait_until(lambda: redis_client.llen(settings.queues.first) == 0)
     assert {letter.reason for letter in store.dead_letters.read()} == {"damaged"}
     assert "patient" not in worker.text()
-    # Dead-lettered submissions can be replayed like any other dead one.
+    # These traces are dead like any others, so their dead letters can be replayed.
     ids = {letter.trace_id for letter in store.dead_letters.read()} - {foreign["id"]}
     assert len(ids) == len(damaged) - MENDED
     assert {record.state for record in store.ledger.look_up(list(ids)) if record} == {"dead"}
@@ -107,7 +107,7 @@ def test_a_result_that_cannot_be_stored_does_not_affect_other_results(
         headers = {"task": "score_trace", "id": task_id, "ignore_result": False}
         envelope = {"body": json.dumps([[trace], {}, None]), "content-type": "application/json", "properties": {}}
         redis_client.lpush(settings.queues.first, json.dumps(envelope | {"headers": headers}))
-    # All of them are one batch, received by the worker as it starts.
+    # The worker receives all of them as it starts, and so as one batch.
     with start_worker(settings, tmp_path / "worker.log", command=SMALL_WORKER) as worker:
         wait_until(lambda: len(worker.events("trace_decided")) == 4 and worker.events("result_not_stored"))
         wait_until(lambda: all(redis_client.exists(f"celery-task-meta-{task_id}") for task_id in others))
@@ -169,7 +169,7 @@ def test_a_decision_of_a_later_version_is_not_deleted(store: Store, keys: Keys, 
     for reason in ("damaged", "poison"):
         assert store.dead_letters.dead_letter(b"{}", DeadLettering(reason, refused.detail, trace_id, DIGEST)) is None
         assert redis_client.hget(keys.record(trace_id), "decision") == json.dumps(fields).encode()
-        # The message is kept, and says why.
+        # The dead letter keeps the message and says why.
         (letter,) = store.dead_letters.read()
         assert (letter.reason, letter.trace_id) == ("damaged", trace_id)
     assert store.ledger.counts() == SubmissionCounts(submitted=2, pending=0, decided=1, dead=1)
@@ -182,7 +182,7 @@ def test_a_record_without_its_state_comes_to_an_end(
     store.ledger.submit([Submission(lost, DIGEST, b"{}")])
     redis_client.hdel(keys.record(lost), "state")
     redis_client.zadd(keys.pending, {lost: 1})
-    # The log notes a place also where the ledger has forgotten the trace.
+    # The log notes a trace's place even if the ledger has forgotten the trace.
     store.novelty_log("space-1").append([Candidate(placed, DIGEST, np.full(4, 0.5, np.float32))], None)
     assert [record and record.reason for record in store.ledger.look_up([lost, placed])] == ["damaged", None]
     resent(settings, store)
@@ -241,13 +241,13 @@ def test_commands_name_damaged_records_and_go_on(store: Store, keys: Keys, redis
     for trace_id, fields in damages.items():
         store.novelty_log("space-1").append([Candidate(trace_id, DIGEST, np.full(4, 0.5, np.float32))], None)
         damage(redis_client, keys.record(trace_id), fields)
-    # Something that is not named like an id, either.
+    # Add a damaged record whose name is not even text.
     redis_client.hset(b"kp:trace:\xff", "state", SECRET)
     redis_client.pexpire(b"kp:trace:\xff", TTL_MS)
     damaged, mended = list(damages)[:-MENDED], list(damages)[-MENDED:]
 
     def names(command: str, *trace_ids: str) -> None:
-        """Have a command name these alone, and fail if there are any."""
+        """Assert that a command names exactly these traces as damaged, and fails if there are any."""
         done = CliRunner().invoke(commands, command.split())
         assert done.exception is None or isinstance(done.exception, SystemExit), (command, done.exc_info)
         assert "patient" not in done.output, command

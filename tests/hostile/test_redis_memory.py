@@ -1,4 +1,4 @@
-"""A user with few permissions can have Redis hold no more beyond its maxmemory than its version can bound."""
+"""Redis bounds the memory that a user with few permissions can take beyond its maxmemory, as far as its version can."""
 
 import socket
 from collections.abc import Callable, Iterator

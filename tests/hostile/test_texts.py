@@ -1,4 +1,4 @@
-"""Texts that are as costly to embed as a trace's bytes allow: a worker decides them all, and lives."""
+"""A worker decides texts that are as costly to embed as a trace's bytes allow, and survives them."""
 
 from pathlib import Path
 from typing import Final
@@ -44,6 +44,6 @@ def test_a_worker_decides_the_most_costly_texts_in_the_memory_of_its_container(
 
 
 def steps(text: str) -> list[dict[str, object]]:
-    """A text, in steps as long as the limits allow."""
+    """Split a text into steps as long as the limits allow."""
     parts = (text[start : start + FIELD_CHARS] for start in range(0, len(text), FIELD_CHARS))
     return [{"step_id": number, "type": "thought", "content": part} for number, part in enumerate(parts)]
