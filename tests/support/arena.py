@@ -1,4 +1,4 @@
-"""The place of a disaster: a store and a broker that can be broken, and what the tests do on them over and over."""
+"""The arena of disasters: a store and a broker that tests can break, and the steps that most of these tests share."""
 
 import os
 import threading
@@ -28,7 +28,7 @@ BrokerName = Literal["redis", "rabbitmq"]
 
 SEED: Final = int(os.environ.get("CHAOS_SEED", "20261121"))
 TRACES: Final = int(os.environ.get("CHAOS_TRACES", "300"))
-"""The number of traces in a case; set it higher for a longer run of all cases."""
+"""The number of traces in a case. Set it higher for a longer run of all cases."""
 
 _LOOKED_UP_AT_ONCE: Final = 1_000
 ENDED_WITHIN_S: Final = PATIENCE_S + TRACES / 20
@@ -37,19 +37,19 @@ IMPATIENT: Final[Mapping[str, Any]] = {
     "broker.visibility_timeout_s": 3,
     "broker.timeout_s": 1.0,
     "ledger.resend_after_s": 3.0,
-    # Small, so that some hundreds of traces are many batches and disasters find workers at every step.
+    # This is so small that some hundreds of traces make many batches, and a disaster finds workers at every step.
     "worker.concurrency": 24,
 }
-"""Settings by which a loss is noticed soon."""
+"""Settings with which the workers notice a loss soon."""
 
 
 class Arena:
-    """A store and a broker of one test's own, each behind a proxy. With Redis as the broker, both are one."""
+    """A store and a broker that belong to one test, each behind a proxy. With Redis as the broker, both are one server."""
 
     def __init__(
         self, broker: BrokerName, broker_url: str, directory: Path, queues: Mapping[str, Any], store: RedisServer | None = None
     ) -> None:
-        """Prepare; the servers start when the context is entered. ``broker_url`` is empty for Redis."""
+        """Prepare the servers, which start when the context is entered. ``broker_url`` is empty for Redis."""
         self.broker = broker
         self.directory = directory
         self.redis = store or RedisServer(directory)
@@ -61,7 +61,7 @@ class Arena:
         self._open = ExitStack()
 
     def settings(self, **changed: object) -> Settings:
-        """Settings that avoid the proxies; ``worker__concurrency=1`` changes one."""
+        """Return settings that bypass the proxies; ``worker__concurrency=1`` changes one."""
         urls = {"broker.url": self._broker_url, "redis.url": self.redis.url}
         named = {name.replace("__", "."): value for name, value in changed.items()}
         return load_settings({**urls, **self._queues, **IMPATIENT, **named})
@@ -81,17 +81,17 @@ class Arena:
     def is_idle(self) -> bool:
         queues = self.settings().queues.traces
         if self.broker == "rabbitmq":
-            # A message that was requeued in between waits again.
+            # A message that was requeued in the meantime waits again, and the second look finds it.
             in_flight = any(unacknowledged(self._broker_url, queue) for queue in queues)
             return not (self.waiting() or in_flight or self.waiting())
         with self.redis.connect() as client:
             return all(is_drained(client, queue) for queue in queues)
 
     def finish(self, fleet: Fleet, submitted: Collection[str], dead: Collection[str] = (), **expected: Any) -> None:
-        """Wait until every trace has ended, stop the workers gracefully, and check what they left."""
+        """Wait until every trace has ended, stop the workers gracefully, and check the results."""
         wait_until_ended(fleet.settings, submitted)
         self._wait_until_quiet(fleet)
-        # A worker that has only just started would die of the signal.
+        # A worker that has only just started does not handle the signal yet, and would die of it.
         fleet.wait_until_ready()
         codes = fleet.stop()
         assert set(codes) == {0}, f"exit codes {codes}\n{fleet[0].text()[-2_000:]}"
@@ -100,7 +100,8 @@ class Arena:
 
     def _wait_until_quiet(self, fleet: Fleet) -> None:
         """Wait until no message has waited or been in flight for a while."""
-        # A worker may be about to send a trace again that another has decided meanwhile, and RabbitMQ's answer may be late.
+        # A worker may be about to resend a trace that another has decided meanwhile, and RabbitMQ may be late to report a
+        # message.
         quiet_s = 0.3 if self.broker == "redis" else 1.0
         decided, since = 0, time.monotonic()
 
@@ -128,7 +129,7 @@ class Arena:
 
 
 def put(settings: Settings, *bodies: bytes) -> None:
-    """Put bytes on the queue of traces, as a client does that knows nothing of Celery: plain, or as a body of JSON."""
+    """Put bytes on the queue of traces, as a client that knows nothing of Celery does: plain on Redis, as JSON on RabbitMQ."""
     queue = settings.queues.first
     if settings.broker.is_redis:
         with redis.Redis.from_url(settings.broker.url) as client:
@@ -142,9 +143,9 @@ def put(settings: Settings, *bodies: bytes) -> None:
 
 
 def is_drained(client: redis.Redis, queue: str) -> bool:
-    """Return whether no message is on a queue of a Redis, and none in flight."""
-    # In one step: between two, a message of a dead worker may return from those in flight to the queue. It is not a
-    # transaction, which a full Redis refuses.
+    """Return whether no message is on a queue in Redis or in flight from it."""
+    # One script counts all three, because a dead worker's message may return from those in flight to the queue between two
+    # steps. A full Redis would refuse a transaction.
     count = "return redis.call('LLEN', KEYS[1]) + redis.call('LLEN', KEYS[2]) + redis.call('HLEN', KEYS[3])"
     return bool(client.eval(count, 3, queue, f"{queue}.moving", f"{queue}.unacknowledged") == 0)
 
@@ -154,7 +155,7 @@ def supervised(settings: Settings, directory: Path, count: int, variables: Varia
 
 
 def traces(count: int = TRACES, *words: str) -> list[dict[str, Any]]:
-    """Short traces, with words of trouble in their objectives."""
+    """Return short traces with these words, such as those that break a worker, in their objectives."""
     payloads = short_traces(count, SEED)
     for trace in payloads:
         trace["task"] = {"objective": " ".join([trace["task"]["objective"], *words])}
@@ -162,7 +163,7 @@ def traces(count: int = TRACES, *words: str) -> list[dict[str, Any]]:
 
 
 def submit(client: Client, payloads: Sequence[Mapping[str, Any]], patience_s: float = 30.0) -> list[str]:
-    """Submit all; retry what was refused, as a producer must. Return the ids."""
+    """Submit all traces, retrying those that are refused, as a producer must; return their ids."""
 
     def is_submitted(payload: Mapping[str, Any]) -> bool:
         try:
@@ -182,7 +183,7 @@ def wait_until_ended(settings: Settings, trace_ids: Collection[str]) -> None:
 
     def all_ended() -> bool:
         try:
-            # All of a soak at once would take longer than a client waits.
+            # Asking for all traces of a soak at once would take longer than a client waits.
             some = sorted(pending)[:_LOOKED_UP_AT_ONCE]
             pending.difference_update(status.trace_id for status in client.as_completed(some, timeout_s=0.5))
         except (ServiceUnavailable, OperationalError):
@@ -203,12 +204,12 @@ def decided_of(client: Client, trace_ids: Sequence[str]) -> set[str]:
 
 
 def endure(seconds: float) -> None:
-    """Let the disaster last: there is nothing to wait for."""
+    """Let the disaster last this long. There is no condition to wait for."""
     threading.Event().wait(seconds)
 
 
 def slowly(place: int, life: int) -> dict[str, str]:
-    """Variables of workers whose batches take so long that a load lasts for seconds."""
+    """Return variables that make batches so slow that a load lasts for seconds."""
     return {"EMBED_S": "0.2"}
 
 
@@ -216,7 +217,7 @@ def slowly(place: int, life: int) -> dict[str, str]:
 def in_mid_load(
     arena: Arena, load: Sequence[Mapping[str, Any]], workers: Settings, producer: Settings | None = None
 ) -> Iterator[tuple[Client, Fleet, list[str]]]:
-    """A client that has submitted traces, two workers that have begun to decide them, and the ids of the traces."""
+    """Submit a load and run two workers; once they have begun to decide it, yield the client, the workers and the trace ids."""
     with Client(producer or arena.settings()) as client, supervised(workers, arena.directory, 2, slowly) as fleet:
         submitted = submit(client, load)
         fleet.wait_until_ready()

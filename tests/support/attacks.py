@@ -1,6 +1,7 @@
-"""The messages of someone who may only put messages on the queue of traces. Each holds a marker that must not be quoted.
+"""The messages of an attacker who may only put messages on the queue of traces.
 
-The attacks reach the queue of either broker past every check of ours and of Celery's.
+Each message holds a marker that must not be quoted. The attacks reach the queue of either broker past every check of ours and
+of Celery's.
 """
 
 import base64
@@ -39,7 +40,7 @@ GZIP: Final = "application/x-gzip"
 
 MEGABYTE: Final = 1_000_000
 ELSEWHERE: Final = "payments"
-"""A queue that is none of the worker's business."""
+"""A queue that workers have no business with."""
 
 _SIGNATURE: Final = {
     "task": f"pay.{MARKER}",
@@ -87,25 +88,28 @@ _BOMB_PIECES: Final = 64
 
 class Attack(NamedTuple):
     trace_id: str
-    """The trace that is decided nevertheless; empty if the message must become a dead letter."""
+    """The trace that is decided in spite of the attack; empty if the message must become a dead letter."""
     body: bytes
     headers: dict[str, Any]
     properties: Mapping[str, Any] = MappingProxyType({})
     content_type: Any = "application/json"
     content_encoding: Any = "utf-8"
     dead_id: str = ""
-    """The trace that dies by the message. A body too costly to parse counts for the id in its headers, if any."""
+    """The trace that dies by the message.
+
+    A body that is too costly to parse counts for the id in its headers, if there is one.
+    """
 
 
 def attacks() -> Iterator[Attack]:
-    """All attacks that both brokers can carry."""
+    """Yield all attacks that both brokers can carry."""
     traces = marked(5_000, seed=11)
     for make in (_odd_values, _odd_contents, _packed, _calls, bare):
         yield from make(traces)
 
 
 def plain() -> Iterator[Attack]:
-    """Well-formed messages, to be turned into attacks."""
+    """Yield well-formed messages, which can be turned into attacks."""
     return (_attack(trace, {}) for trace in marked(1_000, seed=12))
 
 
@@ -131,7 +135,7 @@ def _odd_values(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {name: value})
     for embed in (*({name: value} for name, value in product(_EMBED, VALUES)), *VALUES):
         yield _attack(next(traces), {}, embed=embed)
-    # These fields belong to the body in the first version of the protocol.
+    # In the first version of Celery's protocol these fields are in the body.
     for name, value in product(_OLD_FIELDS, VALUES):
         trace = next(traces)
         fields = {"task": TASK_NAME, "id": str(trace["id"]), "args": [trace], "kwargs": {}, name: value}
@@ -148,7 +152,7 @@ def _odd_contents(traces: Traces) -> Iterator[Attack]:
         yield _attack(next(traces), {})._replace(trace_id="", body=body)
     for body in (b"[" * 100_000, b"9" * 5_000):
         yield _refused(_attack(next(traces), {})._replace(body=body))
-    # Beyond what any valid trace can be.
+    # The body is larger than that of any valid trace.
     yield _refused(_attack(next(traces) | {"mood": MARKER * 500_000}, {}))
 
 
@@ -156,7 +160,7 @@ def _packed(traces: Traces) -> Iterator[Attack]:
     attack = _attack(next(traces), {"compression": GZIP})
     yield attack._replace(body=zlib.compress(attack.body))
     yield attack._replace(trace_id="", body=zlib.compress(attack.body)[:-10])
-    # The name that the header has only once a message is here.
+    # Workers rename the header ``compression`` to this when they receive a message. They drop it if a producer sends it.
     gzip = {PACKED_BY: GZIP}
     yield _attack(next(traces), gzip)
     alone = _attack(next(traces), gzip)
@@ -178,7 +182,7 @@ def _packed(traces: Traces) -> Iterator[Attack]:
 
 
 def _calls(traces: Traces) -> Iterator[Attack]:
-    """Calls whose result is asked for, by an id as Celery makes them and by others; of other tasks; and one many times."""
+    """Yield calls that ask for a result by an id like Celery's or by others, calls of other tasks, and one call many times."""
     for task_id in (str(uuid.uuid4()), "order-17", str(uuid.uuid4()).upper()):
         yield _attack(next(traces), {"id": task_id, "ignore_result": False})
     for task in TASKS:
@@ -187,7 +191,7 @@ def _calls(traces: Traces) -> Iterator[Attack]:
 
 
 def bare(traces: Traces) -> Iterator[Attack]:
-    """Bodies that are traces, or seem to be, and call no task."""
+    """Yield bodies that are traces or look like one, and do not call a task."""
     beside = ("args", "kwargs", "body", "properties", "__type__", "@graph", *_OLD_FIELDS)
     for name, value in zip(beside, cycle(VALUES), strict=False):
         yield _bare({name: value, **next(traces)})
@@ -207,7 +211,7 @@ def _attack(trace: dict[str, Any], headers: dict[str, Any], embed: Any = None) -
 
 
 def _bare(trace: dict[str, Any]) -> Attack:
-    # As a dead letter has it.
+    # Dead letters hold a bare trace in the same form.
     return Attack(str(trace["id"]), json.dumps(trace, ensure_ascii=False).encode(), {})
 
 
@@ -217,7 +221,7 @@ def _refused(attack: Attack) -> Attack:
 
 @cache
 def bombs() -> dict[str, bytes]:
-    """Bodies of some hundred kilobytes that unpack to a quarter of a gigabyte, by Celery's names of the compressions."""
+    """Return bodies of some hundred kilobytes that unpack to a quarter of a gigabyte, by Celery's name of the compression."""
     piece = b"[" * (_BOMB_BYTES // _BOMB_PIECES)
     return {
         GZIP: zlib.compress(piece * _BOMB_PIECES, 1),
@@ -242,7 +246,7 @@ def open_queue(arena: Arena) -> Iterator[Put]:
 
 
 def broker_attacks(arena: Arena, harmless: Iterator[Attack]) -> Iterator[Attack]:
-    """The messages that only one of the brokers can carry."""
+    """Yield the messages that only one of the brokers can carry."""
     if arena.broker == "redis":
         for name, value in product(REDIS_PROPERTIES, VALUES):
             yield next(harmless)._replace(properties={name: value})
@@ -270,7 +274,7 @@ def _item(attack: Attack) -> bytes | str:
 
 
 class _Raw(amqp.Message):  # type: ignore[misc]  # amqp ships no types
-    """A message with properties that py-amqp would not write."""
+    """A message whose properties are raw bytes, which py-amqp would not write."""
 
     def _serialize_properties(self) -> bytes:
         raw: bytes = self.properties["raw"]
@@ -290,7 +294,7 @@ def _message(attack: Attack) -> Any:
 
 
 def _unreadable_properties() -> Iterator[bytes]:
-    """Properties that RabbitMQ takes and py-amqp raises an error for."""
+    """Yield properties that RabbitMQ accepts, and that py-amqp cannot read."""
     for flag in (0x8000, 0x4000, 0x0400, 0x0200):
         yield pack(">HB", flag, len(_NOT_UTF8)) + _NOT_UTF8
     yield _headers(b"T" + pack(">Q", 2**63 - 1))

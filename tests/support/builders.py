@@ -1,4 +1,4 @@
-"""Traces, the JSON they come from, decisions, candidates of the novelty log and embedders, in one line each."""
+"""Builders for one line each: traces and their JSON, decisions, policies, candidates of the novelty log and embedders."""
 
 import copy
 import hashlib
@@ -40,13 +40,13 @@ COMPLETE_DECISION: Final = """
 "received":{"worker":"scorer-1@host","queued_ms":1234,"deliveries":2},
 "timings":{"held_ms":0.5,"look_up_ms":1.5,"wait_ms":4.5,"embed_ms":2.5,"place_ms":3.5,"batch_size":9},"decided_at":"2026-03-04T05:06:07.890+02:00"}
 """
-"""A decision with everything in it, as ledgers and queues hold it."""
+"""A decision with a value in every field, as the ledger and the queues hold it."""
 
 Payload = dict[str, Any]
 
 
 def step(kind: str, tool: str | None = None, content: str | None = None, **fields: Any) -> Payload:
-    """One step as JSON; ``step_id`` is 0 unless given."""
+    """Return one step as JSON; its ``step_id`` is 0 unless given."""
     payload: Payload = {"step_id": 0, "type": kind, **fields}
     if content is not None:
         payload["content"] = content
@@ -115,7 +115,7 @@ def maximal_payload() -> Payload:
 
 
 def decode_json(raw: bytes, limits: Limits) -> ReasoningTrace:
-    """The trace in a message of a queue, as a worker checks it."""
+    """Parse and check the JSON of a trace, as a worker does with a message."""
     return check_trace(parse_json(raw, limits), limits)
 
 
@@ -124,7 +124,7 @@ def make_trace(**overrides: Any) -> ReasoningTrace:
 
 
 def decided(trace: ReasoningTrace, policy: Policy | None = None) -> Decision:
-    """The decision on a trace without an embedder, by the default policy unless another is given."""
+    """Decide a trace without an embedder, by the default policy unless another is given."""
     (result,) = Decider(MemoryLedger(), policy or Policy(), None, max_attempts=5).decide([trace])
     assert isinstance(result, Decision)
     return result
@@ -132,24 +132,24 @@ def decided(trace: ReasoningTrace, policy: Policy | None = None) -> Decision:
 
 @cache
 def decision_on(trace_id: str) -> bytes:
-    """A decision as the ledger stores it, on a small trace with this id."""
+    """Return a decision on a small trace with this id, in the bytes that the ledger stores."""
     return decided(make_trace(trace_id=trace_id)).model_dump_json().encode()
 
 
 def store_decisions(store: Store, decisions: Mapping[str, bytes], digest: bytes = bytes(16)) -> None:
-    """Have the ledger store decisions, each by its trace's id and as the ledger has it."""
+    """Have the ledger store decisions, given by trace id in the bytes that it stores."""
     store.ledger.acquire([Identity(trace_id, digest) for trace_id in decisions])
     verdicts = [Verdict(trace_id, digest, stored, "", "code", is_known=True) for trace_id, stored in decisions.items()]
     store.ledger.commit(verdicts)
 
 
 def keys_of(path: str) -> list[str | int]:
-    """The keys of a dotted path: names, and numbers for places in a list."""
+    """Return the keys of a dotted path: names, and numbers for positions in a list."""
     return [int(key) if key.isdigit() else key for key in path.split(".")]
 
 
 def leaves(value: object, path: str = "") -> dict[str, object]:
-    """Everything in JSON that holds no more parts, by its dotted path."""
+    """Return every value in JSON that is neither an object nor a list, by its dotted path."""
     if not isinstance(value, dict | list):
         return {path: value}
     parts = value.items() if isinstance(value, dict) else enumerate(value)
@@ -173,7 +173,7 @@ def _holder(payload: Any, outer: Sequence[Any]) -> Any:
 
 
 def policies(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Policy]:
-    """Policies of all kinds of weights and bounds, with more fields where given."""
+    """Return a strategy for policies with all kinds of weights and bounds; ``fields`` adds strategies for other fields."""
     return st.builds(
         Policy,
         profiles=st.just(PROFILES) | st.just({**PROFILES, "code": OWN_WEIGHTS}),
@@ -210,7 +210,7 @@ def decision(
     overrides: tuple[Override, ...] = (),
     **fields: Any,
 ) -> Decision:
-    """A decision with this score, whatever its dimensions would give."""
+    """Return a decision with this score, whatever its dimensions would give."""
     defaults: dict[str, Any] = {
         "trace_id": trace_id,
         "domain": domain,
@@ -236,7 +236,7 @@ def decision(
 
 
 def decisions(least: int = 1) -> st.SearchStrategy[list[Decision]]:
-    """Decisions on traces of all kinds of domains, which may repeat each other and traces that are not among them."""
+    """Return a strategy for decisions in all kinds of domains, which may repeat each other or traces that are unknown."""
     ids = st.integers(0, 30).map("kp:trace:{}".format)
     each = st.builds(
         decision,
@@ -253,19 +253,19 @@ def decisions(least: int = 1) -> st.SearchStrategy[list[Decision]]:
 
 
 def candidate(trace_id: str, seed: int, dimensions: int = 8) -> Candidate:
-    """A candidate whose digest and unit vector follow from the seed."""
+    """Return a candidate whose digest and unit vector follow from the seed."""
     vector = np.random.default_rng(seed).normal(size=dimensions).astype(np.float32)
     vector /= np.linalg.norm(vector)
     return Candidate(trace_id, hashlib.blake2b(str(seed).encode(), digest_size=16).digest(), vector)
 
 
 def load_embedder(recipe: RecipeName = "trace", **settings: Any) -> Embedder:
-    """The embedder that settings choose: ``load_embedder(embedder="words")``."""
+    """Load the embedder that settings choose: ``load_embedder(embedder="words")``."""
     selected = select_embedder(EmbeddingSettings(**settings), recipe)
     assert selected
     return selected
 
 
 def first_queues(settings: Settings) -> SubmissionQueues:
-    """The queue of traces, and those beside it, of settings that name one."""
+    """Return the first queue of traces that the settings name, with the queues beside it."""
     return submission_queues(settings.broker, settings.queues)[settings.queues.first]

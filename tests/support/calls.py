@@ -1,4 +1,4 @@
-"""Counts work and memory rather than timing them: the figures are the same on every machine, however busy."""
+"""Counts of work and of memory. Unlike times, they are the same on every machine, however busy it is."""
 
 import sys
 import tracemalloc
@@ -24,7 +24,7 @@ def calls_during(action: Callable[[], object]) -> int:
 
 
 class Memory:
-    """The memory that Python allocated in a block, once it has ended."""
+    """The memory that Python allocated in a block; the figures are there once the block has ended."""
 
     held_bytes = peak_bytes = 0
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from kp_scorer.settings import Settings, load_settings
 
 SettingsWith = Callable[..., Settings]
-"""Makes settings with some values changed by name: ``worker__concurrency=4`` changes ``worker.concurrency``."""
+"""A function that makes settings with some values changed: ``worker__concurrency=4`` changes ``worker.concurrency``."""
 
 
 def with_changed(settings: Settings, **changed: object) -> Settings:
@@ -17,5 +17,5 @@ def with_changed(settings: Settings, **changed: object) -> Settings:
 
 
 def settings_at(url: str, **changed: object) -> Settings:
-    """Settings by which one Redis is both the broker and the store."""
+    """Return settings with one Redis as both the broker and the store."""
     return with_changed(load_settings({"broker.url": url, "redis.url": url}), **changed)

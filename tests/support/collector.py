@@ -1,4 +1,4 @@
-"""A collector of spans: a server for OTLP over HTTP, in this process, that may hang."""
+"""A collector of spans: a server for OTLP over HTTP in the test's own process, which can be made to hang."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class Collector:
         self.hangs = threading.Event()
         """Set while the collector answers no request."""
         self.raw = b""
-        """All requests, concatenated."""
+        """The bodies of all requests, concatenated."""
         self.headers: dict[str, str] = {}
         """The headers of the last request."""
         self.service: dict[str, Any] = {}
@@ -42,7 +42,7 @@ class Collector:
             self._spans += [_span(span) for scope in resource.scope_spans for span in scope.spans]
 
     def spans(self, otel_trace: str = "") -> list[Span]:
-        """All spans, or those of one trace of OpenTelemetry."""
+        """Return all spans, or those of one OpenTelemetry trace."""
         return [span for span in self._spans if otel_trace in ("", span.otel_trace)]
 
 

@@ -1,4 +1,4 @@
-"""The command line, run to its end."""
+"""Runs the command line, in this process or in others, and returns its output."""
 
 import os
 import pty
@@ -31,12 +31,12 @@ COMMAND: Final = (sys.executable, "-m", "kp_scorer.cli")
 
 
 def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a command with these variables beside the present ones; its stdin is a pipe."""
+    """Run a command with these variables in addition to the present ones; its stdin is a pipe."""
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         reading, writing = os.pipe()
         process = start(("kp_scorer.cli", *arguments), os.environ | variables, reading, stdout.fileno(), stderr.fileno())
         os.close(reading)
-        # A command that does not read all of it may close the pipe.
+        # A command that does not read all of its input may close the pipe.
         with suppress(BrokenPipeError), os.fdopen(writing, "wb") as pipe:
             pipe.write(stdin.encode())
         code = process.wait(PATIENCE_S)
@@ -46,7 +46,7 @@ def run(*arguments: str, stdin: str = "", **variables: str) -> "subprocess.Compl
 
 
 def invoked(command: click.Command, *arguments: str | Path, stdin: str | bytes = b"", **options: Any) -> Result:
-    """Run a command in this process; its stdin is a file, as commands read it by its number."""
+    """Run a command in this process. Its stdin is a real file, because commands read from its file descriptor."""
     with TemporaryFile() as file:
         file.write(stdin if isinstance(stdin, bytes) else stdin.encode())
         file.seek(0)
@@ -60,7 +60,7 @@ def command(settings: Settings, *arguments: str, stdin: str | bytes = b"") -> Re
 
 @cache
 def every_command() -> dict[str, click.Command]:
-    """Return all commands, also those in groups, by the words that call them."""
+    """Return all commands, including those in groups, by the words that call them."""
     by_words: dict[str, click.Command] = {}
     for name in commands.commands:
         _, called, _ = commands.resolve_command(click.Context(commands), [name])
@@ -71,12 +71,12 @@ def every_command() -> dict[str, click.Command]:
 
 
 def json_lines(*rows: object) -> bytes:
-    """Rows as JSON Lines, also decisions, as a file holds them."""
+    """Return rows, which may be decisions, as the JSON Lines of a file."""
     return jsonl(*(row.model_dump(mode="json") if isinstance(row, BaseModel) else row for row in rows)).encode()
 
 
 def jsonl_file(path: Path, *rows: object) -> Path:
-    """Write these rows to a file as JSON Lines; return its path."""
+    """Write rows to a file as JSON Lines; return its path."""
     path.write_bytes(json_lines(*rows))
     return path
 
@@ -84,7 +84,7 @@ def jsonl_file(path: Path, *rows: object) -> Path:
 def ended(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str, **variables: str
 ) -> tuple[int, str, str]:
-    """Run a command in this process as its program does; its exit code, stdout and stderr."""
+    """Run ``kp-scorer`` in this process until it exits; return its exit code, stdout and stderr."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "argv", ["kp-scorer", *arguments])
@@ -95,13 +95,13 @@ def ended(
 
 
 def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
-    """Run a command whose stdout and stderr are a terminal of 80 columns; its exit code, and what it shows."""
+    """Run a command whose stdout and stderr are a terminal of 80 columns; return its exit code and its output."""
     ours, theirs = pty.openpty()
     output = bytearray()
     variables = {"COLUMNS": "80", "TERM": "dumb", **variables}
     process = start(("kp_scorer.cli", *arguments), os.environ | variables, theirs, theirs, theirs)
     os.close(theirs)
-    # Linux reports the end as an error.
+    # Linux reports the end of the terminal as an error.
     with suppress(OSError):
         while chunk := os.read(ours, 65_536):
             output += chunk
@@ -111,7 +111,7 @@ def run_at_terminal(*arguments: str, **variables: str) -> tuple[int, str]:
 
 @contextmanager
 def up(*options: str, **variables: str) -> Iterator[None]:
-    """Have `kp-scorer up` run, until Ctrl-C; what it serves may still be starting."""
+    """Run `kp-scorer up` during the block and end it by Ctrl-C; its workers may still be starting when the block begins."""
     with opened(*COMMAND, "up", *options, env=os.environ | variables, stderr=subprocess.DEVNULL) as process:
         try:
             wait_until(running)
@@ -122,7 +122,7 @@ def up(*options: str, **variables: str) -> Iterator[None]:
 
 
 def run_in_shell(commands: str, directory: str | Path = ".", **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run lines of a shell, among them ``kp-scorer``, until one fails."""
+    """Run a shell script that may call ``kp-scorer``, until one of its commands fails."""
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", f'kp-scorer() {{ {shlex.join(COMMAND)} "$@"; }}\n{commands}'],
         cwd=directory,

@@ -1,6 +1,7 @@
-"""``python -m tests.support.constants MODULE ARGUMENT …`` runs a module with other constants of settings or of modules.
+"""``python -m tests.support.constants MODULE ARGUMENT …`` runs a module with changed constants of settings or of modules.
 
-``CONSTANTS`` names them and their values, with spaces in between: ``LedgerSettings.max_resends=0 client.waiting.LEAST_S=2``.
+The variable ``CONSTANTS`` has their names and values, separated by spaces: ``LedgerSettings.max_resends=0
+client.waiting.LEAST_S=2``.
 """
 
 import json

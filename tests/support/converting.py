@@ -1,4 +1,4 @@
-"""Converts sources of other formats to traces, and summarises their steps."""
+"""Converts sources of other formats to traces, and summarises the steps of the traces."""
 
 import io
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ Trace = dict[str, Any]
 def converted_and_refused(
     name: str, sources: list[object], supplied: SuppliedFields = SUPPLIED
 ) -> tuple[list[Trace], list[NotConverted]]:
-    """Return the checked traces of sources, each of which is on a line of its own, and the errors of the others."""
+    """Convert sources, each on a line of its own; return their traces, after checking them, and the errors of the others."""
     converter = Converter(supplied, LIMITS, name)
     results = [result for line, each in enumerate(sources, start=1) for result in converter.feed(line, each)]
     traces, refused = [], []
@@ -47,7 +47,7 @@ def converted(name: str, *sources: object, supplied: SuppliedFields = SUPPLIED) 
 
 
 class Reading(Conversion):
-    """Records the values that it should convert."""
+    """A conversion that only records the values that it gets."""
 
     def __init__(self) -> None:
         super().__init__(SUPPLIED, LIMITS)
@@ -59,7 +59,7 @@ class Reading(Conversion):
 
 
 def values_read(stream: io.BufferedReader) -> list[tuple[int, object]]:
-    """Return each value of an input with its line, or its error, as it would reach the converter."""
+    """Return each value of an input with its line, or the error, as the converter would get it."""
     reading = Reading()
     lines = list(read_traces(stream, LIMITS, reading))
     values = iter(reading.values)

@@ -1,4 +1,4 @@
-"""Submissions that cost as much to look at as their bytes allow: what a hostile producer would send to keep workers busy."""
+"""Submissions that cost a worker as much as their bytes allow, such as a hostile producer would send to keep it busy."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ PLACES: Final = (
     "unknown",
     "@type",
 )
-"""The places where a submission has a list or an object, may have one, or gets one against the rules."""
+"""The places where a submission has a list or an object, may have one, or must not have one."""
 
 ITEMS: Final = {
     "empty objects": "{}",
@@ -52,7 +52,7 @@ ITEMS: Final = {
     "entities": '{"name":"","type":""}',
     "entities with all wrong": '{"name":0,"type":0}',
 }
-"""The items that fill the lists."""
+"""The items that the lists are filled with."""
 
 
 FILLERS: Final = {
@@ -66,7 +66,7 @@ FILLERS: Final = {
     "emoji": "\U0001f600",
     "texts": '","',
 }
-"""Characters that make a text much larger than it seems, or smaller."""
+"""Characters that make a text take much more memory, or much less, than the bytes of its JSON suggest."""
 
 COSTLY_TEXTS: Final = {
     "spaces": " " * 1_000_000,
@@ -87,13 +87,14 @@ COSTLY_TEXTS: Final = {
     "private use": "\U000f0000" * 250_000,
     "ideographs": "\u4e00" * 330_000,
 }
-"""Texts of a trace that make many tokens, or few, of the most bytes that a trace may have."""
+"""Texts with as many bytes as a trace may have, which make very many tokens or very few."""
 
 
 def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of a submission for every item in every place, filled to the limits on bytes, values and steps.
+    """Yield the name and the bytes of a submission for every item in every place, as large as the limits allow.
 
-    If the limit on values comes first, the submission comes a second time, filled to the limit on bytes; so do bad steps.
+    If the limit on values comes first, the submission comes a second time, filled to the limit on bytes, and so do those with
+    invalid steps.
     """
     for place in PLACES:
         for name, item in ITEMS.items():
@@ -106,7 +107,7 @@ def costly_submissions(limits: Limits) -> Iterator[tuple[str, bytes]]:
 
 
 def oversized_bodies(limits: Limits) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of bodies of messages as large as may be unpacked, of texts that take four bytes of memory a character."""
+    """Yield the name and the body of messages as large as may be unpacked, whose texts take four bytes per character."""
     largest_bytes = 4 * limits.message_bytes + 65_000
     for name, item in FILLERS.items():
         text = item * ((largest_bytes - 100) // len(item.encode()))
@@ -116,7 +117,7 @@ def oversized_bodies(limits: Limits) -> Iterator[tuple[str, bytes]]:
 
 
 def filled(place: str, item: str, count: int) -> bytes:
-    """Return a submission with ``count`` copies of an item, given as JSON, in one place; otherwise it is good."""
+    """Return an otherwise valid submission with ``count`` copies of an item, given as JSON, in one place."""
     mark = "list of items"
     value = {"": [mark]} if place == "steps.0.input" else [mark]
     text = json.dumps(changed(maximal_payload(), place, value), separators=(",", ":"))

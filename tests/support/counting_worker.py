@@ -1,4 +1,4 @@
-"""The worker of ``fast_worker`` that logs, after each full collection of garbage, how many of kombu's transports it holds."""
+"""The worker of ``fast_worker``, which also logs the number of kombu's transports in memory after each full collection."""
 
 import gc
 import threading
@@ -10,7 +10,8 @@ from kombu.transport.base import Transport
 
 from tests.support.fast_worker import run
 
-# A collection begins anywhere, also within a call of the log; putting something here may be interrupted by itself.
+# A collection can begin anywhere, even within a call of the log, so its callback must not log. It only puts an item here; a
+# SimpleQueue allows that even if a put is interrupted by another.
 _COLLECTED: Final = SimpleQueue[None]()
 
 log = structlog.get_logger("tests.support.counting_worker")
@@ -24,7 +25,7 @@ def _note(phase: str, info: dict[str, int]) -> None:
 def _count() -> None:
     while True:
         _COLLECTED.get()
-        # By type: asked for its class, a weak reference to what is gone raises ReferenceError.
+        # Use the type, because asking a weak proxy to a dead object for its class raises ReferenceError.
         log.info("transports", count=sum(issubclass(type(each), Transport) for each in gc.get_objects()))
 
 

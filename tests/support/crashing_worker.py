@@ -53,18 +53,20 @@ KILLS = "kills-the-worker"
 """A text with this word kills the worker that embeds it."""
 
 PANICS = "panics-in-the-task"
-"""The first time that a process receives a text with this word, the consumer runs out of memory; the second time, decoding it
-raises what is not an Exception."""
+"""The first time that a process receives a text with this word, the consumer runs out of memory.
+
+The second time, decoding the text raises an error that is not an Exception.
+"""
 
 KILLS_READERS = "kills-whoever-reads-it"
-"""A message with this word kills the worker that decodes it, before the ledger can note it."""
+"""A message with this word kills the worker that decodes it, before the ledger can note the message."""
 
 STALLS = "stalls-the-batch"
-"""A text with this word takes ``STALL_S`` seconds, the first time that a process embeds it."""
+"""The first time that a process embeds a text with this word, that takes ``STALL_S`` seconds."""
 
 
 class CrashPoint:
-    """A place in the flow where the process dies when it passes for the n-th time."""
+    """A point in the flow at which the process dies once it has passed it often enough."""
 
     def __init__(self, name: str) -> None:
         self._left = int(os.environ.get("CRASH_AFTER", "1")) if os.environ.get("CRASH_AT") == name else 0
@@ -103,7 +105,7 @@ _met: set[tuple[Function, str]] = set()
 
 
 def _wrap(owner: Any, name: str, around: Function) -> None:
-    """Have a function called by way of another, which gets it and its arguments."""
+    """Replace a function of an object by a call of ``around``, which gets the function and its arguments."""
     function = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -121,7 +123,7 @@ def _before(point: CrashPoint) -> Function:
 
 
 def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Function:
-    """Pass a point after each call, as often as ``times`` returns for its result and its arguments."""
+    """Pass a point after each call, as often as ``times`` says, given the call's result and arguments."""
 
     def call_or_die(function: Function, *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
@@ -133,7 +135,7 @@ def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 
 
 
 def _is_first(function: Function, an_id: str) -> bool:
-    """Return whether a function meets an id for the first time."""
+    """Return whether a function meets an id for the first time in this process."""
     is_first = (function, an_id) not in _met
     _met.add((function, an_id))
     return is_first
@@ -165,7 +167,7 @@ def _deliver_twice(handle: Function, consumer: Any, *args: Any) -> Any:
 
 def main() -> None:
     _wrap(dead_queue, "publish_confirmed", _after(_MOVED))
-    # Moved, and not noted yet.
+    # BLMOVE has moved the message, but it is not noted as in flight yet.
     _wrap(redis.Redis, "parse_response", _after(_RECEIVED, lambda reply, _, __, command: command == "BLMOVE" and bool(reply)))
     _wrap(queue.receive, "parse", _after(_RECEIVED, lambda messages, _: bool(messages)))
     _wrap(amqp.channel.Channel, "_on_basic_deliver", _before(_RECEIVED))

@@ -32,21 +32,21 @@ _SPAN: Final = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 
 class Line(NamedTuple):
     place: str
-    """Document and number of the line."""
+    """The name of the document and the number of the line."""
     text: str
     is_code: bool
-    """True if it is in a block of code, fenced or indented."""
+    """True if the line is in a block of code, fenced or indented."""
     fences: int = 0
-    """The number of fenced blocks of the document that begin before it."""
+    """The number of the document's fenced blocks that begin before the line."""
 
     @property
     def spans(self) -> list[str]:
-        """The texts in backticks; all of a line of code."""
+        """The texts in backticks; for a line of code, the whole line."""
         return [self.text.strip()] if self.is_code else [span.strip() for _, span in _SPAN.findall(self.text)]
 
 
 def lines_of(document: str) -> Iterator[Line]:
-    """The lines of a document; fences themselves are left out."""
+    """Yield the lines of a document, without the fences themselves."""
     fence, fences, was_blank, was_code, in_list = "", 0, True, False, False
     for number, text in enumerate((REPOSITORY / document).read_text("utf-8").splitlines(), start=1):
         mark = _FENCE.match(text)
@@ -64,7 +64,7 @@ def lines_of(document: str) -> Iterator[Line]:
 
 
 def anchors_of(document: str) -> set[str]:
-    """Return the anchors that GitHub makes of the headings, for links with a #."""
+    """Return the anchors that GitHub makes of the headings, to which links with a # lead."""
     headings = [
         line.text.lstrip("#").strip().lower() for line in lines_of(document) if line.text.startswith("#") and not line.is_code
     ]
@@ -72,7 +72,7 @@ def anchors_of(document: str) -> set[str]:
 
 
 def code_with(words: str) -> str:
-    """The first block of code in the documents that has these words."""
+    """Return the first block of code in the documents that contains these words."""
     return next(block for document in DOCUMENTS for block in blocks(document) if words in block)
 
 
@@ -80,7 +80,7 @@ def blocks(document: str) -> Iterator[str]:
     block: list[str] = []
     fences = 0
     for line in [*lines_of(document), Line("", "", is_code=False)]:
-        # A blank line ends no block, but one that ends it is none of its lines.
+        # A block continues after a blank line, but blank lines at its end are stripped.
         goes_on = line.is_code or (line.place and not line.text.strip())
         if block and not (goes_on and line.fences == fences):
             yield dedent("\n".join(block)).rstrip() + "\n"

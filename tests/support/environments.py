@@ -1,4 +1,4 @@
-"""Environments of their own, in which the package is installed and not found by way of the checkout."""
+"""Virtual environments in which the built package is installed, so that the checkout cannot be imported by accident."""
 
 import sys
 import sysconfig
@@ -14,11 +14,12 @@ def build_wheel(source: Path, directory: Path) -> Path:
 
 
 def install_wheel(wheel: Path, directory: Path) -> Path:
-    """Make an environment with a wheel, and with what it depends on from this one; return the folder of its commands."""
+    """Make an environment with a wheel and with the dependencies of this environment; return the folder of its commands."""
     output_of(sys.executable, "-m", "venv", "--without-pip", str(directory))
     _pip("--python", str(directory / "bin" / "python"), "install", "--no-deps", "--no-index", str(wheel))
     (packages,) = directory.glob("lib/python*/site-packages")
-    # Of a folder that a .pth file adds, the .pth files are not read: the checkout stays out, wherever it is installed from.
+    # Python does not read the .pth files of a folder that a .pth file adds, so that an editable install of the checkout stays
+    # out.
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return directory / "bin"
 

@@ -32,7 +32,7 @@ _SHORT_CHARS: Final = 2_000
 
 
 class Panic(BaseException):
-    """An error that a native library may raise; pyo3's is called PanicException."""
+    """An error like those of native libraries that panic, such as pyo3's PanicException."""
 
 
 class WordHashEmbedder(Embedder):

@@ -1,4 +1,4 @@
-"""Several workers on the same settings; under a supervisor, one that ends is replaced, as in production."""
+"""Several workers on the same settings. A supervised fleet replaces each worker that ends, as in production."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from kp_scorer.settings import Settings
 from tests.support.processes import PATIENCE_S, Worker, launch_worker, wait_until
 
 Variables = Callable[[int, int], Mapping[str, str]]
-"""A worker's variables beside its settings, by its place in the fleet and the number of workers before it in that place."""
+"""Returns the variables of a worker beside its settings, given its place and the number of its predecessors there."""
 
 
 class Fleet:
-    """A number of workers. A supervised fleet replaces each that ends, until it is stopped."""
+    """A group of workers. A supervised fleet replaces each worker that ends, until the fleet is stopped."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Fleet:
         *,
         supervised: bool = False,
     ) -> None:
-        """Prepare; the workers start when the context is entered, and log to files of their own in ``directory``."""
+        """Prepare the workers. They start when the context is entered, and each logs to a file in ``directory``."""
         self.settings = settings
         self._directory = directory
         self._command = command
@@ -37,7 +37,7 @@ class Fleet:
         self._stopping = threading.Event()
         self._supervisor = threading.Thread(target=self._replace_the_dead, daemon=True) if supervised else None
         self.ends: list[int] = []
-        """Exit codes of the workers that were replaced; -9 is a SIGKILL."""
+        """The exit codes of the workers that were replaced; -9 stands for SIGKILL."""
 
     def __getitem__(self, place: int) -> Worker:
         return self._workers[place]
@@ -57,18 +57,18 @@ class Fleet:
                 self._workers[place].wait_until_ready()
 
     def logged(self, event: str) -> int:
-        """Count the workers' logs of an event, including those of dead workers."""
+        """Count the log lines of an event by all workers, dead ones included."""
         return sum(path.read_text("utf-8").count(f'"event": "{event}"') for path in self._directory.glob("worker-*.log"))
 
     def stop(self) -> list[int]:
-        """Stop all gracefully; their exit codes. Those that have ended already are left alone."""
+        """Stop all workers gracefully, except for those that have ended already; return the exit codes."""
         self._stopping.set()
         if self._supervisor:
             self._supervisor.join()
         for worker in self._workers:
             worker.process.terminate()
         try:
-            # Only once: a second signal would kill a process on its last steps.
+            # Send the signal only once, because a second one would kill a process in its last steps.
             return [worker.process.wait(PATIENCE_S) for worker in self._workers]
         finally:
             for worker in self._workers:
@@ -101,7 +101,7 @@ class Fleet:
 
 @contextmanager
 def start_fleet(settings: Settings, directory: Path, count: int, command: Sequence[str]) -> Iterator[Fleet]:
-    """Run several workers without a supervisor; all are ready."""
+    """Run several workers without a supervisor, and wait until all are ready."""
     with Fleet(settings, directory, count, command) as fleet:
         fleet.wait_until_ready()
         yield fleet

@@ -1,10 +1,10 @@
-"""Our programs in processes of their own, forked from one that has imported them: they start at once, not after a second.
+"""Forks our programs from a process that has imported them, so that they start at once and not after a second.
 
-Each is a real process, with its own environment, streams and end. Only starting Python and importing happens once. Where that
-matters, as for memory or for streams that are closed, a test starts an interpreter of its own.
+Each is a real process, with its own environment, streams and end; only starting Python and importing happen just once. Where
+that matters, as for memory or closed streams, a test starts an interpreter of its own.
 
-This module is also the program that forks. For each process it writes two numbers to a pipe, a line each: the id of the
-process, and how it ended.
+This module is also the program that forks. It writes two numbers to a pipe for each process, one on a line: its process id, and
+how it ended.
 """
 
 import atexit
@@ -43,24 +43,24 @@ _MOST: Final = 1 << 20
 
 
 class Forked:
-    """A process whose parent is the forker, which reports its end through a pipe."""
+    """A process whose parent is the forker, which reports the end of the process through a pipe."""
 
     def __init__(self, pipe: int) -> None:
-        """Follow a process; the first line from its pipe is its id."""
+        """Follow a process, whose id is the first line from its pipe."""
         self._pipe = os.fdopen(pipe, "rb", buffering=0)
         self._lock = threading.Lock()
         self.pid = int(self._pipe.readline())
         self.returncode: int | Any = None
 
     def poll(self) -> int | None:
-        """Its exit code, or the negative of the signal that ended it; None as long as it runs."""
+        """Return the exit code, or the negative number of the signal that ended the process; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; ``subprocess.TimeoutExpired`` if it does not come in time."""
-        # A fleet's supervisor waits in a thread of its own.
+        """Wait for the end of the process; raise ``subprocess.TimeoutExpired`` if it does not end in time."""
+        # The supervisor of a fleet waits in another thread.
         with self._lock:
             if self.returncode is None:
                 if not select([self._pipe], [], [], timeout)[0]:
@@ -72,7 +72,7 @@ class Forked:
         return int(self.returncode)
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended: another process may have its id by then."""
+        """Send a signal, unless the process has ended, as another process may have its id by then."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
@@ -87,7 +87,7 @@ Process = Forked | subprocess.Popen[bytes]
 
 
 def start(module: Sequence[str], variables: Mapping[str, str], *streams: int) -> Process:
-    """Run a module with its arguments, as ``python -m`` does, with exactly these variables, stdin, stdout and stderr."""
+    """Run a module as ``python -m`` does, with its arguments and with exactly these variables, stdin, stdout and stderr."""
     if not sys.platform.startswith("linux") or _of_python(variables) != _of_python(os.environ):
         stdin, stdout, stderr = streams
         return subprocess.Popen([sys.executable, "-m", *module], env=variables, stdin=stdin, stdout=stdout, stderr=stderr)
@@ -99,17 +99,17 @@ def start(module: Sequence[str], variables: Mapping[str, str], *streams: int) ->
 
 
 def _of_python(variables: Mapping[str, str]) -> dict[str, str]:
-    """Import what an interpreter reads when it starts, and a forked one does not."""
+    """Return the variables that an interpreter reads only when it starts, which a forked one therefore ignores."""
     return {name: value for name, value in variables.items() if name.startswith("PYTHON")}
 
 
 @cache
 def _forker() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """This process's forker, and the connection to it; when that is closed, the forker ends."""
+    """Return the connection to this process's forker, and the forker, which ends when the connection is closed."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     with theirs:
-        # Without settings: what it imports must not depend on them.
+        # The forker gets no settings, because what it imports must not depend on them.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.forking", str(theirs.fileno())],
@@ -131,20 +131,20 @@ def stop() -> None:
 
 
 def main() -> None:
-    """Fork for the requests on the socket whose number is the argument, until its other end is closed."""
+    """Fork for each request on the socket whose number is the argument, until the other end is closed."""
     for name in _IMPORTED:
         __import__(name)
     gc.freeze()
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request:
-        # Here, outside the loop, so that it ends as any other program does.
+        # The child runs its program here, outside the loop, so that it ends as any other program does.
         sys.argv[1:] = request["module"][1:]
         runpy.run_module(request["module"][0], run_name="__main__", alter_sys=True)
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; return it in the child, and None when the other end is closed."""
-    # By its pidfd: the id of each process, and the pipe to report to.
+    """Fork for each request. Return the request in the child, and None in the forker when the other end is closed."""
+    # The process id and the pipe to report to, by the pidfd of each process.
     running: dict[int, tuple[int, int]] = {}
     ready = selectors.DefaultSelector()
     ready.register(requests, selectors.EVENT_READ)
@@ -163,7 +163,7 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
             *streams, pipe = descriptors
             pid = os.fork()
             if not pid:
-                # Closed by their objects, which would otherwise close the numbers once more when they are collected.
+                # Close these through their objects, which would otherwise close the same numbers again when they are collected.
                 ready.close()
                 requests.close()
                 os.close(pipe)
@@ -191,7 +191,7 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 def _report(pipe: int, number: int) -> None:
-    # The test may have ended.
+    # The test that reads the pipe may have ended.
     with suppress(BrokenPipeError):
         os.write(pipe, b"%d\n" % number)
 

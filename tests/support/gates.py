@@ -1,4 +1,4 @@
-"""The state of gates, and the traces that facts say are kept."""
+"""Looks into gates: the traces that they keep, and whether two of them know the same."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from kp_scorer.novelty.log import Place
 
 
 def kept_in(kept_facts: Iterable[StoredFact]) -> list[str]:
-    """Return the sorted ids of the traces that are kept after all these facts and notes."""
+    """Return the sorted ids of the traces that are still kept after all these facts and notes."""
     trace_ids = dict[Place, str]()
     for stored in kept_facts:
         if stored.fact:

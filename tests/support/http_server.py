@@ -1,4 +1,4 @@
-"""The HTTP server in a process of its own, requests to it, and spans as exporters send them."""
+"""The HTTP server in a process of its own, requests to it, and spans in the form that exporters send."""
 
 import json
 import time
@@ -21,14 +21,14 @@ from tests.support.processes import Worker, free_port, launch_worker, wait_until
 
 SERVE: Final = ("tests.support.constants", "kp_scorer.cli", "serve")
 CONTAINER_BYTES: Final = 2**30
-"""The memory of the containers in deploy."""
+"""The memory of the server's container in deploy."""
 
 CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), *SERVE)
 SUPPLIED: Final[Mapping[str, Any]] = {
     "serve__confidence": 0.8,
     "serve__success": True,
     "serve__quiet_s": 0.3,
-    # Servers of several tests run at once.
+    # With 0 the server does without gRPC: several tests run servers at once, which cannot share the default port.
     "serve__grpc_port": 0,
 }
 
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 class HttpServer:
-    """A process of ``kp-scorer serve``, which may be killed and started again on the same port."""
+    """A process of ``kp-scorer serve``, which tests can kill and start again on the same port."""
 
     def __init__(self, settings: Settings, log: Path, command: Sequence[str]) -> None:
         self._command = command
@@ -60,7 +60,10 @@ class HttpServer:
         return self.process
 
     def ask(self, method: str, path: str, body: object = b"", **headers: str) -> Answer:
-        """Send a request and return its answer; headers by their names with underscores, a body as JSON unless it is bytes."""
+        """Send a request; return the answer.
+
+        Underscores in names of headers become hyphens; a body becomes JSON unless it is bytes.
+        """
         named = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=90)) as connection:
             connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body).encode(), named)
@@ -72,7 +75,7 @@ class HttpServer:
         return self.ask("POST", "/v1/traces", export_of(*spans, **resource))
 
     def status(self, run_id: str, **headers: str) -> dict[str, Any]:
-        """The status of a run, once it has ended."""
+        """Wait until a run has ended, and return its status."""
         path = f"/traces/kp:trace:otel:{run_id}"
 
         def ended() -> dict[str, Any]:
@@ -84,7 +87,7 @@ class HttpServer:
 
 @contextmanager
 def open_server(settings: Settings, log: Path, *command: str, **changed: object) -> Iterator[HttpServer]:
-    """Run the server, by a command of its own if there is one, with what spans lack; stop it in the end, with exit code 0."""
+    """Run the server, or another command, with settings for what spans lack; check that it stops with exit code 0."""
     server = HttpServer(with_changed(settings, **{**SUPPLIED, **changed}), log, command or SERVE)
     try:
         yield server
@@ -113,12 +116,12 @@ def in_protobuf(export: dict[str, Any]) -> bytes:
 
 
 def text_message(role: str, content: str) -> str:
-    """A message by the GenAI conventions, as an attribute has it."""
+    """Return a message in the JSON that the GenAI conventions prescribe for an attribute."""
     return json.dumps([{"role": role, "parts": [{"type": "text", "content": content}]}])
 
 
 def chat_span(run_id: str, parent: str = "", said: str = "At 04:12.", **values: object) -> dict[str, Any]:
-    """A model's call, in a run with this id, as JSON; a root unless it has a parent."""
+    """Return the span of a model's call in the run with this id, as JSON; it is the root unless it has a parent."""
     texts = {"input": ("user", "When is high water?"), "output": ("assistant", said)}
     messages = {f"gen_ai__{direction}__messages": text_message(*said_by) for direction, said_by in texts.items()}
     now_ns = time.time_ns()
@@ -139,10 +142,10 @@ def new_run() -> str:
 
 @cache
 def packed_zeros(mebibytes: int) -> bytes:
-    """Return this many mebibytes of zeros, packed by gzip."""
+    """Return this many mebibytes of zeros, compressed by gzip."""
     mebibyte = bytes(2**20)
     packing = zlib.compressobj(wbits=-zlib.MAX_WBITS)
-    # After a full flush the same content is packed as the same bytes, so it is packed once.
+    # After a full flush, the same content compresses to the same bytes, so compressing one mebibyte is enough.
     packed = packing.compress(mebibyte) + packing.flush(zlib.Z_FULL_FLUSH)
     checksum = reduce(lambda checksum, each: zlib.crc32(each, checksum), [mebibyte] * mebibytes, 0)
     return b"\x1f\x8b\x08\0\0\0\0\0\0\xff" + packed * mebibytes + b"\3\0" + pack("<II", checksum, mebibytes << 20)

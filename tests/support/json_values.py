@@ -1,4 +1,4 @@
-"""Values of JSON, and files of them, changed in one place."""
+"""Changes one value within JSON or within a JSON file."""
 
 import json
 from collections.abc import Iterator
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 Place = tuple[str | int, ...]
-"""Keys and numbers in lists that lead to a value within another."""
+"""The keys and list positions that lead to a value within another."""
 
 
 def places_in(value: object) -> Iterator[Place]:
-    """Yield the place of every value within another, and first that of this one."""
+    """Yield the place of the value itself, and then of every value within it."""
     yield ()
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield from ((key, *below) for below in places_in(inner))
@@ -23,7 +23,7 @@ def value_at(value: Any, place: Place) -> Any:
 
 
 def replaced(value: Any, place: Place, put: object) -> Any:
-    """Return the same value with another one in one place."""
+    """Return a copy of a value in which the value at one place is replaced."""
     if not place:
         return put
     copied = value.copy()

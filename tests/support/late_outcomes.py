@@ -1,4 +1,4 @@
-"""Late outcomes as a producer writes them that has nothing but the queue: it knows the secret that the trace's id ends with."""
+"""Late outcomes by a producer that has access only to the queue, and that knows the secret behind the trace's id."""
 
 import hashlib
 import json
@@ -18,11 +18,11 @@ def late_outcome(secret: str, outcome_id: str = "kp:outcome:1", **fields: Any) -
 
 
 class LateOutcomes:
-    """Late outcomes for some of a load, which gets ids for them: some come before their traces, and each comes twice."""
+    """Late outcomes for some traces of a load, which get ids for that. Some come before their traces, and each comes twice."""
 
     def __init__(self, load: Sequence[dict[str, Any]], count: int, chance: random.Random) -> None:
         self.trace_ids: dict[str, str] = {}
-        """The trace of each outcome."""
+        """The id of the trace of each outcome."""
         self._messages: list[tuple[int, bytes]] = []
         for number, place in enumerate(chance.sample(range(len(load)), count)):
             secret, outcome_id = f"secret-of-trace-{number}", f"kp:outcome:{number}"
@@ -32,7 +32,7 @@ class LateOutcomes:
         self._messages.sort(reverse=True)
 
     def due(self, place: int) -> list[bytes]:
-        """Take the messages that come before the trace at this place of the load."""
+        """Return the messages that come before this position of the load, each only once."""
         due: list[bytes] = []
         while self._messages and self._messages[-1][0] < place:
             due.append(self._messages.pop()[1])

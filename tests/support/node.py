@@ -1,4 +1,4 @@
-"""The examples in Node that the documents show, with the packages they need from npm."""
+"""The Node.js examples of the documents, with the packages from npm that they need."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ _PACKAGES: Final = ("package.json", "package-lock.json")
 
 
 def installed() -> Path:
-    """A folder with the examples as they are now and their packages, which are installed once and kept between runs."""
+    """Return a folder with the present examples and with their packages, which are installed once and kept between runs."""
     versions = hashlib.sha256(b"".join((EXAMPLES / name).read_bytes() for name in _PACKAGES)).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"kp-scorer-node-{os.getuid()}-{versions}"
     if not folder.is_dir():
@@ -25,7 +25,7 @@ def installed() -> Path:
             shutil.copy(EXAMPLES / name, making)
         output_of("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error", cwd=making)
         making.rename(folder)
-    # Others could have made it.
+    # The folder is in a shared place, so another user could have made it.
     assert folder.stat().st_uid == os.getuid()
     for example in examples():
         shutil.copy(example, folder)

@@ -1,4 +1,4 @@
-"""Notebooks, run without Jupyter: their code in one fresh process, and its outputs.
+"""Runs the code of notebooks without Jupyter, in one fresh process, and returns its outputs.
 
 ``python -m tests.support.notebook FILE`` writes the outputs into the notebook, which no test does.
 """

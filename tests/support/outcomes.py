@@ -1,4 +1,4 @@
-"""The results that workers left: their novelty log, its audit and their decisions; and the assertions on all of it.
+"""Reads what workers have left (the novelty log, its audit, their decisions) and asserts that all of it agrees.
 
 After every disaster each trace has ended once, and the ledger, the log and the results queues agree.
 """
@@ -28,7 +28,7 @@ from tests.support.processes import wait_until
 
 
 def only_log(store: Store) -> RedisLog:
-    """Return the novelty log; there must be exactly one."""
+    """Return the novelty log of the store, which must have exactly one."""
     (log,) = store.novelty_logs()
     return log
 
@@ -44,14 +44,14 @@ def place_in_log(decision: Decision) -> int:
 
 
 def publish(publisher: Publisher, decision: Decision) -> None:
-    """Publish a decision, or raise why that failed."""
+    """Publish a decision, or raise the error by which that failed."""
     (error,) = publisher.publish_all([publisher.publication(decision, NO_CONTEXT, None, set())])
     if error is not None:
         raise error
 
 
 def published(settings: Settings, outcome: DecisionKind | None = None) -> list[dict[str, Any]]:
-    """Consume every decision on the results queues, or on that of one outcome."""
+    """Consume and return the decisions on all results queues, or on that of one outcome."""
     decisions = []
     with make_celery(settings) as app, open_results(app, settings, outcome) as results:
         for decision, acknowledge in results.receive():
@@ -83,19 +83,19 @@ def check(
     replayed: int = 0,
     revised: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Assert that ``dead`` ended as dead letters and all other submitted traces as decisions, once each.
+    """Assert that ``dead`` ended as dead letters and all other submitted traces as decisions, each exactly once.
 
-    Call it when the workers have stopped: it consumes the decisions on the results queues, beside those already ``consumed``.
-    If the store lost writes, the log may lack entries of decisions that were made before, and of ``decided_twice`` a decision
-    that it lost may have been published. So many dead letters were ``replayed``. Late outcomes have ``revised`` these traces,
-    by the ids of both, each once.
+    The workers must have stopped, because this consumes the decisions on the results queues; ``consumed`` has those that were
+    read before. If the store lost writes, the log may lack entries of earlier decisions, and the traces of ``decided_twice``
+    may have been published with a decision that the store has lost. ``replayed`` is the number of dead letters that were
+    replayed. ``revised`` has the ids of late outcomes, each with the trace that it revised exactly once.
     """
-    # Busy servers need patience.
+    # Servers that are busy after a disaster may take long to answer.
     settings = with_changed(settings, broker__timeout_s=30.0)
     with Client(settings) as client, Store.open(settings) as store:
         statuses = dict(zip(submitted, client.look_up(list(submitted)), strict=True))
         _revised_once(settings, store, revised)
-        # All else is as if there were no revisions.
+        # The remaining checks look at first decisions, as if there were no revisions.
         for each in store.ledger.decided(list(revised.values())):
             assert each
             assert each.first
@@ -108,7 +108,7 @@ def check(
         if settings.routing.gate == "coverage" and not store_lost_writes:
             _kept_as_decided(store, decided)
         counts = store.ledger.counts()
-        # A message that could not be read has no trace id, and counts too; so does other content under the id of another trace.
+        # Unreadable messages, which have no trace id, count too, and so does other content under the id of a submitted trace.
         ended = len(dead) + replayed + sum(letter.reason == "conflict" or not letter.trace_id for letter in dead_letters)
         all_decided = len(decided) + len(revised)
         ends = SubmissionCounts(all_decided + ended, 0, all_decided, ended)
@@ -178,9 +178,9 @@ def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status]
 
 
 def _kept_as_decided(store: Store, decided: Mapping[str, Status]) -> None:
-    """Assert that each decision left one fact, by which an audit can recompute it, and that the gate keeps the accepted traces.
+    """Assert that each decision left one fact, from which an audit can recompute it, and that the gate keeps accepted traces.
 
-    The facts say which first decisions accept, and the notes on them which revisions do.
+    The facts say which first decisions accept, and the notes on them say which revisions do.
     """
     (facts,) = store.all_facts()
     stored = [each.fact for each in facts.all() if each.fact and not each.is_late]

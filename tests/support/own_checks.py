@@ -1,11 +1,11 @@
-"""Checks of an operator, as an installed package, which processes find if ``PYTHONPATH`` names its folder."""
+"""An operator's own checks, in an installed package that processes find if ``PYTHONPATH`` names its folder."""
 
 from pathlib import Path
 from textwrap import dedent
 from typing import Final
 
 MARKER: Final = "Quetzalcoatl"
-"""In what a check prints, raises and returns against the rules; it may appear nowhere."""
+"""A word in all that a check prints, raises, or returns against the rules. It may appear nowhere."""
 
 _CHECKS: Final = f"""
     import os, re, sys, time

@@ -1,4 +1,4 @@
-"""The permissions of each user by the security page, to be tried on the server."""
+"""The permissions of each user according to the security page, for tests that try them on a server."""
 
 from itertools import takewhile
 from typing import Final
@@ -9,7 +9,7 @@ PAGE: Final = "deploy/SECURITY.md"
 
 
 def documented(server: str) -> dict[str, list[str]]:
-    """The verbs that the table of a server allows each user, by user."""
+    """Return the verbs that the page's table for a server allows each user."""
     lines = lines_of(PAGE)
     _, *users = _cells(next(line.text for line in lines if line.text.startswith(f"| on {server} |")))
     next(lines)

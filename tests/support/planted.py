@@ -1,4 +1,4 @@
-"""Secrets that open nothing, made by the formats of those that do, and the places of a trace where they may be."""
+"""Fake secrets in the formats of real ones, and the places of a trace where they may be."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ def _of(chance: random.Random, alphabet: str, length: int) -> str:
 
 
 def _checksummed(chance: random.Random, prefix: str) -> str:
-    """A token as GitHub and npm make them: its last six characters are the CRC of those before."""
+    """Return a token in the format of GitHub and npm, whose last six characters are the CRC of the others."""
     body, digits = _of(chance, _WORD, 30), ""
     crc = zlib.crc32(body.encode())
     while crc:
@@ -89,7 +89,7 @@ SECRETS: Final[Mapping[str, Callable[[random.Random], str]]] = {
     "password in JSON": lambda r: json.dumps({"user": "admin", "password": _of(r, _WORD + "!@#%^&*", 14)}),
     "password in escaped JSON": lambda r: json.dumps(json.dumps({"password": _of(r, _WORD + "!@#%^&*", 14)})),
 }
-"""Functions that make the next secret of each kind, from a source of chance."""
+"""A function for each kind of secret, which returns a new one given a source of randomness."""
 
 PLACES: Final = (
     *("task.objective", "task.input_schema.properties.note.default", "outcome.result_summary", "source_skill"),
@@ -97,7 +97,7 @@ PLACES: Final = (
     *("steps.0.input.limits.0", "steps.1.content", "metadata.agent_id", "metadata.framework", "metadata.validated_by.0"),
     *("knowledge_graph_delta.entities.0.name", "knowledge_graph_delta.relationships.0.fact"),
 )
-"""The fields that may hold any text, as paths into ``maximal_payload``."""
+"""The fields that may hold arbitrary text, as paths into ``maximal_payload``."""
 
 HOSTILE: Final = (
     *("a", "=", "AKIA", "ghp_" + "a" * 30 + " ", 'password = "' + "x" * 7, "secret" * 3 + ":", "eyJ", "https://a:", "a://b:c@"),
@@ -111,4 +111,4 @@ HOSTILE: Final = (
         "1234567890:AA",
     ),
 )
-"""Texts that are nearly a secret, to be repeated."""
+"""Texts that are nearly a secret, for a test to repeat."""

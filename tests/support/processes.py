@@ -1,4 +1,4 @@
-"""Worker processes, free ports, and waiting on conditions."""
+"""Starts worker processes, finds free ports, and waits for conditions."""
 
 import json
 import os
@@ -22,26 +22,26 @@ Value = TypeVar("Value")
 
 KP_SCORER_WORKER = ("kp_scorer.cli", "worker")
 FAST_WORKER = ("tests.support.fast_worker",)
-"""The same worker with an embedder that needs no model: ready in a second, so that many can be started and killed."""
+"""A worker whose embedder needs no model: it is ready in a second, so that tests can start and kill many."""
 
 CRASHING_WORKER = ("tests.support.crashing_worker",)
-"""The fast worker, dying, erring or stalling where a test wants it to."""
+"""The fast worker, which also dies, errs or stalls where a test wants it to."""
 
 CONTAINER_BYTES = 1_536 * 2**20
 SOON_STALLED: Final = {"CONSTANTS": "WorkerSettings.stalled_after_s=3"}
-"""A variable for these, by which a worker without progress ends soon."""
+"""A variable for the two above, with which a worker without progress ends soon."""
 CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), *KP_SCORER_WORKER)
-"""The worker in the memory that deploy/kubernetes gives its container."""
+"""A worker with the memory that deploy/kubernetes gives its container."""
 
 SMALL_WORKER = ("tests.support.limited", str(2**30), *FAST_WORKER)
-"""The fast worker in 1 GB of memory."""
+"""The fast worker, limited to 1 GB of memory."""
 
 
 PATIENCE_S: Final = 120.0
-"""The longest time that a test waits. It only bounds a failure: no machine takes this long, whatever else it does."""
+"""The longest time that a test waits. It only bounds a failing test: no machine takes this long, however busy it is."""
 
 _BURST_S: Final = 0.1
-LISTENING: Final = range(20_000, 32_768)  # Ports below those that the kernel gives connections.
+LISTENING: Final = range(20_000, 32_768)  # These ports are below those that the kernel gives to connections.
 
 
 def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) -> Value:
@@ -50,13 +50,13 @@ def wait_until(condition: Callable[[], Value], timeout_s: float = PATIENCE_S) ->
     while not (value := condition()):
         waited_s = time.monotonic() - started_s
         assert waited_s < timeout_s, f"nothing within {timeout_s:g} s"
-        # Seldom where it takes long: some conditions start a process, or read all that workers have logged.
+        # Ask less often the longer it takes, as some conditions start a process or read all logs of the workers.
         time.sleep(min(0.02 + waited_s / 50, 0.1))
     return value
 
 
 def slowness() -> float:
-    """Return the time that a thread of this process takes for its work now, as a multiple of the time that it takes alone."""
+    """Return how many times longer a thread of this process takes now than it would take alone on the machine."""
     started_s, end_s = time.monotonic(), time.thread_time() + _BURST_S
     while time.thread_time() < end_s:
         pass
@@ -73,7 +73,7 @@ def ending_within(limit_s: float) -> Iterator[None]:
 
 
 def output_of(*command: str | Path, **options: Any) -> str:
-    """Run a program, which must succeed; what it writes to stdout."""
+    """Run a program, assert that it succeeds, and return its stdout."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **{"timeout": 200, **options})
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return str(done.stdout)
@@ -81,7 +81,7 @@ def output_of(*command: str | Path, **options: Any) -> str:
 
 @contextmanager
 def opened(*command: str | Path, **options: Any) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a program, and kill it if it outlives the block: a ``Popen`` would wait for it, however long it runs."""
+    """Run a program, and kill it if it outlives the block. A ``Popen`` alone would wait for it without end."""
     with subprocess.Popen(command, **options) as process:
         try:
             yield process
@@ -90,9 +90,9 @@ def opened(*command: str | Path, **options: Any) -> Iterator["subprocess.Popen[b
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on, and that no connection of another test takes before it is used."""
+    """Find a port that nobody listens on, and that the kernel gives to no connection of another test meanwhile."""
     while True:
-        # Hypothesis seeds the other generator alike in all processes.
+        # ``random`` would choose the same ports in all processes, because Hypothesis seeds it.
         port = secrets.choice(LISTENING)
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -100,7 +100,7 @@ def free_port() -> int:
 
 
 class Worker:
-    """A worker in a process of its own, and what it logged."""
+    """A worker in a process of its own, and its log."""
 
     def __init__(self, process: Process, log: Path) -> None:
         self.process = process
@@ -111,7 +111,7 @@ class Worker:
         return [row for row in rows if row["event"] == name]
 
     def logged(self, name: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until it has logged this many events, as it writes its log behind its work; return all of the name."""
+        """Wait until the worker has logged this many events of a name, as its log lags behind its work; return all of them."""
         wait_until(lambda: len(self.events(name)) >= count)
         return self.events(name)
 
@@ -123,7 +123,7 @@ class Worker:
         return int(status.partition("VmHWM:")[2].split()[0]) * 1_024
 
     def wait_until_ready(self, event: str = "worker_ready") -> None:
-        # Loading the model takes seconds, or a minute on a machine that has much else to do.
+        # Loading the model takes seconds, or a minute on a busy machine.
         wait_until(lambda: self.events(event) or self.process.poll() is not None, timeout_s=200)
         assert self.process.poll() is None, self.text()
 
@@ -145,7 +145,7 @@ def start_worker(
     command: Sequence[str] = KP_SCORER_WORKER,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Worker]:
-    """Run ``kp-scorer worker`` with exactly these settings; wait until it is ready; stop it in the end."""
+    """Run ``kp-scorer worker`` with exactly these settings during the block, by default once it is ready; then stop it."""
     started = launch_worker(settings, log, command, variables)
     try:
         if ready:
@@ -157,7 +157,7 @@ def start_worker(
 
 @contextmanager
 def at_work(settings: Settings, directory: Path, **options: Any) -> Iterator[tuple[Worker, Client]]:
-    """A fast worker that is ready and logs to ``worker.log`` in a directory, and a client of it."""
+    """Run a fast worker that logs to ``worker.log`` in a directory; yield it when it is ready, and a client of it."""
     started = start_worker(settings, directory / "worker.log", **{"command": FAST_WORKER, **options})
     with started as worker, Client(settings) as client:
         yield worker, client
@@ -166,11 +166,11 @@ def at_work(settings: Settings, directory: Path, **options: Any) -> Iterator[tup
 def launch_worker(
     settings: Settings, log: Path, command: Sequence[str] = KP_SCORER_WORKER, variables: Mapping[str, str] | None = None
 ) -> Worker:
-    """Run a worker with exactly these settings, and with variables beside them, and do not wait for it."""
+    """Start a worker with exactly these settings, and with variables beside them, without waiting for it."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KP_")}
     environment = inherited | as_environment(settings)
     if settings.metrics == MetricsSettings():
-        # Workers of other tests have that port.
+        # Workers of other tests may have the default port.
         environment["KP_METRICS_PORT"] = "0"
     environment |= variables or {}
     with log.open("wb") as output, Path(os.devnull).open("rb") as nothing:

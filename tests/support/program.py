@@ -1,4 +1,4 @@
-"""A program of a user, run where only the wheel is installed. As part of the tests it must pass the check of types."""
+"""A user's program, which runs where only the wheel is installed. It is among the tests so that its types are checked."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Metrics of workers, and a Prometheus that scrapes them."""
+"""Reads the metrics of workers, and runs a Prometheus that scrapes them."""
 
 import json
 import subprocess
@@ -23,22 +23,22 @@ DASHBOARD: Final = REPOSITORY / "deploy" / "grafana" / "kp-scorer.json"
 
 
 Samples = dict[str, float]
-"""Values by name and labels: ``kp_scorer_decisions_total{domain="code",outcome="accepted"}``; labels in order."""
+"""Values by name and sorted labels: ``kp_scorer_decisions_total{domain="code",outcome="accepted"}``."""
 
 
 def scraped(settings: Settings) -> Samples:
-    """The samples that the worker with these settings exposes now."""
+    """Return the samples that the worker with these settings exposes now."""
     return samples_of(exposition(f"http://{settings.metrics.host}:{settings.metrics.port}/metrics"))
 
 
 def program(name: str) -> str:
-    """Return the path of a program of Prometheus."""
+    """Return the path of one of Prometheus' programs."""
     return required(name, "prometheus")
 
 
 @contextmanager
 def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) -> Iterator[str]:
-    """Run a Prometheus that scrapes these ports every ``every_s`` seconds, and has our rules; yield its URL."""
+    """Run a Prometheus that has our rules and scrapes these ports every ``every_s`` seconds; yield its URL."""
     listens = f"127.0.0.1:{free_port()}"
     targets = [{"targets": [f"127.0.0.1:{port}" for port in ports]}]
     configuration = {
@@ -46,7 +46,7 @@ def running_prometheus(directory: Path, ports: Sequence[int], every_s: int = 1) 
         "rule_files": [str(RULES / "alerts.yml")],
         "scrape_configs": [{"job_name": "kp-scorer", "static_configs": targets}],
     }
-    # Prometheus' files are YAML, and any JSON is YAML.
+    # Prometheus reads YAML, of which JSON is a subset.
     file = directory / "prometheus.yml"
     file.write_text(json.dumps(configuration), "utf-8")
     paths = [f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
@@ -69,7 +69,7 @@ def _answers(url: str) -> bool:
     try:
         exposition(url)
     except HTTPError as error:
-        # The error holds the connection.
+        # The error holds the connection open.
         error.close()
         return False
     except OSError:

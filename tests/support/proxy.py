@@ -24,7 +24,7 @@ class _Connection:
 
 
 class Proxy:
-    """Passes bytes both ways. It runs in a thread of its own; its methods may be called from any thread."""
+    """A TCP proxy that passes bytes both ways. It runs in a thread of its own; any thread may call its methods."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
         """Stand in front of the server that ``url`` names; with ``tls``, clients connect to the proxy by TLS."""
@@ -43,7 +43,7 @@ class Proxy:
         return urlunsplit(self._target._replace(netloc=f"{user}{at}127.0.0.1:{self._port}"))
 
     def hold(self) -> None:
-        """Deliver nothing and close nothing: what either side sends waits here, as unacknowledged packets do."""
+        """Deliver nothing and close nothing. What either side sends waits here, as unacknowledged packets do."""
         self._do(self._requests.clear, self._replies.clear)
 
     def hold_replies(self) -> None:
@@ -54,7 +54,7 @@ class Proxy:
         self._do(self._requests.set, self._replies.set)
 
     def forget(self) -> None:
-        """Deliver again, but on new connections only: present ones stay open and silent for ever."""
+        """Deliver again, but only on new connections. Present ones stay open and silent for ever."""
         self._do(self._lose_all, self._requests.set, self._replies.set)
 
     def cut(self) -> None:
@@ -104,7 +104,7 @@ class Proxy:
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        # The connections that were reset are closed in the loop's next round.
+        # The loop closes the connections that were reset only in its next round.
         await asyncio.sleep(0)
 
     def _lose_all(self) -> None:
@@ -127,11 +127,11 @@ class Proxy:
             connection.writers.append(to_writer)
             ways.append(asyncio.create_task(self._pump(reader, to_writer, self._requests, connection)))
             ways.append(asyncio.create_task(self._pump(to_reader, writer, self._replies, connection)))
-            # Once one side is gone, the other must go, too.
+            # Once one side has closed the connection, the other one must be closed, too.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
-            # The server is down, as the client is about to find out; or the proxy closes, and asyncio would complain of a
-            # handler that was cancelled.
+            # Either the server is down, as the client is about to find out, or the proxy closes; asyncio would complain if the
+            # cancellation reached it.
             pass
         finally:
             connection.abort()
@@ -149,7 +149,7 @@ class Proxy:
                 if not connection.lost:
                     writer.write(data)
                     await writer.drain()
-            # The end of a stream is a packet too.
+            # The end of a stream is a packet too, so it waits for delivery as data does.
             await gate.wait()
             if connection.lost:
                 await asyncio.Event().wait()

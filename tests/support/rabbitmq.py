@@ -31,16 +31,19 @@ RABBITMQ_URL: Final = os.environ.get("TEST_RABBITMQ_URL", "amqp://guest:guest@lo
 QUEUES: Final = ("traces", "accepted", "review", "rejected", "revised")
 
 PATIENT: Final = {"broker.timeout_s": 20.0}
-"""Settings for a RabbitMQ that tests share. Its quorum queues have one log: a large message of one test stalls all others."""
+"""Settings for a RabbitMQ that tests share.
+
+All its quorum queues write to one log, so a large message of one test delays the others.
+"""
 
 LARGEST_BYTES: Final = 2**24
 """The largest message that RabbitMQ 4 accepts by default."""
 
 _ACTOR: Final = "kp-scorer-tests"
-"""The user that RabbitMQ's log names for changes."""
+"""The user to whom RabbitMQ's log attributes the changes."""
 
 _RABBITMQ: Final = "/usr/lib/rabbitmq/bin"
-"""The folder of its programs. Those on the PATH act as another user, on the machine's own RabbitMQ."""
+"""The folder of RabbitMQ's own programs. Those on the PATH act as another user, and on the machine's own RabbitMQ."""
 _MISSING: Final = "install Debian's package rabbitmq-server"
 
 _LOCK: Final = Path(tempfile.gettempdir()) / "kp-test-rabbitmq.lock"
@@ -49,10 +52,10 @@ _is_alone = False
 
 @contextmanager
 def rabbitmq_in_use(*, alone: bool = False) -> Iterator[None]:
-    """Have the RabbitMQ on this machine stay as it is while the context lasts; or have it ``alone``, to change it.
+    """Keep the RabbitMQ on this machine as it is during the block; or reserve it, ``alone``, for a test that changes it.
 
-    Tests in other processes wait meanwhile, so that none is run on what another has changed. A second context in the process
-    that has it alone is a part of the first.
+    Tests in other processes wait meanwhile, so that none runs on a RabbitMQ that another test has changed. Within the process
+    that has it alone, further contexts have no effect.
     """
     global _is_alone
     if _is_alone:
@@ -69,7 +72,7 @@ def rabbitmq_in_use(*, alone: bool = False) -> Iterator[None]:
 
 @contextmanager
 def own_virtual_host(url: str) -> Iterator[str]:
-    """Make a virtual host if this user may, and remove it in the end; else use the one that the URL names."""
+    """Yield the URL of a new virtual host, and remove it afterwards; where this user may make none, yield ``url``."""
     with Connection(url) as connection:
         user, is_local = connection.userid, connection.hostname in ("localhost", "127.0.0.1")
     if is_local:
@@ -86,7 +89,7 @@ def own_virtual_host(url: str) -> Iterator[str]:
 
 
 def _delete_virtual_hosts_of_the_dead() -> None:
-    """Delete the virtual hosts of killed runs: their quorum queues count as open files, until RabbitMQ opens no more."""
+    """Delete the virtual hosts of killed runs. Their quorum queues keep files open, until RabbitMQ cannot open more."""
     pids = '{match, [Pid]} <- [re:run(Name, "^kp-test-([0-9]+)-", [{capture, [1], list}])]'
     is_dead = 'filelib:is_dir("/proc/self"), not filelib:is_dir("/proc/" ++ Pid)'
     evaluated(f"[rabbit_vhost:delete(Name, {_texts(_ACTOR)}) || Name <- rabbit_vhost:list_names(), {pids}, {is_dead}].")
@@ -94,7 +97,7 @@ def _delete_virtual_hosts_of_the_dead() -> None:
 
 @contextmanager
 def default_queues(url: str, redis_url: str) -> Iterator[Settings]:
-    """Settings with the queues' default names, in a virtual host where nobody else has any; skips where none can be made."""
+    """Yield settings with the default names of queues, in a virtual host of their own; skip the test where none can be made."""
     with own_virtual_host(RABBITMQ_URL) as own_url:
         if "kp-test-" not in own_url or own_url == url:
             pytest.skip("nobody here may make a virtual host: run the tests as root")
@@ -109,16 +112,16 @@ def declare_as_worker(settings: Settings, patience_s: float = 120.0) -> None:
 
 
 def confirming(url: str) -> Connection:
-    """A connection on which each publish waits for its confirm.
+    """Return a connection on which each publish waits for its confirm.
 
-    Without confirms, RabbitMQ 3.10.8 loses some of what was sent just before a channel is closed.
+    Without confirms, RabbitMQ 3.10.8 loses some of the messages that were sent just before a channel is closed.
     """
     return Connection(url, transport_options={"confirm_publish": True})
 
 
 @contextmanager
 def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[None]:
-    """Limit a queue of a virtual host of ours to ``most`` messages, after a moment; skip the test where nobody may do so."""
+    """Limit a queue in one of our virtual hosts to ``most`` messages, after a moment; skip the test where this user may not."""
     vhost = settings.broker.url.rpartition("/")[2]
     names = _texts(vhost, "limited")
     policy = f'{names}, <<"^{queue}$">>, [{{<<"max-length">>, {most}}}], 0, <<"queues">>, <<"{_ACTOR}">>'
@@ -132,7 +135,7 @@ def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[Non
 
 @contextmanager
 def queues_limited(settings: Settings, most: int) -> Iterator[None]:
-    """Limit a virtual host of ours to ``most`` queues; skip the test where nobody may do so."""
+    """Limit one of our virtual hosts to ``most`` queues; skip the test where this user may not."""
     vhost = settings.broker.url.rpartition("/")[2]
     limit = f'rabbit_vhost_limit:set({_texts(vhost)}, [{{<<"max-queues">>, {most}}}], <<"{_ACTOR}">>).'
     if not vhost.startswith("kp-test-") or evaluated(limit) != "ok":
@@ -144,7 +147,7 @@ def queues_limited(settings: Settings, most: int) -> Iterator[None]:
 
 
 def close_connections(settings: Settings) -> None:
-    """Have RabbitMQ close all connections to a virtual host of ours; skips where nobody may do so."""
+    """Have RabbitMQ close all connections to one of our virtual hosts; skip the test where this user may not."""
     vhost = settings.broker.url.rpartition("/")[2]
     of_vhost = f"proplists:get_value(vhost, Each) =:= <<{json.dumps(vhost)}>>"
     pids = f"[proplists:get_value(pid, Each) || Each <- rabbit_networking:connection_info_all([pid, vhost]), {of_vhost}]"
@@ -154,10 +157,11 @@ def close_connections(settings: Settings) -> None:
 
 
 def evaluated(expression: str) -> str:
-    """The value of an Erlang expression in the RabbitMQ on this machine; empty where nobody here may have it evaluated."""
-    # Each rabbitmqctl starts a virtual machine, for a second of processor time; erl_call comes with Erlang and starts none.
+    """Evaluate an Erlang expression in the RabbitMQ on this machine; return its value, empty where this user may not."""
+    # rabbitmqctl would start a virtual machine for each call, which takes a second of processor time. erl_call, which comes
+    # with Erlang, starts none.
     if erl_call := shutil.which("erl_call"):
-        # The cookie is that of the server's user, as whom Debian's rabbitmqctl acts too.
+        # erl_call needs the cookie of the server's user, whom Debian's rabbitmqctl acts as, too.
         as_server = ["runuser", "-u", "rabbitmq", "--"] if os.geteuid() == 0 else []
         reply = _output_of(*as_server, erl_call, "-sname", "rabbit", "-e", stdin=f"{expression}\n")
         if reply.startswith("{ok, "):
@@ -172,27 +176,27 @@ def _output_of(*command: str, stdin: str = "") -> str:
 
 
 def _permit(user: str, virtual_host: str, *permissions: str) -> None:
-    """Let a user configure, write and read what these patterns match."""
+    """Let a user configure, write and read whatever these three patterns match."""
     arguments = _texts(user, virtual_host, *permissions, _ACTOR)
     _carry_out(f"rabbit_auth_backend_internal:set_permissions({arguments}).")
 
 
 def _carry_out(expression: str) -> None:
-    """Have RabbitMQ evaluate an expression, again if it does not answer, as RabbitMQ 4.3 may not under load."""
+    """Have RabbitMQ evaluate an expression. Try again if it does not answer, as RabbitMQ 4.3 may not under load."""
     wait_until(lambda: evaluated(expression) in ("ok", "true"))
 
 
 def _texts(*texts: str) -> str:
-    """Return texts as Erlang's binaries, joined as arguments."""
-    # JSON and Erlang escape the same characters.
+    """Return texts as Erlang binaries, joined by commas as arguments are."""
+    # JSON and Erlang escape characters in the same way.
     return ", ".join(f"<<{json.dumps(text)}>>" for text in texts)
 
 
 def unacknowledged(url: str, queue: str) -> int:
-    """Messages of a quorum queue that were delivered and not acknowledged; 0 where nobody may ask the server.
+    """Return the number of unacknowledged messages of a quorum queue; 0 where this user may not ask the server.
 
-    Under CI one may, and it is asked until it answers, as when the queue has a leader again.
-    The protocol lacks the number, and rabbitmqctl's list of queues is up to five seconds old: the queue's leader has it.
+    Under CI the user may, and the question is repeated until it is answered, for example once the queue has a leader again. The
+    queue's leader is asked because AMQP does not carry the number, and rabbitmqctl's is up to five seconds old.
     """
     with Connection(url) as connection:
         name = f'rabbit_misc:r(<<"{connection.virtual_host}">>, queue, <<"{queue}">>)'
@@ -205,13 +209,13 @@ def unacknowledged(url: str, queue: str) -> int:
 
 
 def own_queues() -> dict[str, str]:
-    """Settings that name queues which no other test uses."""
+    """Return settings that name queues which no other test uses."""
     suffix = uuid.uuid4().hex
     return {f"queues.{kind}": f"{kind}-{suffix}" for kind in ("traces", "decisions")}
 
 
 class RabbitMQ:
-    """Queues of one test: settings that name them, and a look at what the broker has."""
+    """The queues of one test: settings that name them, and their contents at the broker."""
 
     def __init__(self, url: str, redis_url: str) -> None:
         self._endpoints = {"broker.url": url, "redis.url": redis_url}
@@ -219,19 +223,19 @@ class RabbitMQ:
         self._connection = Connection(url)
 
     def settings(self, **changed: object) -> Settings:
-        """Settings with these queues; ``worker__max_attempts=2`` changes one."""
+        """Return settings with these queues; ``worker__max_attempts=2`` changes one."""
         return load_settings(
             {**self._endpoints, **self._names, **PATIENT, **{name.replace("__", "."): value for name, value in changed.items()}}
         )
 
     def name(self, kind: str) -> str:
-        """Name of the queue of traces, intake, accepted, rejected or dead."""
+        """Return the name of a queue, given as traces, intake, accepted, rejected or dead."""
         if kind == "traces":
             return self._names["queues.traces"]
         return f"{self._names['queues.traces' if kind in ('intake', 'dead') else 'queues.decisions']}.{kind}"
 
     def waiting(self, kind: str) -> int:
-        """Messages on a queue that are ready to be delivered; 0 if there is no such queue."""
+        """Return the number of messages on a queue that are ready to be delivered; 0 if there is no such queue."""
         with self._connection.channel() as channel:
             try:
                 return int(channel.queue_declare(self.name(kind), passive=True).message_count)
@@ -239,7 +243,7 @@ class RabbitMQ:
                 return 0
 
     def send(self, kind: str, *bodies: bytes, **properties: Any) -> None:
-        """Send bodies to a queue, as JSON."""
+        """Send bodies, which are JSON, to a queue."""
         with confirming(self._endpoints["broker.url"]) as connection:
             for body in bodies:
                 message = amqp.Message(body, content_type="application/json", **properties)
@@ -264,7 +268,7 @@ class RabbitMQ:
 
 
 class OwnNode:
-    """A RabbitMQ of one test's own, whose alarms stop nobody else."""
+    """A RabbitMQ that belongs to one test, so that its alarms stop nobody else."""
 
     def __init__(self, directory: Path) -> None:
         self._variables = {
@@ -276,7 +280,7 @@ class OwnNode:
             "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
-            # Not that of the machine, which may name the port.
+            # Keep the machine's own configuration out, because it may set the port.
             "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
         }
@@ -313,7 +317,7 @@ class OwnNode:
 
 @contextmanager
 def own_user(url: str) -> Iterator[str]:
-    """Make a user with the password ``first`` who may do all in a virtual host; skip the test where that may not be done."""
+    """Make a user with the password ``first`` and all permissions in a virtual host; skip the test where that is forbidden."""
     virtual_host, user = url.rpartition("/")[2], f"user-{uuid.uuid4().hex}"
     if evaluated(f"rabbit_auth_backend_internal:add_user({_texts(user, 'first', _ACTOR)}).") != "ok":
         pytest.skip("nobody here may make users of RabbitMQ")
@@ -329,7 +333,7 @@ def change_password(user: str, password: str) -> None:
 
 
 class Users:
-    """The documented users, under names of their own, in a virtual host; of Redis they have all permissions."""
+    """The documented users in a virtual host, under names of their own. In Redis they have all permissions."""
 
     def __init__(self, url: str, redis_url: str) -> None:
         self.suffix = uuid.uuid4().hex
@@ -344,7 +348,7 @@ class Users:
 
 @contextmanager
 def documented_users(url: str, redis_url: str) -> Iterator[Users]:
-    """Make the users of the documents with their permissions; skip the test where that may not be done."""
+    """Make the users of the documents with their permissions; skip the test where that is not allowed."""
     virtual_host = url.rpartition("/")[2]
     if not virtual_host.startswith("kp-test-"):
         pytest.skip("nobody here may make users of RabbitMQ: run the tests as root")

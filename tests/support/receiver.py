@@ -1,7 +1,7 @@
-"""A receiver of decisions, a process of its own: ``python -m tests.support.receiver PORT FILE STATUS ANSWER``.
+"""A receiver of decisions in a process of its own: ``python -m tests.support.receiver PORT FILE STATUS ANSWER``.
 
-It appends path, headers and body of each request to a file, each byte of a body as a character, and answers with the status
-and the body ANSWER, in hexadecimal; every third request it drops.
+It appends the path, the headers and the body of each request to FILE, with a character for each byte of the body, and answers
+with STATUS and with ANSWER, which is in hexadecimal. It drops every third request.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The files of ``deploy`` rendered: Compose's with its variables filled in, Kubernetes' as kubectl renders them."""
+"""The files of ``deploy``, rendered: Compose's with its variables replaced, and Kubernetes' as kubectl renders them."""
 
 import re
 import shutil
@@ -22,17 +22,17 @@ _VARIABLE: Final = re.compile(r"(?<!\$)\$\{(\w+):-([^}]*)\}")
 
 
 def compose(**variables: str) -> dict[str, Any]:
-    """The Compose file with its variables filled in."""
+    """Return the Compose file with its variables replaced, by their defaults unless given."""
     text = (DEPLOY / "compose.yaml").read_text("utf-8")
     rendered: dict[str, Any] = yaml.safe_load(_VARIABLE.sub(lambda match: variables.get(match[1], match[2]), text))
     return rendered
 
 
 def compose_secrets(folder: Path) -> Path:
-    """The folder of secrets that the script makes in ``folder``, from the users of Redis beside it."""
+    """Have the script make the secrets in ``folder``, with the users of Redis beside it; return the folder of secrets."""
     for name in ("secrets.sh", "users.acl"):
         shutil.copy(DEPLOY / name, folder)
-    # The second run keeps the files of the first.
+    # The second run must keep the files of the first.
     for _ in range(2):
         output_of("sh", folder / "secrets.sh")
     return folder / "secrets"
@@ -40,7 +40,7 @@ def compose_secrets(folder: Path) -> Path:
 
 @cache
 def kubernetes(overlay: str) -> Sequence[dict[str, Any]]:
-    """The objects of an overlay, rendered once; nobody may change them."""
+    """Return the objects of an overlay. They are rendered once, so no caller may change them."""
     kubectl = required("kubectl", hint="it takes one with kustomize 5; Debian's is too old")
     return list(yaml.safe_load_all(output_of(kubectl, "kustomize", DEPLOY / "kubernetes" / overlay)))
 
@@ -53,7 +53,7 @@ def container_variables(overlay: str) -> dict[str, str]:
 
 
 def overlay_settings(overlay: str, url: str = "") -> Settings:
-    """The settings of an overlay's worker, with this URL in the place of those in files that only its pod has."""
+    """Return the settings of an overlay's worker, with ``url`` in place of the URLs in files that only its pod has."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in container_variables(overlay).items():
             if not name.endswith("_FILE"):
@@ -62,6 +62,6 @@ def overlay_settings(overlay: str, url: str = "") -> Settings:
 
 
 def unknown_settings(variables: Mapping[str, str]) -> Iterator[str]:
-    """The variables called KP_… that name neither a setting nor the file of one."""
+    """Yield the variables named KP_… that stand neither for a setting nor for the file of one."""
     settings = set(as_environment(Settings()))
     yield from (name for name in variables if name.startswith("KP_") and name.removesuffix("_FILE") not in settings)

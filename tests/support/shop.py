@@ -1,7 +1,7 @@
-"""A producer's own Celery app, with a task that decisions call. It imports nothing of ours.
+"""A producer's own Celery app, which does not import our package, with a task that decisions call.
 
-``SHOP_BROKER`` is the URL of its broker, ``SHOP_QUEUES`` names its queues, and ``SHOP_STORE`` is the Redis in whose list
-``shop:received`` it records each call: id, mark and decision. On RabbitMQ one of its queues is a quorum queue.
+``SHOP_BROKER`` is the URL of its broker, ``SHOP_QUEUES`` names its queues, and ``SHOP_STORE`` is a Redis. There the list
+``shop:received`` records each call: id, mark and decision. On RabbitMQ one of the queues is a quorum queue.
 """
 
 import json

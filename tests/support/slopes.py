@@ -9,13 +9,13 @@ from typing import Any, Final
 from tests.support.json_values import Place, places_in, value_at
 
 QUICK_S: Final = 0.1
-"""Work that takes less than this for the larger input is not steep: in quadratic time it would take seconds."""
+"""Work that takes less than this on the larger input is not steep: quadratic work would take seconds."""
 _STEEP: Final = 11.0  # Linear work takes four times as long, quadratic work sixteen times.
 _MAJORITY: Final = 4
 
 
 def seconds_for(work: Callable[[], object]) -> float:
-    # A collection looks at all objects that earlier tests left, which takes longer than most work that is measured here.
+    # A collection visits all objects that earlier tests left, which takes longer than most work that is measured here.
     gc.disable()
     try:
         started = time.process_time()
@@ -26,9 +26,9 @@ def seconds_for(work: Callable[[], object]) -> float:
 
 
 def is_steep(work: Callable[[Any], object], made: Callable[[int], Any], size: int) -> bool:
-    """Return whether the time for an input of a size grows faster than the size, by the majority of seven measurements.
+    """Return whether time grows faster than the size of the input, by the majority of seven measurements.
 
-    Both sizes are measured in turn: a machine that does something else may be half as fast for seconds.
+    The two sizes are measured in turn, because other work may slow the machine down by half for seconds.
     """
     large, small = made(4 * size), made(size)
     if seconds_for(lambda: work(large)) < QUICK_S:
@@ -46,14 +46,14 @@ UNITS: Final = (
     *("[", "]", "{", "}", "(", "<", "<a: '", "<a.b>", "{}", "[],", "{},", "'',", '"",', ',"', ",'", "a,", "a.", "a="),
     *("a(b=1),", "{'a':", '{"a":', '{"a":{},', "role='", "content=", "user: ", "\nuser: a", "Error", "Error: ", "/", "%", ".0"),
 )
-"""The units that are repeated to make texts."""
+"""The units from which texts are made by repetition."""
 
 BEFORE: Final = ("", "[", "['", '["a\\', "{'a': '", 'role="""', "Message(content=")
-"""Beginnings that make a parser read more of a text."""
+"""Beginnings that make a parser read further into a text."""
 
 
 def leaves_in(value: object, kind: type) -> Iterator[Place]:
-    """The paths of the values of a kind in a record; of all items of a list only that in the first item that has one."""
+    """Yield the paths of a record's values of a type. In each list, only the first item that has such a value counts."""
     shapes: set[Place] = set()
     for place in places_in(value):
         names = tuple("" if isinstance(key, int) else key for key in place)

@@ -1,4 +1,4 @@
-"""Sentence-transformers models of several families with random weights, small enough to be made and converted in a second."""
+"""Sentence-transformers models of several families with random weights, so small that each is made in a second."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ _SIZE: Final[dict[str, Any]] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 64,
-    # Otherwise random weights make nearly the same vector of every text.
+    # With smaller weights, a random model gives nearly the same vector to every text.
     "initializer_range": 0.3,
 }
 
@@ -26,7 +26,7 @@ Make = Callable[[Path], SentenceTransformer]
 
 
 def bert(directory: Path) -> SentenceTransformer:
-    """128 positions, mean pooling, the padding token in the middle of the vocabulary, a prompt."""
+    """Make a model with 128 positions, mean pooling, a padding token in the middle of the vocabulary, and prompts."""
     tokenizer = _word_pieces(["[UNK]", "[CLS]", "[SEP]", "[MASK]", "[PAD]"], cls="[CLS]", sep="[SEP]")
     config = transformers.BertConfig(**_SIZE, max_position_embeddings=128, pad_token_id=4)
     body = _transformer(directory, transformers.BertModel(config), tokenizer, pad="[PAD]")
@@ -39,7 +39,7 @@ def bert(directory: Path) -> SentenceTransformer:
 
 
 def mpnet(directory: Path) -> SentenceTransformer:
-    """Positions behind the padding token's id, no token types, the first token's vector."""
+    """Make a model whose positions begin after the padding token's id. It has no token types and pools by the first token."""
     tokenizer = _word_pieces(["<s>", "<pad>", "</s>", "[UNK]", "<mask>"], cls="<s>", sep="</s>")
     config = transformers.MPNetConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1)
     body = _transformer(directory, transformers.MPNetModel(config), tokenizer, pad="<pad>", longest=100)
@@ -47,7 +47,7 @@ def mpnet(directory: Path) -> SentenceTransformer:
 
 
 def roberta(directory: Path) -> SentenceTransformer:
-    """Positions behind the padding token's id, pieces of bytes, the largest of each place, and a dense module."""
+    """Make a model whose positions begin after the padding token's id, with byte-level tokens, max pooling, a dense module."""
     config = transformers.RobertaConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1, type_vocab_size=1)
     body = _transformer(
         directory, transformers.RobertaModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>", longest=128
@@ -56,7 +56,10 @@ def roberta(directory: Path) -> SentenceTransformer:
 
 
 def xlm_roberta(directory: Path) -> SentenceTransformer:
-    """Positions behind the padding token's id, pieces of bytes, the first token's vector."""
+    """Make a model whose positions begin after the padding token's id.
+
+    It has byte-level tokens and pools by the first token.
+    """
     config = transformers.XLMRobertaConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1, type_vocab_size=1)
     body = _transformer(
         directory, transformers.XLMRobertaModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>", longest=128
@@ -65,7 +68,7 @@ def xlm_roberta(directory: Path) -> SentenceTransformer:
 
 
 def gpt2(directory: Path) -> SentenceTransformer:
-    """Attention to what comes before alone; token types that are words, which its tokenizer does not make."""
+    """Make a model with causal attention. Its token types would be words, and its tokenizer makes none."""
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=300, initializer_range=0.3)
     body = _transformer(directory, transformers.GPT2Model(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>")
     return SentenceTransformer(modules=[body, Pooling(32, "lasttoken")], device="cpu")

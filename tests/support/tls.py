@@ -1,4 +1,4 @@
-"""Certificates made for a test, and a listener that records what clients send before it has proved its identity."""
+"""Makes certificates for a test, and listens for what clients send before the server has proved its identity."""
 
 import socketserver
 import ssl
@@ -22,12 +22,12 @@ class Authority:
         self._directory = directory
         self.certificate = directory / "authority.pem"
         self._key = directory / "authority.key"
-        # Python 3.13 and later take no authority without it.
+        # Python 3.13 and later reject an authority without this extension.
         subject = ("-subj", "/CN=authority", "-addext", "keyUsage=critical,keyCertSign,cRLSign")
         output_of("openssl", "req", "-x509", *_KEY, *subject, "-keyout", self._key, "-out", self.certificate)
 
     def server(self, *names: str, days: int = 2, asks_clients: bool = False) -> ssl.SSLContext:
-        """The context of a server with these names (``DNS:localhost``); with no ``days``, its certificate has expired.
+        """Return the context of a server with these names (``DNS:localhost``). With 0 ``days``, its certificate has expired.
 
         With ``asks_clients`` it refuses clients without a certificate of this authority.
         """
@@ -48,7 +48,7 @@ class Authority:
 
 
 class Listener(socketserver.TCPServer):
-    """Accepts connections on a port, by default of its own, records what arrives first, and closes them."""
+    """A server that accepts connections, by default on a free port, records what arrives first, and closes them."""
 
     allow_reuse_address = True
 

@@ -1,4 +1,4 @@
-"""Traces for tests: the shipped samples, with ids of their own, and short ones made of their words."""
+"""Traces for tests: the shipped samples under new ids, and short traces made of their words."""
 
 import json
 import random
@@ -26,7 +26,7 @@ def fresh_samples(count: int) -> list[dict[str, Any]]:
 
 
 def short_traces(count: int, seed: int) -> list[dict[str, Any]]:
-    """Distinct short traces, made of the samples' words, so that some are alike and some are not."""
+    """Return short traces, all distinct, which are made of the samples' words so that some of them are alike."""
     shuffle = random.Random(seed)
     samples = sample_traces()
     words = sorted({word for trace in samples for word in trace["task"]["objective"].split()})

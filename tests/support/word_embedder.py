@@ -19,7 +19,7 @@ WINDOW: Final = Window(max_elements=1_000, ttl_ms=60_000, slack_elements=1_000, 
 
 
 class WordEmbedder(Embedder):
-    """Each dimension is the sign of a vote by the words' hashes, so that every similarity is exact in float32."""
+    """An embedder whose dimensions are signs of a vote by the words' hashes, so that every similarity is exact in float32."""
 
     name = "words"
     space = "words-1"
@@ -50,7 +50,7 @@ def word_decider(
     pins: Pins | None = None,
     **options: Any,
 ) -> Decider:
-    """A decider in memory; for a log of its own, no time passes."""
+    """Return a decider in memory. Unless a log is given, its clock stands still."""
     novelty = NoveltyMeter(embedder or WordEmbedder(), log or MemoryLog(window, lambda: 1_000), window, pins)
     return Decider(ledger or MemoryLedger(), policy or Policy(), novelty, max_attempts=5, **options)
 
