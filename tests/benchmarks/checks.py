@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import psutil
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.limits import Limits
 from kp_scorer.settings import load_settings
 from kp_scorer.trace import ReasoningTrace

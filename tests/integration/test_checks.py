@@ -33,7 +33,7 @@ def submitted(client: Client, *objectives: str, **content: Any) -> dict[str, Dec
 
 def process_of_checks(worker: Worker) -> psutil.Process:
     children = psutil.Process(worker.process.pid).children()
-    (child,) = [child for child in children if "kp_scorer.checks.process" in child.cmdline()]
+    (child,) = [child for child in children if "kp_scorer.checks.answering" in child.cmdline()]
     return child
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import psutil
 import pytest
 from kp_scorer import Findings, Scorer
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.decision import CheckResult, Decision
 from kp_scorer.decoding import decode_trace
@@ -137,7 +137,7 @@ def test_the_child_of_a_check_that_forks_answers_no_question(strict: Checks) -> 
 
 _FORKING: Final = """
 import os, sys
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.settings import load_settings
 from tests.support.builders import make_trace
 checks = Checks(load_settings({"checks.own": {"count_steps": "note"}}).checks)
@@ -190,7 +190,7 @@ def test_without_its_extra_the_check_for_secrets_names_it(tmp_path: Path, monkey
 
 ORPHANING: Final = """
 import time
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.settings import load_settings
 from tests.support.builders import make_trace
 

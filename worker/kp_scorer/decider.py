@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import Counts, Embedder, Vector
 from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld

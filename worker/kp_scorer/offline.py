@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kp_scorer.adapters import FORMATS, Converter, SuppliedFields
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.decider import Decider, Resolved, open_gate, open_pins
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import decode_trace

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple, Self
 import click
 import numpy as np
 
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.gathering import score_lines, task_of

@@ -22,7 +22,7 @@ from kp_scorer.broker.celery_app import most_in_flight
 from kp_scorer.broker.publishing import send_again
 from kp_scorer.broker.queues import submission_queues, system_of
 from kp_scorer.broker.results import Publisher
-from kp_scorer.checks.checks import Checks
+from kp_scorer.checks.asking import Checks
 from kp_scorer.decider import Decider
 from kp_scorer.embedding.select import may_use_gpu
 from kp_scorer.errors import EmbedderUnhealthy, ScorerError, SettingsError

@@ -23,7 +23,7 @@ class Checks:
         """Load the checks; raise SettingsError if one is not installed, or cannot be loaded."""
         self._settings = settings
         bounds = Bounds(settings.start_s, settings.timeout_s, _MEMORY_BYTES)
-        self._process = BoundedProcess("kp_scorer.checks.process", settings.names, bounds)
+        self._process = BoundedProcess("kp_scorer.checks.answering", settings.names, bounds)
 
     def run(self, trace: ReasoningTrace) -> tuple[CheckResult, ...]:
         """Return the results of the checks that apply to the trace's privacy level. A failure is a result, and is logged."""
