@@ -1,1 +1,1 @@
-"""The books in Redis held against a model of them, whatever the order in which the scripts run."""
+"""A model of the ledger, the logs and the dead letters, which what Redis holds is compared with in any order of scripts."""

@@ -1,4 +1,4 @@
-"""The actions that may happen next, with their weights and conditions."""
+"""The actions that a run may take next, with their weights and conditions."""
 
 from collections.abc import Callable
 from random import Random
@@ -15,7 +15,7 @@ _OFTEN: Final = 14
 
 
 class Action(NamedTuple):
-    """An action of the world, its weight among the others, and whether there is anything it could be done to."""
+    """An action of the world, its weight among the others, and whether it is possible now."""
 
     do: Callable[[World, int, int], str]
     weight: int
@@ -82,7 +82,7 @@ ACTIONS: Final = {
 
 
 def perform(world: World, step: Step) -> str:
-    """Do a step and check what came of it; nothing happens if it is not possible. Gives what was done."""
+    """Perform a step if it is possible and check its effect; return a note of what was done."""
     action = ACTIONS[step.name]
     if not action.is_possible(world):
         return "-"
@@ -92,17 +92,17 @@ def perform(world: World, step: Step) -> str:
 
 
 class Chance:
-    """Chooses the steps of one run: some actions more often than in other runs, some not at all, and few contents."""
+    """Chooses the steps of one run from a seed. Each run prefers some actions, leaves others out, and uses few contents."""
 
     def __init__(self, seed: int) -> None:
         self._random = random = Random(seed)
         self._weights = {name: action.weight * random.choice((0, 1, 1, 2, 8)) for name, action in ACTIONS.items()}
         for name in ("take", "begin", "finish", "revise", "end", "go_on", "send_foreign"):
             self._weights[name] = max(self._weights[name], ACTIONS[name].weight)
-        # Rare actions meet each other only in runs that are made for it.
+        # Rare actions would hardly ever meet each other, if some runs did not prefer them.
         rare = [name for name, action in ACTIONS.items() if action.weight < _RARE]
         self._weights |= dict.fromkeys(random.sample(rare, random.choice((0, 1, 2, 3))), _OFTEN)
-        # Many traces fill windows; few meet each other.
+        # With many traces, windows fill up. With few, the same trace is submitted again and again.
         self._contents = random.sample(range(len(IDS)), random.choice((1, 1, 2, 2, 3, 5)))
         self._kinds = random.sample(range(len(KINDS)), random.randint(1, len(KINDS)))
         self._longest_move = random.choice((3, 5, 8, 9, len(MOVES_MS) - 1))

@@ -1,4 +1,4 @@
-"""Run code up to its next call of a script, and on when the test says so: in a thread, but never two at once."""
+"""Runs code in a thread that stops before each call of a script and goes on when the test says so; only one runs at a time."""
 
 import threading
 from collections.abc import Callable
@@ -8,11 +8,11 @@ _own: Final = threading.local()
 
 
 class Gone(BaseException):
-    """The process that ran this has died."""
+    """Raised in a stretch to end it, as if its process had died."""
 
 
 class Violation(AssertionError):
-    """The books are not what the specification says. Nothing may swallow it, whatever handler it passes on its way."""
+    """What Redis holds differs from the specification. It reaches the test even if a handler swallows it on its way."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -22,10 +22,10 @@ class Violation(AssertionError):
 
 
 class Stretch:
-    """A function that stops before each of its calls to the outside. Its maker must end it, or let it die."""
+    """A function that stops before each of its calls to the outside. Whoever starts it must run it to its end or let it die."""
 
     def __init__(self, function: Callable[[], object]) -> None:
-        """Start the function, which runs up to its first stop."""
+        """Start the function and run it up to its first stop."""
         self.is_done = False
         self.next_call = ""
         self.error: Exception | None = None
@@ -38,13 +38,13 @@ class Stretch:
         self._wait()
 
     def run_on(self, thrown: BaseException | None = None) -> None:
-        """Make the call that is next and run up to the one after; or let the call raise ``thrown``."""
+        """Let the function make its next call, or let the call raise ``thrown``, and run it up to its next stop."""
         self._thrown = thrown
         self._go.release()
         self._wait()
 
     def die(self) -> None:
-        """End the function where it has stopped, as if its process were killed."""
+        """End the function where it stands, as if its process had been killed."""
         self.violation = None
         while not self.is_done:
             self.run_on(Gone())
@@ -68,7 +68,7 @@ class Stretch:
         self._back.release()
 
     def stop(self, next_call: str) -> None:
-        """Called by the function itself: wait until it may make the call."""
+        """Wait until the function, which calls this itself, may make its next call."""
         self.next_call = next_call
         self._back.release()
         self._go.acquire()
@@ -77,7 +77,7 @@ class Stretch:
 
 
 def stop_before(call: str) -> None:
-    """Stop here if this is run as a stretch."""
+    """Stop here if the code runs as a stretch; elsewhere do nothing."""
     stretch: Stretch | None = getattr(_own, "stretch", None)
     if stretch is not None:
         stretch.stop(call)

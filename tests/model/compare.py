@@ -1,4 +1,4 @@
-"""Hold what lies in Redis against the model, field by field."""
+"""Compares what Redis holds with the model, field by field."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,11 +13,11 @@ from tests.model.reference_log import ERASED, HEAD, LOG, WINDOW, LogModel
 from tests.model.server import Dump
 
 _SOME: Final = b"some"
-"""Stands for the place of a fact, which the specification leaves open."""
+"""A value that stands for the place of any fact, because the specification leaves these places open."""
 
 
 def check_same(dump: Dump, model: Reference) -> None:
-    """Raise a violation if Redis holds anything but what the model says."""
+    """Raise a violation if Redis holds anything but what the model expects."""
     expected = _expected(model)
     stored = {key: readable for key, content in dump.items() if (readable := _readable(key, content))}
     if stored == expected:
@@ -59,7 +59,7 @@ def _expected(model: Reference) -> dict[str, object]:
 
 
 def _record(record: TraceRecord) -> dict[str, bytes]:
-    # A dead record says why even if there is nothing to say.
+    # A dead record has the field even if there is no detail.
     is_dead = record.state == "dead"
     fields = _fields({name: value for name, value in vars(record).items() if value or (is_dead and name == "detail")})
     return fields | dict.fromkeys(fields.keys() & {"fact"}, _SOME)
@@ -70,12 +70,12 @@ def _letter(letter: Letter) -> dict[str, bytes]:
 
 
 def _fields(values: Mapping[str, object]) -> dict[str, bytes]:
-    """A hash as Redis has it."""
+    """Return the fields of a hash in the form in which Redis returns them."""
     return {name: value if isinstance(value, bytes) else str(value).encode() for name, value in values.items()}
 
 
 def _counts(counted: Mapping[str, int | bytes]) -> dict[str, int]:
-    """Return counts without zeros: a count of 0 and a missing one mean the same."""
+    """Return counts without zeros, as a count of 0 and a missing one mean the same."""
     return {name: int(count) for name, count in counted.items() if int(count)}
 
 
@@ -103,7 +103,7 @@ def _readable(key: str, content: Any) -> object:
     if key in (KEYS.counts, KEYS.tallies, KEYS.dropped):
         return _counts(content)
     if key.startswith(KEYS.record("")):
-        # Neither has been tried nor sent again, whether that is written down or not.
+        # An absent count of attempts or resends means the same as a count of 0.
         return {name: _SOME if name == "fact" else value for name, value in content.items() if value != b"0"}
     return content
 

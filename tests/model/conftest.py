@@ -1,4 +1,4 @@
-"""A Redis for the model alone: its clock is the test's, and it is emptied for every run."""
+"""A Redis for the model alone. The test moves its clock, and it is emptied before every run."""
 
 from collections.abc import Iterator
 

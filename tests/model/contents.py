@@ -1,4 +1,4 @@
-"""The submissions that producers may send: few ids and few contents, so that they meet often."""
+"""The submissions that producers may send. They have few ids and few contents, so that they often meet."""
 
 import hashlib
 import json
@@ -23,12 +23,12 @@ IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", 
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today", "pay the  invoice")
 
 DOMAINS: Final = ("cod1", "code", "cod2", "cod3", "cod1")
-"""The domain of each text: the first and the last look alike. Settings name one of them."""
+"""The domain of each text. Similar texts share the first domain, and the settings name only one of them."""
 
 KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless", "solved later", "failed later", "forged")
-"""The second says the very same as the first in other bytes; the nameless has no id of its own, only its message has one.
+"""The kinds of submissions. The second has the content of the first in other bytes; "nameless" has an id in its header only.
 
-Those after it are late outcomes, of which the last is forged, with the id of the one before.
+The last three are late outcomes. The last of these is forged, under the id of the one before.
 """
 SECRET: Final = "secret of the ledger"
 OUTCOME_IDS: Final = tuple(f"kp:outcome:{number}-{kind[:6]}" for number in range(5) for kind in KINDS[6:8])
@@ -36,13 +36,13 @@ OUTCOME_IDS: Final = tuple(f"kp:outcome:{number}-{kind[:6]}" for number in range
 
 @dataclass(frozen=True)
 class Payload:
-    """A submission as a message or a dead letter holds it."""
+    """A submission as messages and dead letters hold it."""
 
     raw: bytes
     header_id: str
-    """The id in the header of its message."""
+    """The id in the header of the message."""
     named_id: str
-    """The id in its content; empty if it has none."""
+    """The id in the content; empty if the content has none."""
     trace: ReasoningTrace | None
     """None if the content cannot be decoded."""
     digest: bytes
@@ -52,7 +52,7 @@ class Payload:
 
 @cache
 def payload_of(trace_id: str, kind: str) -> Payload:
-    """The content of a kind under an id. Some contents are the same under several ids."""
+    """Return the submission of a kind under an id. Some kinds have the same content under several ids."""
     if kind == "nameless":
         return _payload({"steps": "none"}, trace_id)
     number = IDS.index(trace_id)
@@ -87,14 +87,14 @@ def _payload(content: dict[str, Any], header_id: str) -> Payload:
 
 @cache
 def by_bytes(raw: bytes) -> Payload:
-    """The submission that has these bytes, as whoever has only them would read it."""
+    """Return the submission with these bytes, as someone who has only the bytes would read it."""
     content = json.loads(raw)
     return _payload(content, trace_id_of(content))
 
 
 @cache
 def vector_of(digest: bytes) -> Vector:
-    """The vector of the content with this digest."""
+    """Return the vector of the content with this digest."""
     traces = (payload_of(trace_id, kind).trace for trace_id in IDS for kind in KINDS)
     trace = next(trace for trace in traces if trace and trace.digest() == digest)
     vector: Vector = WordEmbedder().embed([trace.embedding_text])[0]
@@ -106,14 +106,14 @@ def letter_id_of(raw: bytes) -> str:
 
 
 class EmbeddingFailed(Exception):
-    """The error of an embedder that fails."""
+    """The error that the failing embedder raises."""
 
 
 class FailingEmbedder(WordEmbedder):
     fails = False
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        # Fail on these texts only, so that the embedder itself is healthy.
+        # Fail on the texts of submissions only, so that the probe shows the embedder to be healthy.
         if self.fails and any(text.startswith(_TEXTS) for text in texts):
             raise EmbeddingFailed
         return super().embed(texts)

@@ -1,4 +1,4 @@
-"""The invariants of the books after every step, read from Redis alone: the model has no say in it."""
+"""The invariants that hold after every step. They are read from Redis alone, independently of the model."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -13,13 +13,13 @@ from tests.model.reference_log import LOG
 from tests.model.server import Dump
 
 HasMessage = Callable[[str, bytes], bool]
-"""Returns whether a message with this id, and content of this digest, is on its way or in flight."""
+"""Returns whether a message with this id and with content of this digest is on the queue or in flight."""
 
 _PENDING_ONLY: Final = ("since_ms", "submission", "resends", "owner", "held_until_ms", "attempts")
 
 
 class Invariants:
-    """Looks at one dump after the other, and remembers what must not change between them."""
+    """Checks one dump after another, and remembers what must not change between them."""
 
     def __init__(self) -> None:
         self._decisions: dict[str, bytes] = {}

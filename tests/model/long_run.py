@@ -1,4 +1,4 @@
-"""``python -m tests.model.long_run --steps 1000000``: a long run; exits 1 with the failing sequence if there is one."""
+"""``python -m tests.model.long_run --steps 1000000`` runs for long, and exits with 1 and the sequence that fails, if any."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ _PROGRESS_EVERY_S = 10.0
 
 
 def main() -> int:
-    """Run for ``--steps`` steps; print progress to stderr and a summary as JSON to stdout."""
+    """Run for ``--steps`` steps, with progress on stderr; print a summary as JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--length", type=int, default=150, help="steps of one run, after which everything is ended")

@@ -1,4 +1,4 @@
-"""Mutants of a Lua script by its structure: each leaves out a statement, reverses a condition, or leaves out a part of one."""
+"""Makes mutants of a Lua script: each lacks a statement or a part of a condition, or has a condition reversed."""
 
 import re
 from collections import Counter
@@ -12,12 +12,15 @@ _INLINE: Final = re.compile(r" (?:then|do) (?P<statement>[a-z_.]+\(.+\)) end$")
 _STATEMENT: Final = re.compile(
     r"\s*(?!local |return|for |if |else|while |expect|error|use_reserve)[a-z_.]+(?:\(.*\)| = .+)", re.DOTALL
 )
-"""A call or an assignment. Scripts check their keys, and use what is reserved of a full Redis, before the model begins."""
+"""A call or an assignment, except for checks of keys and uses of the reserve, which matter only before the model begins."""
 _OPERATOR: Final = re.compile(r" (?:and|or) ")
 
 
 def mutants_of(script: str) -> Iterator[Mutant]:
-    """Yield the mutants of a script, in the order of its text; those that mean the same are numbered from the second on."""
+    """Yield the mutants of a script in the order of its text.
+
+    If several have the same description, the later ones are numbered.
+    """
     meanings = Counter[str]()
     for mutant in _changes_to(script, text_of(script)):
         meanings[mutant.meaning] += 1
@@ -47,7 +50,7 @@ def _mutant(script: str, text: str, at: int, end: int, change: str = "left out",
 
 
 def _instead_of(condition: str) -> Iterator[tuple[str, str]]:
-    """Yield the reverse of a condition, and what is left of it without its first or its last part."""
+    """Yield a condition reversed, without its first part, and without its last part."""
     yield "reversed", f"not ({condition})"
     parts = [each for each in _OPERATOR.finditer(condition) if _is_balanced(condition[: each.start()])]
     if parts:
@@ -56,7 +59,7 @@ def _instead_of(condition: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole_statement(lines: list[str]) -> str:
-    """Return the first line, and those after it until all its brackets are closed."""
+    """Return the first line with as many of the next as close all its brackets."""
     statement = lines[0]
     for line in lines[1:]:
         if _is_balanced(statement):

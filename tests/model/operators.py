@@ -1,4 +1,4 @@
-"""Acts for those who change the books beside the workers: clients, the resender, and people at the command line."""
+"""What clients, the resender and people at the command line do to the ledger and the dead letters, step by step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,11 +22,11 @@ Send = Callable[[Payload], None]
 
 
 Chosen = Callable[[int], int]
-"""Chooses a number below its argument."""
+"""A function that chooses a number below its argument."""
 
 
 class Operator(Stretch):
-    """Somebody who is at work, and may be stopped or die between any two steps."""
+    """Somebody at work, whom the test may interrupt or let die between any two steps."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         super().__init__(work)
@@ -49,7 +49,7 @@ def submit(books: Books, payload: Payload, send: Send) -> None:
 def replay(books: Books, chosen: Chosen, send: Send) -> None:
     letters = WatchedLetters(books)
     for letter, serial in _one_of(letters, chosen):
-        # Refused dead letters stay.
+        # A dead letter that is refused again stays.
         with suppress(InvalidTrace, TraceConflict):
             payload = letters.payload(letter.letter_id)
             parse_json(payload, LIMITS)
@@ -80,7 +80,7 @@ def resend_lost(books: Books, is_empty: Callable[[], bool], send: Send) -> None:
 
 @contextmanager
 def patched_broker() -> Iterator[None]:
-    """Let the resender use the queue of the world it is in."""
+    """Let the resender send to the queue of the world in which it runs."""
 
     def waiting(app: Any, _queue: object) -> int:
         return 0 if app.is_empty() else 1

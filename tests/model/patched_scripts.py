@@ -1,4 +1,4 @@
-"""The scripts under a clock that the test moves and with a bound that it reaches, and with a mutation if one is wanted."""
+"""Patches the scripts to use a clock that the test moves and bounds that it reaches, and mutates one if that is wanted."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
 
 MOST_NAMES: Final = 2
-"""The number of domains unknown to the settings that get a tally of their own: so few that some do not."""
+"""The number of domains that get a tally of their own though the settings do not name them. Some must be left over."""
 
 LETTER_BYTES: Final = 1
-"""The bytes of a dead letter beside its payload: so few that letters can be too many before they are too large."""
+"""The bytes that a dead letter counts beside its payload. With so few, letters can be too many before they are too large."""
 
 _OWN: Final = {"MOST_NAMES": MOST_NAMES, "LETTER_BYTES": LETTER_BYTES}
 _COUNTS: Final = {"commit": 1, "ledger": 1}
-"""The number of these bounds in each script."""
+"""The number of times that each script defines one of these bounds."""
 
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
 _BOUND: Final = re.compile(r"local (MOST_NAMES|LETTER_BYTES) = \d+")
 
-# Redis' own clock must not matter: what a script gives a life is noted, and the test ends it when its time has come.
+# Keys must not expire by Redis' own clock. The prelude notes each lifetime instead, and the test deletes the key in time.
 _PRELUDE: Final = f"""
 local server = redis
 local function now_ms()
@@ -50,9 +50,9 @@ local redis = {{pcall = noting(server.pcall), call = noting(server.call)}}
 class Mutant(NamedTuple):
     script: str
     text: str
-    """The whole script, with one thing wrong."""
+    """The text of the whole script, with one fault in it."""
     meaning: str
-    """The fault, which no other mutant of the script has."""
+    """The description of the fault, which no other mutant of the script shares."""
 
 
 text_of: Final = scripts._text

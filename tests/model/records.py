@@ -1,4 +1,4 @@
-"""The fields that Redis has for a trace and for a dead letter, and their times to live."""
+"""The fields that Redis holds for a trace and for a dead letter, and their lifetimes."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ KEPT_MS: Final = KEPT_S * 1_000
 
 class SmallLedger(LedgerSettings):
     max_resends = 1
-    # So few that letters are often dropped, for being too many or, two of those that can be decoded, too large.
+    # The limits are so low that letters are often dropped: for their number, or because two that can be decoded are too large.
     max_dead_letters = 3
     max_dead_letter_bytes = 790
 
@@ -31,7 +31,7 @@ def key_of(kind: str) -> str:
 
 @dataclass
 class TraceRecord:
-    """A trace's record; state is empty where only its place is known."""
+    """The record of a trace. Its state is empty where only its place in the log is known."""
 
     state: str = ""
     digest: bytes = b""
@@ -52,7 +52,7 @@ class TraceRecord:
     outcomes: str = ""
     revises: str = ""
     fact: str = ""
-    """The serial number of its newest fact; in Redis that has a place."""
+    """The serial number of the trace's newest fact, where Redis has the fact's place."""
 
     def forget_place(self) -> None:
         self.epoch = self.entry = ""
@@ -63,7 +63,7 @@ class TraceRecord:
 
 @dataclass
 class Letter:
-    """A dead letter. Its serial tells this dead-lettering from every other, whatever the record in Redis holds."""
+    """A dead letter. Its serial number identifies this dead-lettering, even if the same letter is stored again."""
 
     payload: bytes
     reason: str

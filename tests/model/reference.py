@@ -1,6 +1,6 @@
-"""The specification of the ledger, as plain Python: what each event does to the books, a branch for each cell of its table.
+"""The specification of the ledger in plain Python: what each event changes, with a branch for each cell of its table.
 
-A record here has the fields that lie in Redis, so that the two can be compared.
+The records have the same fields as those in Redis, so that they can be compared.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ from tests.model.reference_log import LogModel
 
 
 class Reference:
-    """A model of the ledger: the state that the scripts must lead to."""
+    """A model of the ledger: the state that the scripts must produce."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000_000
@@ -41,9 +41,9 @@ class Reference:
         self.letters: dict[str, Letter] = {}
         self.letter_index: dict[str, int] = {}
         self.letter_sizes: dict[str, tuple[int, str]] = {}
-        """The size and the kind of each letter."""
+        """The size and the kind of each dead letter."""
         self.kinds: dict[str, dict[str, int]] = {"junk": {}, "rest": {}}
-        """The letters of each kind by their time."""
+        """The dead letters of each kind, with their times."""
         self.dropped = Counter[str]()
         self.dead_lettered = Counter[str]()
         self.workers: dict[str, int] = {}
@@ -54,7 +54,7 @@ class Reference:
         self.deadlines: dict[str, int] = {}
         self.serials = 0
 
-    # Lifetimes. Keys that may expire do so at their deadlines, and not before.
+    # Lifetimes: keys that may expire do so at their deadlines, and not before.
 
     def expires_in(self, key: str, ttl_ms: int) -> None:
         self.deadlines[key] = self.now + ttl_ms
@@ -149,10 +149,10 @@ class Reference:
     def commit(self, verdict: Verdict, *, lacks_fact: bool) -> Decision | str | None:
         """Commit a verdict; return the result, or the text of the error.
 
-        ``lacks_fact``: it may rest on the fact of one before it that was not stored.
+        ``lacks_fact`` is true if the verdict may rest on an earlier one's fact that was not stored.
         """
         record = self.record(verdict.trace_id)
-        # A dead record without a digest is of another submission than any that could be decided.
+        # A dead record without a digest belongs to a submission that could not be decoded, and so to another one than this.
         if (record.state or record.digest) and record.digest != verdict.digest:
             return str(TraceConflict(verdict.trace_id))
         if record.state == "decided":
@@ -205,7 +205,7 @@ class Reference:
     def _count(self, verdict: Verdict) -> None:
         name = verdict.domain
         if not verdict.is_known and f"decided {name}" not in self.tallies:
-            # After that many others, a domain has no name.
+            # Once that many other domains have a name, any further one is counted without its name.
             name = name if self.tallies["names"] < MOST_NAMES else ""
             self.tallies["names"] += bool(name)
         self.tallies[f"decided {name}"] += 1
@@ -214,7 +214,7 @@ class Reference:
     # Dead letters.
 
     def dead_letter(self, payload: bytes, reason: str, detail: str, trace_id: str, digest: bytes, deliveries: int) -> bytes:
-        """Give the decision of this very submission if there is one; else keep a letter and give nothing."""
+        """Return the decision of this very submission if there is one; otherwise keep a letter and return nothing."""
         record = self.record(trace_id) if trace_id else None
         as_letter = letter_id_of(payload).encode()
         is_same = record is not None and bool(
@@ -226,10 +226,11 @@ class Reference:
         named = self.letters[letter_id].trace_id if letter_id in self.letters else ""
         if named not in ("", trace_id):
             if digest or is_same:
-                # Now the right id of these bytes is known. The record that died by them under the other id did so by mistake.
+                # The right id of these bytes is known now, so the record that died by them under another id did so by mistake.
                 self._forget_dead(named, letter_id)
             else:
-                # Bytes without a name came under another one first; their letter speaks for that one's record.
+                # These bytes have no id of their own. They came under another id first, and their letter belongs to that id's
+                # record.
                 record, trace_id = None, named
         is_new = self._keep_letter(letter_id, payload, reason, detail, trace_id, deliveries)
         ends_pending = record is not None and record.state == "pending" and is_same
@@ -237,7 +238,7 @@ class Reference:
         self.dead += is_new or ends_pending
         if record and (record.state in ("", "dead") or ends_pending):
             self.records[trace_id] = record
-            # A dead record with this id keeps its place, unless other content has replaced it.
+            # A dead record under this id keeps its place in the log, unless it gets other content.
             if record.digest != digest and (digest or not record.state):
                 record.forget_place()
                 record.digest = digest
@@ -280,14 +281,14 @@ class Reference:
         return {kind: str(size) for kind, size in sums.items()}
 
     def next_to_go(self) -> tuple[str, str] | None:
-        """Return which letter goes next, and its reason, empty if its time is over; None if all is within bounds."""
+        """Return the letter to remove next and the reason it had, empty if it has expired; None if all is within bounds."""
         if not self.letter_index:
             return None
         oldest, newest = (least_or_most(self.letter_index, key=self._age) for least_or_most in (min, max))
         if self.letter_index[oldest] <= self.now - KEPT_MS:
             return oldest, ""
         for index in self.kinds.values():
-            # The newest takes no room.
+            # The newest letter does not count, so that one is always kept.
             size = sum(self.letter_sizes[each][0] for each in index if each != newest)
             if len(index) > LEDGER.max_dead_letters or size > LEDGER.max_dead_letter_bytes:
                 first = min(index, key=self._age)
@@ -298,7 +299,7 @@ class Reference:
         return self.letter_index[letter_id], letter_id
 
     def make_room(self) -> list[str]:
-        """Remove letters until all is within bounds; give the reasons of those that went before their time."""
+        """Remove letters until all is within bounds; return the reasons of those that had not expired."""
         reasons = []
         while following := self.next_to_go():
             letter_id, reason = following
@@ -309,7 +310,7 @@ class Reference:
         return reasons
 
     def drop(self, letter_id: str, serial: int) -> bool:
-        """Drop a letter unless it was dead-lettered since then."""
+        """Drop a letter, unless it has been dead-lettered again since it was read."""
         letter = self.letters.get(letter_id)
         if letter is None or letter.serial != serial:
             return False
@@ -380,7 +381,7 @@ class Reference:
     # Steps that several events have in common.
 
     def _to_pending(self, trace_id: str, record: TraceRecord, digest: bytes) -> TraceRecord:
-        """Begin a record anew; it keeps its place if the content is the same."""
+        """Begin a record anew. It keeps its place in the log if the content is the same."""
         begun = self.records[trace_id] = TraceRecord("pending", digest, since_ms=self.now, outcomes=record.outcomes)
         if record.digest == digest:
             begun.epoch, begun.entry = record.epoch, record.entry

@@ -19,20 +19,20 @@ KEPT_FACTS: Final = KeptFactKeys(KEYS.of_facts(WordEmbedder.space)).log
 
 
 class Entry(NamedTuple):
-    """A fact, or a note about one; the specification leaves open which."""
+    """A fact, or a note about one; the specification leaves it open which of the two it is."""
 
     trace_id: str
     text: bytes = b""
     vector: bytes = b""
     is_note: bool = False
-    """True also for a fact that is stored once more, as its trace is kept from then on."""
+    """True also for a fact that is stored a second time, because its trace is kept from then on."""
 
 
 ERASED: Final = Entry("", is_note=True)
 
 
 class FactsModel:
-    """The facts as they should be, oldest first, each with a serial number of its own."""
+    """The facts that Redis should hold, oldest first, each with a serial number."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[int, Entry]] = []
@@ -52,7 +52,7 @@ class FactsModel:
         return self._append(books, Entry(verdict.trace_id, verdict.fact, verdict.vector), is_of_kept=verdict.is_kept)
 
     def revise(self, books: "Reference", serial: str, change: Change) -> str:
-        """Note what becomes of the trace of a fact, if that is still there; return the serial number of its newest fact."""
+        """Note the change to a fact's trace if the fact still exists; return the serial number of the trace's newest fact."""
         there = dict((*self.kept_facts, *(self.stored if change == "kept" else ())))
         entry = there.get(int(serial or 0))
         if entry and change == "kept":

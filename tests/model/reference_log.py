@@ -1,4 +1,4 @@
-"""The specification of a novelty log: every entry there ever was, so that a window can be looked at whole."""
+"""The specification of a novelty log. It keeps every entry ever made, so that it always knows a window as a whole."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ _LIFE_MS: Final = WINDOW.ttl_ms + WINDOW.slack_ms
 
 @dataclass
 class LogEntry:
-    """An entry; one that is erased keeps its number."""
+    """An entry of the log. It keeps its number when it is erased."""
 
     time_ms: int
     number: int
@@ -40,7 +40,7 @@ class LogEntry:
 
 
 class LogModel:
-    """The novelty log as the specification wants it."""
+    """The novelty log as the specification describes it."""
 
     def __init__(self) -> None:
         self.epoch = ""
@@ -57,7 +57,10 @@ class LogModel:
             self.erasures.clear()
 
     def append(self, books: "Reference", epoch: str, candidates: Sequence[Candidate], replied: Sequence[str]) -> list[str]:
-        """Say which places candidates get; ``replied`` are those they got, for what the specification leaves open."""
+        """Return the places that candidates must get.
+
+        Where the specification leaves that open, follow the places of ``replied``.
+        """
         before = self.number
         places = [self._admit(books, epoch, candidate, place) for candidate, place in zip(candidates, replied, strict=True)]
         if self.number > before:
@@ -73,7 +76,7 @@ class LogModel:
             return record.entry
         place = self._append(books, epoch, LogEntry(0, 0, trace_id, digest, counts, visible if visible != digest else b""))
         if record.state in ("decided", "dead"):
-            # A trace that has ended keeps the place that its end rests on; this one only serves its worker, for the comparison.
+            # A trace that has ended keeps the place that its end rests on. Only the worker uses this one, for its comparison.
             return place
         record.digest, record.epoch, record.entry = digest, epoch, place
         books.records[trace_id] = record
@@ -85,7 +88,7 @@ class LogModel:
         time_ms, _, number = place.partition("-")
         oldest = self.number - WINDOW.slack_elements
         is_within = int(number) > oldest and int(time_ms) > max(now, self.time_ms) - WINDOW.slack_ms
-        # A place that this very batch may push out of the slack may be replied up at once.
+        # If a place is so near the end of the slack that this batch may push it out, the script may already treat it as gone.
         return is_within and (replied == place or int(number) > oldest + LARGEST_BATCH)
 
     def _append(self, books: "Reference", epoch: str, entry: LogEntry) -> str:

@@ -1,4 +1,4 @@
-"""Runs of many steps, drawn from a seed, and cut down when one fails."""
+"""Runs of many steps, drawn from a seed, which are cut down to fewer steps if they fail."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from tests.model.workers import Worker
 from tests.model.world import World
 
 _ROUNDS: Final = 60
-"""In which everybody ends what was begun, in good order, and nothing may be left over."""
+"""The rounds in which everybody finishes in good order what was begun. After these, nothing may be left over."""
 
 
 class Failure(NamedTuple):
@@ -25,7 +25,7 @@ class Failure(NamedTuple):
     violation: str
 
     def __str__(self) -> str:
-        """The run, a line for each step."""
+        """Return the steps of the run, one on each line, and the violation."""
         width = len(str(len(self.steps)))
         steps = enumerate(zip(self.steps, self.notes, strict=True), 1)
         lines = [f"{number:{width}} {step.name}({step.first}, {step.second})  {note}" for number, (step, note) in steps]
@@ -33,12 +33,12 @@ class Failure(NamedTuple):
 
 
 def run(server: Server, seed: int, length: int, executed: Counter[str]) -> Failure | None:
-    """Do ``length`` steps and end everything; count the steps by name."""
+    """Run ``length`` random steps, then finish all work; count the steps by name in ``executed``."""
     return _perform(server, seed, length, Chance(seed).next, executed)
 
 
 def repeat(server: Server, seed: int, steps: Sequence[Step]) -> Failure | None:
-    """Do these steps, as far as they are possible, and end everything."""
+    """Repeat these steps, leaving out those that are not possible, and then finish all work."""
     remaining = iter(steps)
     return _perform(server, seed, len(steps), lambda _: next(remaining), Counter())
 
@@ -70,7 +70,7 @@ def drain(world: World) -> None:
             return
         if not is_in_flight:
             world.resend_lost(0, 0)
-        # Late outcomes wait longest.
+        # If only late outcomes are left, wait for as long as they are kept.
         are_early = not is_in_flight and all(world.model.record(each).revises for each in world.model.pending)
         world.move(RECORD_TTL_MS + 1 if are_early else TRACE_LEASE_MS + 1, stalled=0)
     unended = [message.payload.header_id for worker in world.workers for message in worker.in_flight]
@@ -88,7 +88,7 @@ def _work_off(world: World) -> None:
 
 
 def _end_all(world: World, worker: Worker) -> None:
-    # Messages whose traces other workers hold wait again, for the next round.
+    # Some messages wait again, because other workers hold their traces. Leave those for the next round.
     unseen = len(worker.waiting)
     unheld = len(worker.late)
     while True:
@@ -108,7 +108,7 @@ def _end_all(world: World, worker: Worker) -> None:
 
 
 def cut_down(server: Server, failure: Failure) -> Failure:
-    """Leave out steps for as long as what remains fails, and of the same."""
+    """Leave out steps as long as the others still fail with the same kind of violation."""
     length = len(failure.steps)
     size = length // 2
     while size:
@@ -119,7 +119,7 @@ def cut_down(server: Server, failure: Failure) -> Failure:
                 failure = shorter
             else:
                 start += size
-        # Once more, until no single step can be spared.
+        # Repeat single steps until none can be left out any more.
         size = size // 2 if size > 1 or len(failure.steps) == length else 1
         length = len(failure.steps)
     return failure
@@ -127,6 +127,6 @@ def cut_down(server: Server, failure: Failure) -> Failure:
 
 @contextmanager
 def prepared(mutant: Mutant | None = None) -> Iterator[None]:
-    """The scripts under the test's clock, and a broker that is the world's queue."""
+    """Run the block with scripts under the test's clock, and with the world's queue as the broker."""
     with patched_scripts(mutant), patched_broker():
         yield

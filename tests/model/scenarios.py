@@ -1,4 +1,4 @@
-"""Short sequences that few random runs come upon. Most were found by a long run, and cut down."""
+"""Short sequences that random runs seldom produce. Most were found by a long run and cut down."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from tests.model.actions import Step
 
 
 def _steps(text: str) -> tuple[Step, ...]:
-    """Parse steps, each ``name first second``, separated by commas; numbers that are left out are 0."""
+    """Parse steps, each ``name first second``, separated by commas. Numbers that are left out are 0."""
     parts = [part.split() for part in text.split(",")]
     return tuple(Step(name, int(first), int(second)) for name, first, second, *_ in ([*part, "0", "0"] for part in parts))
 

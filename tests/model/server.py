@@ -1,4 +1,4 @@
-"""The Redis of the test: read whole in one step, and put back to what it was."""
+"""The Redis of the test, which can be read as a whole in one step and reset to an earlier state."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ import structlog
 from tests.model.patched_scripts import DEADLINES_KEY, NOW_KEY
 from tests.support.servers import embedded_default
 
-# Everything that is ours, as key, kind and content.
+# The script returns the name, the type and the content of each of our keys.
 _DUMP: Final = """
 local kinds = {hash = {'HGETALL'}, zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, string = {'GET'}, stream = {'XRANGE', '-', '+'}}
 local found = {}
@@ -24,10 +24,10 @@ return found
 
 
 Image = dict[bytes, Any]
-"""All keys with their contents at one moment."""
+"""All keys and their contents at one moment, in the form in which Redis restores them."""
 
 Dump = dict[str, Any]
-"""The values of all keys, by name: hashes as bytes by field, sorted sets as integers by member, others as Redis has them."""
+"""The values of all keys by name: hashes as bytes by field, sorted sets as integers by member, others as Redis returns them."""
 
 
 def _pairs(content: Sequence[Any]) -> Iterator[tuple[str, Any]]:
@@ -43,11 +43,11 @@ def _readable(kind: bytes, content: Any) -> Any:
 
 
 class Server:
-    """A connection to a Redis that is the test's alone."""
+    """A connection to a Redis that belongs to the test."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        # Trimming must not wait until a node of a stream is full; and there is nothing to keep if the test ends.
+        # By default, trimming a stream waits until a node is full. There is no need to keep data beyond the test.
         client.config_set("stream-node-max-entries", 1)
         client.config_set("appendonly", "no")
         self._dump = client.register_script(_DUMP)
@@ -60,14 +60,14 @@ class Server:
         self.client.set(NOW_KEY, now)
 
     def read(self) -> Dump:
-        """Every key but the test's clock, as of one moment."""
+        """Return every key but the test's clock, all read at one moment."""
         rows: Any = self._dump()
         contents = {key.decode(): _readable(kind, content) for key, kind, content in rows}
         contents.pop(NOW_KEY, None)
         return contents
 
     def delete(self, keys: list[str]) -> None:
-        """Delete keys whose time has come, as Redis does."""
+        """Delete keys whose lifetime has ended, as Redis would."""
         if keys:
             self.client.delete(*keys)
             self.client.zrem(DEADLINES_KEY, *keys)
@@ -77,7 +77,7 @@ class Server:
         return {key: self.client.dump(key) for key in keys if key != NOW_KEY.encode()}
 
     def put_back(self, image: Image, now: int) -> None:
-        """Come back with all keys as they were in the image; only time has gone on."""
+        """Restore all keys of an image, as Redis does after a restart; only the time has gone on."""
         self.clear(now)
         for key, value in image.items():
             self.client.restore(key, 0, value)
@@ -85,7 +85,7 @@ class Server:
 
 @contextmanager
 def running(directory: Path) -> Iterator[Server]:
-    """A server for as long as the context lasts, and no log lines: they would be one for each dead letter."""
+    """Run a server during the block, without log lines, of which there would be one for each dead letter."""
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
     try:

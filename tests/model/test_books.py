@@ -1,4 +1,4 @@
-"""Whatever the order in which the scripts run, the ledger is what the specification says, and everything comes to an end."""
+"""In whatever order the scripts run, the ledger matches the specification, and every trace comes to an end."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The model notices almost every script with one thing wrong."""
+"""The model detects almost every script with a fault in it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def is_noticed(server: Server, mutant: Mutant) -> bool:
     by_chance = [partial(run, server, seed, LENGTH, Counter[str]()) for seed in range(RUNS)]
     by_hand = [partial(repeat, server, 0, steps) for steps in SCENARIOS.values()]
     with prepared(mutant):
-        # The first run detects most mutants, and the scenarios most of the others.
+        # The first random run detects most mutants, and the scenarios detect most of the others.
         return any(map(fails, chain(by_chance[:1], by_hand, by_chance[1:])))
 
 
@@ -42,5 +42,5 @@ def fails(attempt: Callable[[], Failure | None]) -> bool:
     try:
         return attempt() is not None
     except ResponseError:
-        # The script itself fails.
+        # A fault that makes the script itself fail counts as noticed.
         return True

@@ -1,6 +1,6 @@
-"""The mutants that do no harm in the model, in which nobody else damages records and no memory is full.
+"""The mutants that do no harm in the model, where nobody else damages records and memory is never full.
 
-Tests in `tests/hostile` and `tests/integration` have what they would harm.
+Tests in `tests/hostile` and `tests/integration` cover the cases in which they would do harm.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""The store as workers, clients and operators use it: each call goes to Redis and to the model, and both must say the same."""
+"""The store as workers, clients and operators use it. Each call goes to Redis and to the model, and both must agree."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -48,19 +48,19 @@ class Books:
         self.client = client
         self.model = Reference()
         self.made: dict[bytes, bytes] = {}
-        """Every decision that was ever stored, and the digest of what was decided."""
+        """Every decision that was ever stored, with the digest of the trace that it decided."""
 
 
 def expect(event: str, reply: object, expected: object) -> None:
-    """Raise a violation if a script replied something else than the model."""
+    """Raise a violation if a script's reply differs from the model's."""
     if reply != expected:
         raise Violation(f"{event}: Redis says {reply!r}, the specification {expected!r}")
 
 
 def _call(name: str, function: Callable[[], T]) -> T:
-    """Stop before a call of the store, and then make it."""
+    """Stop before a call of the store, and then make the call."""
     stop_before(name)
-    # Redis answers here, so this is an error in a script.
+    # This Redis is never away, so an error means that a script failed.
     try:
         return function()
     except ServiceUnavailable as error:
@@ -68,12 +68,12 @@ def _call(name: str, function: Callable[[], T]) -> T:
 
 
 class WatchedLedger:
-    """A ledger of a worker or a client of its own."""
+    """The ledger as one worker or one client uses it."""
 
     copies_traces = False
 
     def __init__(self, books: Books, log: "WatchedLog | None" = None) -> None:
-        """``log`` is that of the same worker, which knows what the decisions must say."""
+        """``log`` belongs to the same worker. It knows what the decisions must say."""
         self._books = books
         self._log = log
         self.real = RedisLedger(books.client, KEYS, RECORD_TTL_MS, TRACE_LEASE_MS)
@@ -157,7 +157,7 @@ class WatchedLedger:
 
 
 def _check_revision(revision: Decision, earlier: Sequence[Decision | None]) -> None:
-    """Check that a revision is the next of its trace, and that its novelty and place are as they were."""
+    """Check that a revision follows the newest decision of its trace, and keeps the novelty and the place of the first."""
     first, newest = earlier[0], earlier[-1]
     if not (first and newest and revision.supersedes) or (first.novelty, first.gate and first.gate.adds) != (
         revision.novelty,
@@ -169,7 +169,7 @@ def _check_revision(revision: Decision, earlier: Sequence[Decision | None]) -> N
 
 
 class _Client:
-    """A connection that runs some scripts by way of a function, which gets the call and the script's keys and arguments."""
+    """A connection that runs some scripts through a function, which gets the call and the script's keys and arguments."""
 
     def __init__(self, client: redis.Redis, around: Mapping[Script[..., Any], Around]) -> None:
         self._client: Any = client
@@ -197,7 +197,7 @@ class WatchedLetters:
 
         def check(reply: Any) -> None:
             model = self._books.model
-            # A dead-lettering names the digest if the bytes could be decoded, within the limits of the worker.
+            # A dead-lettering names the digest only if the worker could decode the bytes within its limits.
             decoded = digest if reason == "invalid" else by_bytes(payload).digest
             expected = model.dead_letter(payload, reason, detail, trace_id, decoded, deliveries)
             expect(f"dead_letter {trace_id} as {reason}", reply, [expected, int(not expected and bool(model.next_to_go()))])
@@ -219,7 +219,7 @@ class WatchedLetters:
         return reply
 
     def read(self) -> list[tuple[DeadLetter, int]]:
-        """All letters, and the burial that each was read at."""
+        """Return all letters, each with the serial number of its dead-lettering when it was read."""
         reply = _call("read the letters", lambda: list(self.real.read()))
         letters = self._books.model.letters
         expect("letters", sorted(letter.letter_id for letter in reply), sorted(letters))
@@ -235,7 +235,7 @@ class WatchedLetters:
 
 
 class WatchedFacts(RedisFacts):
-    """The facts as one worker reads them: in the step that appends to the novelty log before, as it does without others."""
+    """The facts as one worker reads them, which happens in the step that appends to the novelty log before."""
 
     def __init__(self, books: Books) -> None:
         super().__init__(books.client, KEYS, WordEmbedder.space, BOUNDS)
@@ -246,7 +246,7 @@ class WatchedFacts(RedisFacts):
         for trace_id in trace_ids:
             self._books.model.facts.erase(self._books.model, trace_id)
             if erased[trace_id]:
-                # Also where the log no longer holds the trace's entry.
+                # The record loses its place even if the log no longer holds the trace's entry.
                 self._books.model.record(trace_id).forget_place()
         return erased
 
@@ -263,7 +263,8 @@ class WatchedLog:
         self._places: list[str] = []
         self._is_reading_on = False
         self.expected: dict[str, float | None] = {}
-        """The similarities by the log, as of the last reading, for the places of the batch that is being decided."""
+        """The similarity of each place in the batch that is being decided, according to the model's log when it was last read.
+        """
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         places, tail = _call("append", lambda: self.real.append(candidates, cursor))
@@ -274,7 +275,7 @@ class WatchedLog:
         if candidates:
             self._places = [place for place in replied if place]
         elif not self._is_reading_on:
-            # Nothing is placed, the log is only read.
+            # This call places nothing; it only reads the log.
             return places, tail
         self._is_reading_on = tail.more
         self.expected = {}
@@ -287,7 +288,7 @@ class WatchedLog:
         return places, tail
 
     def erase(self, trace_id: str) -> int:
-        """Erase a trace's vectors, in one step where the log has no more entries than a step reads."""
+        """Erase a trace's vectors. One step does that if it can read the whole log."""
         there = [entry.place for entry in self._books.model.log.present() if entry.trace_id == trace_id]
         erased = self.real.erase(trace_id)[trace_id]
         left = {entry.place for entry in self._books.model.log.present()}.intersection(there)
@@ -298,14 +299,14 @@ class WatchedLog:
     def _erase_entries(self, run: Callable[[], Any], arguments: Sequence[Any]) -> Any:
         erased = _call("erase_entries", run)
         trace_id = arguments[-1]
-        # In the same step, so that nobody sees the one without the other.
+        # Erase the facts in the same step, so that nobody sees one without the other.
         WatchedFacts(self._books).erase(trace_id)
         expected = [trace_id.encode()] * self._books.model.erase_entries(trace_id)
         expect(f"erase_entries {trace_id}", erased, [b"", expected])
         return erased
 
     def check_novelty(self, decision: Decision) -> None:
-        """Check that what is about to be stored is what the log gave."""
+        """Check that the novelty of a decision, which is about to be stored, is what the log gives."""
         nearest, place = decision.novelty.nearest, decision.novelty.entry or ""
         if place not in self.expected:
             raise Violation(f"novelty of {decision.trace_id}: it rests on {place}, where it is not placed")

@@ -28,28 +28,28 @@ _MOST_LEASED: Final = 6
 
 @dataclass(eq=False)
 class Message:
-    """A message, wherever it is; two of them may hold the same."""
+    """A message, wherever it is. Two messages may have the same content."""
 
     payload: Payload
     deliveries: int = 0
 
 
 class Ended(NamedTuple):
-    """A message for which only the last step is left: to publish its decision, or to dead-letter it, and to acknowledge it."""
+    """A message that only needs its last step: its decision is published, or it is dead-lettered, and it is acknowledged."""
 
     message: Message
     end: Decision | DeadLettering
 
 
 class Leased(NamedTuple):
-    """A message whose trace this worker decides."""
+    """A message whose trace this worker has leased, to decide it."""
 
     message: Message
     pending: PendingDecision
 
 
 class Worker:
-    """One process. Everything in here is gone when it crashes."""
+    """A worker process. It loses everything in this object when it crashes."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -74,21 +74,21 @@ class Worker:
         self.is_hopeless = False
 
     def take_strictly(self, message: Message, *, is_read: bool) -> None:
-        """Receive a message that the worker's limits keep it from decoding, or from finding out whose it is."""
+        """Receive a message that exceeds the worker's limits, so that it cannot decode the message or even find its id."""
         message.deliveries += 1
         self.in_flight.append(message)
         trace_id = message.payload.named_id if is_read else ""
         self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected fewer", trace_id, b"")))
 
     def take(self, message: Message) -> None:
-        """Receive a message, and sort out what will never be decided."""
+        """Receive a message, and set those apart that can never be decided."""
         message.deliveries += 1
         self.in_flight.append(message)
         payload = message.payload
         if payload.late:
             self.late.append(message)
         elif payload.trace is None and message.deliveries > MOST_READERS:
-            # Its readers died of it, so nobody reads it any more, and it goes by the id in its header.
+            # Workers have died reading this message, so it is not read any more, and goes by the id in its header.
             self.ended.append(Ended(message, DeadLettering("poison", "2 workers died", payload.header_id, b"")))
         elif payload.trace is None:
             self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected some", payload.named_id, b"")))
@@ -101,7 +101,7 @@ class Worker:
         return bool(self.waiting) and len(self.ready) < _MOST_LEASED
 
     def begin(self, count: int, *, embedding_fails: bool) -> str:
-        """Acquire and embed the next message that is to be tried alone, or up to ``count`` of those that wait."""
+        """Acquire and embed the next message that must be tried alone, or else up to ``count`` waiting ones."""
         alone = bool(self.alone)
         source = self.alone if alone else self.waiting
         messages = source[: 1 if alone else count]
@@ -121,7 +121,7 @@ class Worker:
                 self.alone += [each.message for each in claimed]
             return f"{note}; embedding fails"
         except ServiceUnavailable:
-            # The process gives back what it has and ends.
+            # The embedder is unhealthy, so the process returns its messages and ends.
             self.is_hopeless = True
         else:
             self.ready += claimed
@@ -131,7 +131,7 @@ class Worker:
         return bool(self.ready) or self.finishing is not None
 
     def finish(self, *, fails: bool) -> str:
-        """Run one more script of finishing what was ready first; or let it fail, as in an outage."""
+        """Run one more script that finishes the group which was ready first, or let the script fail, as in an outage."""
         if self.finishing is None:
             group, self.ready = self.ready[:LARGEST_BATCH], self.ready[LARGEST_BATCH:]
             self.finishing = group, Stretch(partial(self.decider.finish, [each.pending for each in group]))
@@ -143,7 +143,7 @@ class Worker:
         if stretch.is_done:
             self.finishing = None
             if isinstance(stretch.error, ServiceUnavailable):
-                # The worker holds on to the messages and tries again.
+                # The worker keeps the messages and tries again.
                 self.waiting += [each.message for each in group]
             elif stretch.error is not None:
                 raise Violation(f"finishing failed: {stretch.error!r}") from stretch.error
@@ -155,7 +155,7 @@ class Worker:
         return bool(self.late or self.late_alone) or self.revising is not None
 
     def revise(self, count: int, *, fails: bool) -> str:
-        """Run one more script of revising by the oldest late outcomes; or let it fail, as in an outage."""
+        """Run one more script that revises decisions by the oldest late outcomes, or let the script fail, as in an outage."""
         if self.revising is None:
             source = self.late_alone or self.late
             group, alone = source[: 1 if self.late_alone else count], bool(self.late_alone)
@@ -180,7 +180,7 @@ class Worker:
 
     def _end_late(self, message: Message, end: Revised | None) -> None:
         if end == "waits":
-            # The message is acknowledged, because the ledger has the outcome.
+            # The message is acknowledged, because the ledger keeps the outcome until its trace is decided.
             self.in_flight.remove(message)
         else:
             self._end(message, end, self.late_alone, self.late)
@@ -207,7 +207,7 @@ class Worker:
         self.ended.append(Ended(message, DeadLettering(reason, detail, payload.named_id, payload.digest)))
 
     def end(self, index: int) -> str:
-        """Bury a message and acknowledge it; or publish its decision and acknowledge it."""
+        """Dead-letter a message or publish its decision, and then acknowledge the message."""
         message, end = self.ended.pop(index % len(self.ended))
         payload = message.payload
         published: Decision | None
@@ -224,7 +224,7 @@ class Worker:
         return note
 
     def die(self) -> list[Message]:
-        """Crash, and give back the messages in in_flight."""
+        """Crash, and return the messages that were in flight."""
         if self.finishing:
             self.finishing[1].die()
         if self.revising:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Snapshot(NamedTuple):
-    """The state that an older Redis returns to: the books, and the queue with what was not acknowledged."""
+    """The state that Redis falls back to: its keys, the model of them, and the messages that were not acknowledged."""
 
     image: Image
     model: Reference
@@ -42,7 +42,10 @@ class Snapshot(NamedTuple):
 
 
 class World:
-    """The whole model. Each action is a method that takes numbers, which choose among what there is, and says what it did."""
+    """The whole model.
+
+    Each action is a method: its numbers choose among what there is, and it returns a note of what it did.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -69,7 +72,7 @@ class World:
             self.audit()
 
     def audit(self) -> None:
-        """Every decision must be what the log and the facts give, and all gates must know the same."""
+        """Check that every decision follows from the log and the facts, and that all gates know the same."""
         log, ledger = WatchedLog(self.books).real, WatchedLedger(self.books).real
         report = audit(list(log.entries()), ledger.decided, WINDOW, lambda _done, _total: None)
         if differences := [difference for difference in report.differences if difference.entry not in self._tainted]:
@@ -86,7 +89,7 @@ class World:
                     raise Violation(f"{self._name(worker)} knows other facts than a worker that starts now")
 
     def close(self) -> None:
-        """Let all workers and operators die that are still at work."""
+        """Let all workers and operators die that still have work to do."""
         for operator in self.operators:
             operator.die()
         for worker in self.workers:
@@ -99,7 +102,7 @@ class World:
         return self._start(f"client submits {payload.header_id}", submit, payload, self._send)
 
     def send_foreign(self, content: int, kind: int) -> str:
-        """Another producer puts a message on the queue."""
+        """Send a message to the queue as another producer does, without noting the submission."""
         payload = _content(content, kind)
         self._send(payload)
         return f"{payload.header_id}, {KINDS[kind % len(KINDS)]}"
@@ -117,7 +120,10 @@ class World:
         return f"worker {which % WORKERS}"
 
     def take_strictly(self, which: int, number: int) -> str:
-        """A worker of other limits takes what a client has noted, or had, and cannot decode it, or not even name it."""
+        """Let a worker with lower limits take a message that a client noted.
+
+        The worker cannot decode it, or not even find its id.
+        """
         message = next(message for message in self.queue if self._is_noted(message.payload))
         self.queue.remove(message)
         pick(self.workers, which).take_strictly(message, is_read=bool(number % 3))
@@ -128,7 +134,7 @@ class World:
         return f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=False)}"
 
     def begin_badly(self, which: int, count: int) -> str:
-        """The embedder fails."""
+        """Let a worker begin while its embedder fails."""
         worker = pick([worker for worker in self.workers if worker.can_begin()], which)
         note = f"{self._name(worker)}: {worker.begin(1 + count % 3, embedding_fails=True)}"
         if worker.is_hopeless:
@@ -140,7 +146,7 @@ class World:
         return f"{self._name(worker)}: {worker.finish(fails=False)}"
 
     def finish_badly(self, which: int, _: int) -> str:
-        """The next script does not get through."""
+        """Let the next script that finishes a group fail, as in an outage."""
         worker = pick([worker for worker in self.workers if worker.can_finish()], which)
         return f"{self._name(worker)}: {worker.finish(fails=True)}"
 
@@ -149,7 +155,7 @@ class World:
         return f"{self._name(worker)}: {worker.revise(1 + count % 3, fails=False)}"
 
     def revise_badly(self, which: int, count: int) -> str:
-        """The next script of a revision does not get through."""
+        """Let the next script of a revision fail, as in an outage."""
         worker = pick([worker for worker in self.workers if worker.can_revise()], which)
         return f"{self._name(worker)}: {worker.revise(1 + count % 3, fails=True)}"
 
@@ -158,7 +164,7 @@ class World:
         return f"{self._name(worker)}: {worker.end(index)}"
 
     def catch_up(self, which: int, _: int) -> str:
-        """A worker that has nothing to finish reads the log."""
+        """Let a worker that has nothing to finish read the log."""
         worker = pick([worker for worker in self.workers if not worker.finishing], which)
         worker.decider.refresh()
         return self._name(worker)
@@ -168,7 +174,7 @@ class World:
         return f"worker {which % WORKERS}"
 
     def crash(self, which: int, _: int) -> str:
-        """A worker dies; the broker gives its messages to others, and another worker starts in its place."""
+        """Let a worker die. The broker gives its messages to others, and a new worker takes its place."""
         index = which % WORKERS
         self.queue += self.workers[index].die()
         self.workers[index] = Worker(self.books)
@@ -190,7 +196,7 @@ class World:
 
     def go_on(self, which: int, _: int) -> str:
         operator = pick(self.operators, which)
-        # Nobody who reads and then acts does both within the same millisecond.
+        # An operator never reads and then acts within the same millisecond.
         self.move(1, stalled=-1)
         note = operator.go_on()
         if operator.is_done:
@@ -198,7 +204,7 @@ class World:
         return note
 
     def interrupt(self, which: int, _: int) -> str:
-        """An operator is interrupted, or dies."""
+        """Let an operator be interrupted, or die."""
         operator = pick(self.operators, which)
         operator.die()
         self.operators.remove(operator)
@@ -207,18 +213,21 @@ class World:
     # Time and Redis.
 
     def move_time(self, amount: int, stalled: int) -> str:
-        """Time goes on; workers say meanwhile that they live, unless they are stalled."""
+        """Let time go on. All workers renew their leases, except for those that are stalled."""
         self.move(pick(MOVES_MS, amount), stalled)
         return f"{pick(MOVES_MS, amount)} ms, {[index for index in range(WORKERS) if stalled >> index & 1]} stalled"
 
     def expire(self, which: int, _: int) -> str:
-        """A record that has ended is kept no longer, as if the settings gave it a shorter life."""
+        """Let the record of a trace that has ended expire early, as if the settings gave it a shorter life."""
         trace_id = pick(self.ended_ids(), which)
         self._lose([KEYS.record(trace_id)])
         return trace_id
 
     def clear(self, _: int, __: int) -> str:
-        """Somebody empties the novelty log. It does not get its first entry anew within the same millisecond."""
+        """Empty the novelty log.
+
+        Time goes on before, so that the new log has no entry in the same millisecond as the old one.
+        """
         self.move(1, stalled=-1)
         WatchedLog(self.books).real.clear()
         WatchedFacts(self.books).clear()
@@ -226,17 +235,17 @@ class World:
         return ""
 
     def remember(self, _: int, __: int) -> str:
-        """Redis saves its data. With a Redis as the broker, that includes what has not been acknowledged."""
+        """Let Redis save its data. With Redis as the broker, that includes unacknowledged messages."""
         unacknowledged = [message for worker in self.workers for message in worker.in_flight]
         messages = [Message(message.payload, message.deliveries) for message in (*self.queue, *unacknowledged)]
         self.snapshot = Snapshot(self._server.image(), deepcopy(self.model), messages)
         return ""
 
     def come_back(self, _: int, __: int) -> str:
-        """Redis comes back with the data that it saved; whatever was acknowledged since comes again.
+        """Let Redis return with the data that it saved; messages that were acknowledged since come again.
 
-        What cannot hold across this: a decision made since may be made again, otherwise; what was submitted since is lost with
-        its message, unless it is in somebody's hand; an erasure since has not happened.
+        Some things cannot survive this. A decision made since may be made again, with another result. A submission since is
+        lost with its message, unless a worker or an operator holds it. An erasure since has not happened.
         """
         assert self.snapshot
         now, serials = self.model.now + 1_000, self.model.serials
@@ -245,7 +254,7 @@ class World:
         self._server.put_back(self.snapshot.image, now)
         self._lose(self.model.due())
         self.queue = [Message(message.payload, message.deliveries) for message in self.snapshot.messages]
-        # Traces that were decided since may get another decision now.
+        # Traces that were decided since may get a different decision now.
         self._invariants = Invariants()
         for place, expected in (each for worker in self.workers for each in worker.log.expected.items()):
             if self.model.log.at(place) is None or self.model.log.similarity(place) != expected:
@@ -262,7 +271,7 @@ class World:
         self.queue.append(Message(payload))
 
     def move(self, amount_ms: int, stalled: int) -> None:
-        """Time goes on by so much; workers that are not stalled, a bit for each, renew their leases."""
+        """Let ``amount_ms`` pass. Workers renew their leases, except for those whose bit in ``stalled`` is set."""
         self.model.now += amount_ms
         self._server.set_time(self.model.now)
         self._lose(self.model.due())
@@ -280,7 +289,7 @@ class World:
         return [trace_id for trace_id, record in self.model.records.items() if record.state in ("decided", "dead")]
 
     def has_noted(self) -> bool:
-        """Return whether the queue holds what a client has noted, or had."""
+        """Return whether the queue holds a message whose submission a client has noted."""
         return any(self._is_noted(message.payload) for message in self.queue)
 
     def _is_noted(self, payload: Payload) -> bool:
