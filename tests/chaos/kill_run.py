@@ -48,9 +48,10 @@ def _kill_and_check(arena: Arena, chosen: argparse.Namespace) -> dict[str, Any]:
     load, submitted, violation = list(traces(chosen.traces, chance)), list[str](), None
     late = LateOutcomes(load, chosen.outcomes, chance)
     if chosen.gated:
-        tasks = (" ".join(trace["task"]["objective"].split()) for trace in load[::20])
+        pinned = load[:2_000:20]
+        tasks = (" ".join(trace["task"]["objective"].split()) for trace in pinned)
         run_command("cache", "pin", "tasks", "-", settings=settings, stdin="\n".join(tasks))
-        run_command("cache", "pin", "runs", "-", settings=settings, stdin="\n".join(map(json.dumps, load[::20])))
+        run_command("cache", "pin", "runs", "-", settings=settings, stdin="\n".join(map(json.dumps, pinned)))
     with Fleet(settings, arena.directory / "logs", chosen.workers, KP_SCORER_WORKER, supervised=True) as fleet:
         with Client(settings) as client:
             fleet.wait_until_ready()
