@@ -1,4 +1,4 @@
-"""Real services for the tests: a Redis of their own, and workers in processes of their own."""
+"""Fixtures with the real services that the tests share, and hooks for a run of the whole suite."""
 
 import gc
 import json
@@ -27,7 +27,7 @@ from tests.support.servers import embedded_default
 
 LEFT = pytest.StashKey[list[str]]()
 
-# A busy machine is no failure. Each run draws other examples, so few in each are many in all.
+# Examples that are slow on a busy machine are no failure. Each run draws others, so that a few per run are many in all.
 hypothesis.settings.register_profile(
     "suite",
     deadline=None,
@@ -42,7 +42,7 @@ hypothesis.settings.load_profile("suite")
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         suite.begin()
-    # Before Hypothesis' own hook reads it.
+    # Set the seed before Hypothesis' own hook reads it.
     config.option.hypothesis_seed = config.option.hypothesis_seed or os.environ[suite.RUN]
 
 
@@ -65,9 +65,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files of the most slow tests: each goes to one process, and must not be what all others wait for.
+    """Begin with the files that have the most slow tests: each runs in one process, and no other should wait for it at the end.
 
-    A file that waits until no other uses RabbitMQ follows them: it would wait for most of them, and they for it.
+    Files with tests that need RabbitMQ alone run after those: they would have to wait for each other.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     for path in {item.path for item in items if "impatient_rabbitmq" in getattr(item, "fixturenames", ())}:
@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # The modules and tests of the suite are some 350,000 objects, which each collection of garbage would look at.
+    # The modules and tests of the suite are some 350,000 objects, which every garbage collection would otherwise visit.
     gc.freeze()
 
 
@@ -91,9 +91,9 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The folder of what this run caches, whatever this machine has in store."""
+    """Give this run a cache folder of its own, so that nothing cached on this machine affects the tests."""
     own = tmp_path_factory.getbasetemp()
-    # Beside the folders of pytest's processes, where there are several.
+    # If pytest runs several processes, they share this folder, which lies beside theirs.
     directory = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     directory.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +103,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Redis server for the whole session."""
+    """The URL of a Redis server for the whole session."""
     with embedded_default(tmp_path_factory.mktemp("redis")) as url:
         yield url
 
@@ -118,43 +118,43 @@ def redis_client(redis_url: str) -> Iterator[redis.Redis]:
 
 
 def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
-    """Keys with neither TTL nor bound; a pinned set, which stays until it is removed, has a bound.
+    """Return the keys that have neither a TTL nor another bound.
 
-    What is pending must not expire, however long its queue is: it goes when it ends, and its index with it. The counts and
-    what was dropped are one key each, and so are the tallies.
+    Pending traces must not expire, however long their queue is: their records get a TTL, and leave the index, when they end.
+    Pinned sets stay until somebody removes them. The other bounded keys are one each, whatever is submitted.
     """
     pending: Any = connection.zrange(keys.pending, 0, -1)
     bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, keys.outcome_secret}
     bounded |= {keys.record(trace_id.decode()) for trace_id in pending}
     bounded |= {key.decode() for key in connection.scan_iter(keys.any_pinned_set)}
     owned: Any = connection.keys(f"{keys.prefix}:*")
-    # -1: no TTL; -2: gone since it was listed, such as the report of a worker that ended a moment ago.
+    # PTTL returns -1 without a TTL, and -2 if the key has gone since it was listed, as does the report of a worker that ends.
     return [key for key in owned if connection.pttl(key) == -1 and key.decode() not in bounded]
 
 
 @pytest.fixture
 def limit_memory(redis_client: redis.Redis) -> Iterator[Callable[[int], object]]:
-    """Return a function that limits the memory of that Redis in bytes, until the test is over."""
+    """A function that limits the memory of that Redis, in bytes, until the test is over."""
     yield lambda limit_bytes: redis_client.config_set("maxmemory", limit_bytes)
     redis_client.config_set("maxmemory", 0)
 
 
 @pytest.fixture
 def settings(redis_url: str, redis_client: redis.Redis) -> Settings:
-    """Default settings on the session's Redis, emptied."""
+    """Default settings on the session's Redis, which is empty when the test begins."""
     return load_settings({"broker.url": redis_url, "redis.url": redis_url})
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[tuple[Settings, redis.Redis]]:
-    """A Redis on which no worker of other tests calls scripts, and settings that lead there."""
+    """Settings for a Redis of the test's own, on which no worker of another test calls scripts, and a connection to it."""
     with embedded_default(tmp_path) as url, redis.Redis.from_url(url) as connection:
         yield load_settings({"broker.url": url, "redis.url": url}), connection
 
 
 @pytest.fixture(scope="session")
 def rabbitmq_url() -> Iterator[str]:
-    """A virtual host of the RabbitMQ on this machine, of its own where we may make one; CI must have a RabbitMQ."""
+    """The URL of a virtual host on this machine's RabbitMQ, a new one if we may create it; CI must have a RabbitMQ."""
     try:
         with Connection(RABBITMQ_URL, connect_timeout=5) as connection:
             connection.connect()
@@ -187,14 +187,14 @@ def keys(settings: Settings) -> Keys:
 
 @pytest.fixture(params=["redis", "rabbitmq"])
 def broker(request: pytest.FixtureRequest) -> BrokerName:
-    """The broker of the case; one that has to do with one broker only is parametrised with that."""
+    """The broker of this case; a test that concerns one broker only is parametrised with that."""
     name: BrokerName = request.param
     return name
 
 
 @pytest.fixture
 def on_broker(broker: BrokerName, request: pytest.FixtureRequest) -> SettingsWith:
-    """Makes settings on the broker of the case: ``on_broker(worker__concurrency=4)``."""
+    """A function that makes settings for the broker of this case: ``on_broker(worker__concurrency=4)``."""
     if broker == "redis":
         return partial(with_changed, request.getfixturevalue("settings"))
     server: RabbitMQ = request.getfixturevalue("rabbitmq")
@@ -203,7 +203,7 @@ def on_broker(broker: BrokerName, request: pytest.FixtureRequest) -> SettingsWit
 
 @pytest.fixture
 def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Arena]:
-    """A store and a broker of the test's own, both to be harmed."""
+    """A store and a broker of the test's own, which it may break."""
     url = str(request.getfixturevalue("rabbitmq_url")) if broker == "rabbitmq" else ""
     in_use = rabbitmq_in_use() if url else nullcontext()
     with in_use, Arena(broker, url, tmp_path, own_queues()) as opened:
@@ -212,7 +212,7 @@ def arena(broker: BrokerName, request: pytest.FixtureRequest, tmp_path: Path) ->
 
 @pytest.fixture(scope="session")
 def expected_scores() -> dict[str, float]:
-    """The score that each real trace must get when all are scored in order, where they can be read."""
+    """The score that each real trace must get when all are scored in order; without real traces, the test is skipped."""
     path = REFERENCE_TRACES / "expected.jsonl"
     if not path.is_file():
         pytest.skip(f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES")
