@@ -69,7 +69,7 @@ def test_decisions_are_printed_once_and_stay_queued_if_nobody_reads_the_output(a
     run("decisions", **at_worker)
     traces = fresh_samples(6)
     run("submit", "-", "--wait", stdin=jsonl(*traces), **at_worker)
-    # Gone long before the first decision is printed.
+    # `true` exits long before the first decision is printed.
     assert "broker" not in run_in_shell("kp-scorer decisions | true", **at_worker).stderr
     first, rest = run("decisions", "--limit", "1", **at_worker), run("decisions", **at_worker)
     assert [done.returncode for done in (first, rest)] == [0, 0]
@@ -149,7 +149,7 @@ def test_up_serves_other_commands_and_leaves_no_process_behind_even_if_it_is_kil
                 assert text.count("there is no embedder, so every novelty is 0.5") == 1
             assert len(rows_in(run("decisions").stdout)) == 3
             started = psutil.Process(up.pid)
-            # A Redis and a worker.
+            # The children are a Redis and a worker.
             assert len(started.children()) == 2
             children = started.children(recursive=True)
         finally:

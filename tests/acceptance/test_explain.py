@@ -1,4 +1,4 @@
-"""``kp-scorer explain``, and ids that are given by their beginning, on a ledger with a trace in every state."""
+"""``kp-scorer explain``, and ids that are abbreviated to their beginnings, on a ledger with a trace in every state."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ DECIDED, LIKE_IT, PENDING, DEAD, DEAD_WITHOUT_RECORD = (
 
 @pytest.fixture(autouse=True)
 def _every_state(store: Store) -> None:
-    """Two decided traces of similar ids, a pending one nearest to the first, and two dead ones, one without a record."""
+    """Store two decided traces with similar ids, a pending one nearest to the first, and two dead ones, one with no record."""
     waiting = minimal_payload(trace_id=PENDING, objective="pay the invoices")
     submission = json.dumps(waiting).encode()
     store.ledger.submit([Submission(PENDING, make_trace(trace_id=PENDING, objective="pay the invoices").digest(), submission)])

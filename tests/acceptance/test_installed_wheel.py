@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_embedder")]
 
 @pytest.fixture
 def without_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here is about embedding, and everything is faster without."""
+    """Run everything without an embedder, which is faster: nothing here is about embedding."""
     monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "none")
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the checkout, so that nothing is left in it and nothing left there gets in."""
+    """The wheel, built from a copy of the checkout, so that the build leaves nothing there and packs nothing left there."""
     directory = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "node_modules")
     shutil.copytree(REPOSITORY, directory / "checkout", symlinks=True, ignore=ignored)
@@ -40,13 +40,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def binaries(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands in an environment with the wheel, and with what it depends on from this environment."""
+    """The folder with the commands of an environment that has the wheel and takes its dependencies from this environment."""
     return install_wheel(wheel, tmp_path_factory.mktemp("environment"))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Make a folder of modules with the names of ours, or of modules that we use. None of them may ever run."""
+    """A folder of modules named like ours, or like modules that we use. None of them may ever run."""
     folder = tmp_path / "folder"
     for name in STRANGERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command to its end, which must be a good one, and return what it printed."""
+    """Run a command, which must succeed, and return its output."""
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

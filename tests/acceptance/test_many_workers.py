@@ -1,4 +1,4 @@
-"""Four workers score as one: the same novelty as a single scorer would give in the log's order."""
+"""Four workers score as one: they give each trace the novelty that a single scorer would, in the log's order."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,9 +23,9 @@ WORKERS = 4
 
 @pytest.fixture(scope="module")
 def small(redis_url: str) -> Settings:
-    """Workers on a small machine: a thread each, few messages in flight, so that all of them get work.
+    """Settings for workers on a small machine: one thread each, and few messages in flight, so that all of them get work.
 
-    The queues and what the scorer keeps are in databases of their own, which the workers of all tests here use.
+    The queues and the scorer's state each have a database of their own, which the workers of all tests here use.
     """
     queues, kept = (redis_url.removesuffix("0") + database for database in "25")
     load = {"worker__concurrency": 12, "embedding__threads": 1, "embedding__embedder": "words"}
@@ -47,7 +47,7 @@ def client(fleet: Fleet) -> Iterator[Client]:
 
 @pytest.fixture
 def kept(small: Settings) -> Iterator[redis.Redis]:
-    """Connect to the Redis that has the ledger and the log."""
+    """A connection to the Redis that has the ledger and the log."""
     with redis.Redis.from_url(small.redis.url) as opened:
         yield opened
 
@@ -59,7 +59,7 @@ def store(small: Settings) -> Iterator[Store]:
 
 
 def decide_all(client: Client, traces: Sequence[dict[str, Any]]) -> dict[str, Decision]:
-    """Submit traces one by one; their decisions by trace id. Each must get one."""
+    """Submit traces one by one; return their decisions by trace id. Each trace must get one."""
     for trace in traces:
         client.submit(trace)
     ids = [str(trace["id"]) for trace in traces]

@@ -59,7 +59,7 @@ from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples, rows_in
 
 LOOKS_OFTEN: Final = {"CONSTANTS": "process.maintenance._LOOK_EVERY_S=0.5"}
-"""Variables of a worker that looks at its servers and queues twice a second, and not every ten."""
+"""Variables that have a worker look at its servers and queues twice a second, instead of every ten seconds."""
 
 
 def health(port: int, *options: str) -> tuple[int, list[str]]:
@@ -107,7 +107,7 @@ def test_a_worker_that_starts_while_redis_loads_its_file_waits_for_it(tmp_path: 
         with server.connect() as client:
             client.eval("for key = 1, 60000 do redis.call('SET', key, '') end", 0)
         server.kill()
-        # Ten seconds; it answers some times a second.
+        # Loading takes ten seconds, during which Redis still answers several times a second.
         server.launch("key-load-delay 100")
         wait_until(lambda: is_loading(server))
         settings = settings_at(server.url, metrics__port=port)
@@ -152,7 +152,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         assert report.node.startswith(f"fast-{worker.process.pid}@")
         assert (report.window_entries, report.queued.count, report.embedder) == (20, 20, "word-hash python")
         assert sum(count for counted in report.decisions.values() for count in counted.values()) == 20
-        # Whatever a worker of another version, or nobody of ours, writes there.
+        # Add a worker report that cannot be read, as another version or another program might write it.
         redis_client.zadd(Keys("kp").workers, {"other": time.time() * 1_000 + 5_000})
         redis_client.set(Keys("kp").worker("other"), b"\xff{", px=5_000)
         (shown,) = rows_in(command(settings, "stats").stdout)
@@ -200,7 +200,7 @@ def test_dead_letters_of_a_worker_that_died_are_counted_by_the_next(
     with at_work(measured, tmp_path, variables=LOOKS_OFTEN), Store.open(settings) as store:
         wait_until(lambda: store.dead_letters.count() == 3)
         counted = 'kp_scorer_dead_lettered{reason="invalid"}'
-        # Messages that the first left unacknowledged come back and occur again.
+        # Messages that the first worker left unacknowledged come back, and each counts as another occurrence.
         wait_until(lambda: scraped(measured).get(counted) == sum(each.occurrences for each in store.dead_letters.read()))
         (report,) = store.worker_reports()
         assert report.dead_letters < scraped(measured)[counted]
@@ -318,7 +318,7 @@ def test_clients_workers_and_doctor_report_an_alarm_of_rabbitmq(settings: Settin
 
 
 def diagnosed(settings: Settings, *options: str, **variables: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
-    """The exit code of `doctor`, and its findings by what was looked at."""
+    """Run `doctor`; return its exit code, and its findings by the name of the check."""
     environment = as_environment(settings) | variables
     done = invoked(commands, "doctor", "--set", "embedding.embedder=none", *options, env=environment)
     findings: dict[str, list[dict[str, Any]]] = {}
@@ -357,7 +357,7 @@ def test_problems_are_reported_with_the_remedy(settings: Settings, tmp_path: Pat
 def test_a_cluster_is_wrong_and_shortcomings_of_a_managed_redis_are_left_to_its_provider(
     settings: Settings, tmp_path: Path
 ) -> None:
-    # The servers of a cluster talk to each other on another port, 10,000 higher, which no connection of another test may have.
+    # A server of a cluster also listens on a port 10,000 higher, which must not belong to a connection of another test.
     server = next(server for server in iter(lambda: RedisServer(tmp_path), None) if server.port + 10_000 in LISTENING)
     with server:
         elsewhere = with_changed(settings, redis__url=server.url, broker__url=server.url)
@@ -404,7 +404,7 @@ def test_lists_where_celery_puts_calls_beside_the_queue_are_named(
 
 def test_a_networked_server_is_wrong_without_password_and_noted_without_encryption(tmp_path: Path) -> None:
     with RedisServer(tmp_path) as server, server.connect() as client:
-        # Another name of the same address, which doctor takes for another machine's.
+        # This is the same address in another form, which doctor takes for another machine's.
         url = server.url.replace("127.0.0.1", "127.1")
         code, findings = diagnosed(settings_at(url))
         assert (code, [row["state"] for row in findings["redis"][:2]]) == (1, ["wrong", "advice"])
@@ -433,7 +433,7 @@ def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, limit_
         for number in range(99):
             namespace = ("team-a:", "", "team-b:")[min(number % 6, 2)]
             log.append([Candidate(f"kp:trace:{namespace}{number}", bytes(16), np.zeros(384, dtype=np.float32))], None)
-        # Any producer may have most of a few entries.
+        # With fewer than a hundred entries, a producer may have most of them.
         assert {row["state"] for row in diagnosed(settings)[1]["window"]} == {"ok"}
         log.append([Candidate("kp:trace:team-b:99", bytes(16), np.zeros(384, dtype=np.float32))], None)
     code, findings = diagnosed(settings)
@@ -463,7 +463,7 @@ LAST: Final = datetime(2026, 6, 30, tzinfo=UTC)
 WEEK: Final = timedelta(days=7)
 METRIC: Final = re.compile(r"\b(?:kp_scorer|process)_\w+")
 SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
-"""The selector of every metric in the dashboard: the fleets that its variables name."""
+"""The selector of every metric in the dashboard; it selects the fleets that the dashboard's variables name."""
 
 
 @pytest.fixture(scope="module")
@@ -490,7 +490,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str) -> str:
-    """Return the output of promtool, which must accept its files; relative ones are those of the rules."""
+    """Run promtool, which must succeed, in the folder of the rules; return its output."""
     done = subprocess.run([program("promtool"), *arguments], cwd=RULES, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -503,7 +503,7 @@ def queries(*titles: str) -> list[str]:
 
 
 def asked_of_all_fleets(query: str) -> str:
-    """A query of the dashboard as Grafana sends it where all fleets are chosen."""
+    """Return a query of the dashboard as Grafana sends it if all fleets are chosen."""
     return query.replace("$__rate_interval", "5m").replace("$job", ".*").replace("$namespace", ".*")
 
 
@@ -514,7 +514,7 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
     assert {name for name in recorded if ":drift:" in name} <= {query.partition("{")[0] for query in asked}
     named |= set(METRIC.findall(" ".join(recorded.values())))
-    # A metric that nobody looks at need not be shown.
+    # Each metric must be seen somewhere: there is no need to expose one that nobody looks at.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
 
 
@@ -528,12 +528,12 @@ def test_the_dashboard_selects_fleets_by_job_and_namespace_in_every_query() -> N
     assert behind
     assert [each for each in behind if not each.startswith(f"{{{SELECTED}")] == []
     variables = json.loads(DASHBOARD.read_text("utf-8"))["templating"]["list"]
-    # Also of series without a namespace, as Compose's are.
+    # "All" also selects series without a namespace, such as Compose's.
     assert [each["name"] for each in variables if each.get("allValue") == ".*"] == ["namespace", "job"]
 
 
 def test_no_panel_of_what_workers_share_hides_one_fleet_behind_another(tmp_path: Path) -> None:
-    """Two fleets with queues of one name, the first seen by two workers."""
+    """Two fleets have queues of the same name, and two workers of the first report them."""
     fleets = {'job="a",namespace="x"': (3, 2), 'job="a",namespace="y"': (70,)}
     named = {"kp_scorer_pending": "", "kp_scorer_redis_memory_used_ratio": 'server="redis"'}
     named |= {f"kp_scorer_{name}": 'queue="one"' for name in ("queue_messages", "results_used_ratio")}
@@ -571,7 +571,7 @@ def _is_unseen(name: str, named: set[str]) -> bool:
 def test_the_rules_name_only_existing_metrics(metric_names: set[str]) -> None:
     text = "".join((RULES / name).read_text("utf-8") for name in RULE_FILES)
     of_serve = samples_of(generate_latest(ServeMetrics().registry).decode())
-    series = {"kp_scorer_serve_requests_total"}  # Begins with the first request.
+    series = {"kp_scorer_serve_requests_total"}  # This series begins with the first request.
     assert set(METRIC.findall(text)) - metric_names - {name.partition("{")[0] for name in of_serve} - series == set()
     tested = "".join(file.read_text("utf-8") for file in RULES.glob("*_test.yml"))
     assert set(re.findall(r"alert: (\w+)", text)) == set(re.findall(r"alertname: (\w+)", tested))
@@ -602,10 +602,11 @@ def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(t
 def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
     decided = decisions_of_two_weeks()
     expected = drift([each for each in decided if each.domain == "code"], LAST)
-    # Two weeks by the half hour. In each the counters grow for 64 hours, not at its ends: floats are exact for parts of 64.
+    # The series have a value each half hour for two weeks. In each week the counters grow by 128ths of a count, which floats
+    # represent exactly, and not at the week's ends.
     weeks = [exposed_by([each for each in decided if (time_of(each) > LAST - WEEK) == is_last]) for is_last in (False, True)]
     grown = {name: [samples[name] for samples in weeks] for name in weeks[0] if 'domain="code"' in name and "bin=" in name}
-    # Another fleet has the weeks the other way round: its index is the same, and that of both together would be 0.
+    # Another fleet has the same weeks in reverse. Its index is the same, but that of both fleets together would be 0.
     fleets = {'job="kp-scorer",namespace="one"': 1, 'job="kp-scorer",namespace="other"': -1}
     file = {
         "rule_files": [str(RULES / "alerts.yml")],
@@ -637,7 +638,7 @@ def _counter(name: str, first: float, second: float) -> dict[str, str]:
 
 
 def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield promtool's expectations for a fleet whose decisions of the report's two weeks were made in these."""
+    """Yield promtool's expectations for a fleet; ``weeks`` names the weeks in which it made the decisions of the two weeks."""
     for name, index in expected.indices.items():
         yield _is_near("index", f'{fleet},domain="code",dimension="{name}"', index)
     for number, week in enumerate(weeks):
@@ -647,7 +648,7 @@ def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dic
 
 
 def decisions_of_two_weeks() -> list[Decision]:
-    """400 decisions of one week, and 700 of the next, which leave some bins and get to others."""
+    """Return 400 decisions of one week and 700 of the next, with values in other bins; other domains get a copy of each."""
     random = np.random.default_rng(7)
     decided = []
     for number in range(1_100):
@@ -657,7 +658,7 @@ def decisions_of_two_weeks() -> list[Decision]:
         dimensions = Dimensions(complexity=values[0], novelty=values[1], tool_diversity=0.5, outcome_confidence=0.3 * is_last)
         at = LAST - WEEK * random.uniform(0.1, 0.9) - WEEK * (not is_last)
         made = decision(str(number), score=values[2], dimensions=dimensions, domain="code", decided_at=at.isoformat())
-        # A report names the others; a worker counts them together.
+        # A report names these domains, whereas a worker counts all domains without settings together.
         decided += [made, made.model_copy(update={"domain": f"{number % 9}"})]
     return decided
 

@@ -1,4 +1,4 @@
-"""The documents' examples in Node, run as they stand there, against real workers."""
+"""The documents' examples in Node work unchanged against real workers."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    """The examples, installed."""
+    """The folder with the examples and their packages."""
     required("node", "nodejs")
     required("npm")
     return node.installed()
@@ -36,7 +36,7 @@ def on_rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[Settings]:
 
 def test_the_first_example_submits_to_a_fresh_service_and_reads_its_decision(folder: Path) -> None:
     with up(KP_EMBEDDING_EMBEDDER="none"):
-        # Before any worker is ready.
+        # The example submits before any worker is ready.
         decision = Decision.model_validate_json(node.run(folder, "submit.mts"))
     assert (decision.domain, decision.novelty.source) == ("code", "no_embedder")
 
@@ -55,7 +55,7 @@ def test_queues_carry_traces_and_decisions(
         ids = [str(trace["id"]) for trace in [*plain, *called]]
         decided = {status.trace_id: status.decision for status in client.as_completed(ids, timeout_s=PATIENCE_S)}
         printed = node.run(folder, f"decisions-{broker}.mjs", "6", variables=variables)
-        # The record of an invalid trace has its error.
+        # The record of the invalid trace tells why it is dead.
         (status,) = client.as_completed([str(broken["id"])], timeout_s=PATIENCE_S)
     assert (status.state, status.reason) == ("dead", "invalid")
     received = {decision.trace_id: decision for decision in map(Decision.model_validate_json, printed.splitlines())}

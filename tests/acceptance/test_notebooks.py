@@ -1,4 +1,4 @@
-"""Notebooks show what their code shows, and leave nothing behind."""
+"""The stored outputs of notebooks are those of their code, which leaves no files behind."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_stored_outputs_of_a_notebook_are_those_of_its_code(path: Path, tmp_path
 
 
 def test_thresholds_are_chosen_whatever_domains_there_are(tmp_path: Path) -> None:
-    """A third of the traces is of each domain, so that none is left for the others."""
+    """Three new domains share all traces, so that none is left in a domain that the notebook might count on."""
     cells = code_cells(json.loads((NOTEBOOKS[0].parent / "choose-thresholds.ipynb").read_text("utf-8")))
     domains = ["code", "customer service v1.2", "data"]
     renamed = (

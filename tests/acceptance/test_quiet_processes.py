@@ -1,4 +1,4 @@
-"""No command talks to a host that it was not told of, or writes where its files do not belong: the kernel is the witness."""
+"""No command connects to a host that it was not told of, or writes outside its own folders, as its system calls show."""
 
 import json
 import os
@@ -24,7 +24,7 @@ PATH: Final = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
 class Watched:
-    """A place for a user who has nothing yet, and what the processes that run there asked of the kernel."""
+    """A home for a user who has nothing yet, and a record of the system calls of the processes that run there."""
 
     def __init__(self, place: Path) -> None:
         self._record = place / "seen"
@@ -35,14 +35,14 @@ class Watched:
         state, temporary, cache = self._own
         # OpenVINO takes these for signs of a CI job, in which it is quiet by itself.
         ci = ("CI", "TF_BUILD", "JENKINS_URL")
-        # And where torch, once a test has imported it, has its children write.
+        # Once a test has imported torch, this variable makes child processes write to another folder.
         outer = {name: value for name, value in os.environ.items() if name not in (*ci, "TORCHINDUCTOR_CACHE_DIR")}
         places = {"HOME": self._home, "XDG_STATE_HOME": state, "XDG_CACHE_HOME": cache, "TMPDIR": temporary}
         self._environment = {**outer, **{name: str(path) for name, path in places.items()}, "PYTHONDONTWRITEBYTECODE": "1"}
         self._traces = place / "traces.jsonl"
 
     def start(self, *arguments: str) -> "subprocess.Popen[str]":
-        """Run `kp-scorer` with these arguments, and a file of one trace if they ask for FILE."""
+        """Start `kp-scorer` under strace with these arguments, where FILE stands for a file with one trace."""
         self._traces.write_text(json.dumps(sample_traces()[0]))
         command = [str(self._traces) if argument == "FILE" else argument for argument in arguments]
         strace = ["strace", "-f", "-qq", "--seccomp-bpf", "-e", f"trace={WATCHED}", "-o", str(self._record)]
@@ -57,7 +57,10 @@ class Watched:
         )
 
     def foreign(self) -> list[str]:
-        """Return the calls that connected to another machine, looked up a name, or wrote outside our directories."""
+        """Return the calls that connected to another machine, looked up a name, or wrote outside our directories.
+
+        The paths of files in the home directory are added, where nothing may be written.
+        """
         lines = self._record.read_text("utf-8", "replace").splitlines()
         assert any("kp_scorer" in line for line in lines), "nothing was seen"
         return [line for line in lines if self._is_foreign(line)] + [str(path) for path in self._home.rglob("*")]
@@ -67,7 +70,7 @@ class Watched:
         if ASKED_FOR_A_NAME.search(line) or any(address != "::1" and address[:4] != "127." for address in addresses):
             return True
         written = PATH.findall(line) if WRITES.search(line) else []
-        # Relative paths are those of Redis in its data directory, or lead to the home directory.
+        # Relative paths are Redis' own in its data directory, or lead to the home directory, which `foreign` looks through.
         return any(path.startswith("/") and not path.startswith(("/dev/", *map(str, self._own))) for path in written)
 
 

@@ -1,4 +1,4 @@
-"""The commands of README, in its order, give the output that it shows; those for a file that trains make one."""
+"""The README's commands, in its order, print the output that it shows; those that make a training file do make one."""
 
 import json
 import re
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 
 FIGURE: Final = re.compile(r"\d+(?:\.\d+)?")
 TRACES: Final = 200
-"""The figures in the README are measured with this many real traces."""
+"""The number of real traces with which README's figures are measured."""
 
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
-"""One at a time, each trace is compared with the same ones in every run; README's figures are of this order."""
+"""One message at a time, so that each trace is compared with the same ones in every run, as for README's figures."""
 
 
 def alike(expected: str, line: str) -> bool:
@@ -58,7 +58,7 @@ def assert_shown(expected: str, output: str) -> None:
 
 
 def dialogue(block: str) -> Iterator[tuple[str, str]]:
-    """The commands of a block, each with the output that follows it."""
+    """Yield the commands of a block, each with the output that follows it."""
     for part in block.removeprefix("$ ").split("\n$ "):
         command, _, output = part.partition("\n")
         yield command, output
@@ -112,7 +112,7 @@ def test_a_demo_shows_what_readme_shows_and_leaves_nothing_behind() -> None:
     done = run_in_shell("kp-scorer demo", MARK=mark)
     assert done.returncode == 0, done.stderr
     assert_shown(expected, done.stderr + done.stdout)
-    # Children inherit the variable, so it finds them wherever they went.
+    # Children inherit the variable, so it finds even those that have left their process group.
     assert [process for process in psutil.process_iter(["environ"]) if mark in str(process.info["environ"])] == []
 
 

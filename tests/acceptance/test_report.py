@@ -1,4 +1,4 @@
-"""A report of the samples in a real browser."""
+"""The report of the samples works in a real browser."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ TOOLTIP: Final = "document.querySelector('#vg-tooltip-element.visible')?.innerTe
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page for the samples' decisions."""
+    """The path of the report on the samples' decisions."""
     required(PROGRAM)
     folder = tmp_path_factory.mktemp("report")
     decisions = score_traces(sample_traces(), load_settings({"embedding.embedder": "words"}))

@@ -1,4 +1,4 @@
-"""A trace goes onto a queue, a worker with the model scores it, a decision comes out."""
+"""A trace goes onto a queue, a worker with the model scores it, and a decision comes out."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -36,7 +36,7 @@ def client(working: tuple[Worker, Client]) -> Client:
 
 @pytest.fixture
 def foreign(working_settings: Settings) -> Iterator[Celery]:
-    """A Celery app that knows nothing of ours but the URL and the names."""
+    """A Celery app of someone else, which knows only our URL and names."""
     url = working_settings.broker.url
     with Celery("foreign", broker=url, backend=url, set_as_current=False) as app:
         yield app
@@ -47,18 +47,18 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
     process = psutil.Process(worker.process.pid)
     (loaded,) = worker.logged("embedder_loaded")
     assert loaded["engine"].startswith("openvino")
-    # Nor what exports spans, as no variable names a collector.
+    # It has not loaded the exporter of spans (google/_upb) either, because no variable names a collector.
     mapped = [each.path for each in process.memory_maps()]
     assert [path for path in mapped if "torch" in path or "google/_upb" in path] == []
-    # Weights take twice as much where the processor has no bfloat16.
+    # The weights take twice the memory if the processor has no bfloat16.
     assert process.memory_info().rss < (450e6 if "bf16" in loaded["engine"] else 600e6)
-    # Without checks it has no process for them.
+    # No checks are configured, so the worker has no process for them.
     assert process.children(recursive=True) == []
 
 
 @pytest.mark.usefixtures("client")
 def test_any_celery_app_can_call_the_task_by_name_and_ask_for_the_result(foreign: Celery) -> None:
-    # Content that looks like a type of kombu's is still content of the trace.
+    # Content that looks like a value that kombu has serialized must remain the trace's content.
     kinds = [{"input_schema": {"__type__": kind, "__value__": "one"}} for kind in ("uuid", "unheard of")]
     first, second = (trace | {"task": trace["task"] | kind} for trace, kind in zip(fresh_samples(2), kinds, strict=True))
     call = partial(foreign.send_task, "score_trace", queue="traces", ignore_result=False)

@@ -1,4 +1,4 @@
-"""The input and output of commands: files, streams that end early or are closed, and nothing that a terminal acts on."""
+"""The input and output of commands: files, streams that end early or are closed, and text that no terminal acts on."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_closed_stdin_is_an_error() -> None:
 
 
 def test_ctrl_c_during_imports_aborts(tmp_path: Path) -> None:
-    # Signals that the imports have begun, and blocks them.
+    # This module stands in for Celery: it signals that the imports have begun, and blocks them.
     imports_began = tmp_path / "begun"
     (tmp_path / "celery.py").write_text(f"import pathlib, time; pathlib.Path({str(imports_began)!r}).touch(); time.sleep(60)")
     search = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))

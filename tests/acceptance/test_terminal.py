@@ -1,4 +1,4 @@
-"""`up` and what other commands show beside it: to a person at a terminal, and to a pipe."""
+"""`up`, and the output of other commands beside it, both at a terminal and through a pipe."""
 
 import os
 import subprocess
@@ -130,7 +130,7 @@ def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_pa
 
 
 def test_a_demo_without_an_embedder_notes_that_once(tmp_path: Path) -> None:
-    # Neither the demo nor its worker may know of a configured queue.
+    # Neither the demo nor its worker may use the broker that is configured.
     (tmp_path / "url").write_text("redis://127.0.0.1:1/0\n")
     demo = run("demo", KP_EMBEDDING_EMBEDDER="none", KP_BROKER_URL_FILE=str(tmp_path / "url"))
     assert demo.returncode == 0, demo.stderr
