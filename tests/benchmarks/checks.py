@@ -1,13 +1,15 @@
 """Measures the check for secrets: its time for a trace, the planted secrets that it finds in real traces, and false alarms.
 
-- ``ms``: processor time of a trace in the process of the checks and in the worker, best of three rounds over ``--embedded``
-  real traces, after one more round; ``of_embedding`` is that in parts of what embedding the same traces takes on the same
-  cores, and ``of_validation`` of what decoding them does.
-- ``rss_mb``: resident memory of the process of the checks. ``start_s``: its start, with compiled rules and without.
-- ``alarms``: false alarms a thousand real traces; nothing is planted in them.
-- ``recall``: by kind, of secrets made by their formats; each is planted into a text of a real trace, at a random place.
-- ``hostile_s``: the longest of a megabyte of what nearly is a secret. A check that never ends takes ``endless_s``, of which
-  0.5 s are its time limit.
+- ``ms``: the processor time per trace, in the process of the checks and in the worker together, over ``--embedded`` real
+  traces: the best of three rounds after a warm-up. ``of_embedding`` and ``of_validation`` divide it by the time to embed and
+  to decode the same traces on the same cores.
+- ``rss_mb``: the resident memory of the process of the checks.
+- ``start_s``, ``start_uncompiled_s``: the time to start it, with compiled rules and without.
+- ``alarms``: the false alarms per thousand real traces, in which nothing is planted.
+- ``recall``: the share of secrets that are found, by kind. Each is made in the format of its kind, and planted at a random
+  place in a text of a real trace.
+- ``hostile_s``: the longest time for a trace with a megabyte of texts that nearly are secrets.
+- ``endless_s``: the time for a trace at which a check never ends, and for the next one; 0.5 s of it are the check's limit.
 """
 
 import json
@@ -54,7 +56,7 @@ def main() -> None:
 
 
 def costs_of(checks: Checks, traces: Sequence[ReasoningTrace]) -> Row:
-    """Processor time of the check, of embedding and of decoding, in turns."""
+    """Measure the processor time of the check, of embedding and of decoding, which take turns."""
     (process,) = psutil.Process().children()
     embedder = real_embedder()
     texts = [embedder.recipe.text(trace) for trace in traces]
@@ -78,7 +80,7 @@ def costs_of(checks: Checks, traces: Sequence[ReasoningTrace]) -> Row:
 
 
 def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: int) -> Row:
-    """The share of the secrets of a kind that is seen in real traces."""
+    """Plant secrets of a kind in real traces; return the share that the check finds."""
     chance = random.Random(kind)
     seen = 0
     for _ in range(count):
@@ -94,13 +96,13 @@ def recall(checks: Checks, kind: str, traces: Sequence[ReasoningTrace], count: i
 
 
 def hostile(filler: str) -> ReasoningTrace:
-    """Return a trace with nearly a megabyte of a text, repeated."""
+    """Return a trace with nearly a megabyte of a repeated text."""
     text = filler * (_STEP_CHARS // (len(json.dumps(filler)) - 2))
     return make_trace(steps=[{"step_id": number, "type": "thought", "content": text} for number in range(11)])
 
 
 def endless_s() -> float:
-    """Measure a trace at which a check never ends, and the next one, for which it is started anew."""
+    """Return the time for a trace at which a check never ends, and for the next one, for which the process starts anew."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PYTHONPATH"] = install(Path(directory))
         checks = Checks(load_settings({"checks.own": {"misbehave": "note"}}).checks)

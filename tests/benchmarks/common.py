@@ -1,4 +1,4 @@
-"""The common part of the benchmarks: arguments, traces, embedders, a Redis of their own, clocks, and the output of results."""
+"""The code that the benchmarks share: arguments, traces, embedders, a Redis of their own, clocks, and the output of results."""
 
 import argparse
 import json
@@ -38,18 +38,18 @@ Row = dict[str, Cell]
 MB: Final = 1_000_000
 BATCH: Final = WorkerSettings().batch_size
 CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
-"""Characters of a text at most: only the objective, its beginning, or all of it."""
+"""The most characters of a text, by name. The whole objective always remains, so 0 leaves that alone."""
 
 RECIPES: Final = {
     "trace": {"novelty.recipe": "trace"},
     "asked_and_did": {"novelty.recipe": "asked_and_did"},
     "words": {"embedding.embedder": "words"},
 }
-"""The settings that are compared."""
+"""The settings that benchmarks of novelty compare, by name."""
 
 
 def arguments(description: str | None, **defaults: float | list[int]) -> argparse.ArgumentParser:
-    """A parser whose help is a benchmark's docstring, with an option for each number, or several, and its default."""
+    """Return a parser with a benchmark's docstring as its help, and an option for each default, a number or a list of them."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         kind: dict[str, Any] = {"type": int, "nargs": "*"} if isinstance(default, list) else {"type": type(default)}
@@ -58,12 +58,12 @@ def arguments(description: str | None, **defaults: float | list[int]) -> argpars
 
 
 def samples(limit: int | None = None) -> list[ReasoningTrace]:
-    """The shipped samples: short texts."""
+    """Return the shipped samples, whose texts are short."""
     return [decode_trace(trace, Limits()) for trace in sample_traces()[:limit]]
 
 
 def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningTrace]:
-    """The real traces, long texts; none where ``REFERENCE_TRACES`` has none, unless they are required."""
+    """Return the real traces, whose texts are long, or none if ``REFERENCE_TRACES`` has none and they are not ``required``."""
     file = REFERENCE_TRACES / "traces.jsonl"
     if not file.is_file():
         assert not required, f"there are no real traces in {REFERENCE_TRACES}; name their folder with REFERENCE_TRACES"
@@ -73,19 +73,19 @@ def real(limit: int | None = None, *, required: bool = False) -> list[ReasoningT
 
 
 def typical(limit: int | None = None) -> list[ReasoningTrace]:
-    """The real traces, or the samples where there are none."""
+    """Return the real traces, or the samples if there are none."""
     return real(limit) or samples(limit)
 
 
 def tasks_of(traces: Iterable[ReasoningTrace]) -> list[str]:
-    """The task of each real trace, by ``groups.json``; a trace in no group is a task of its own."""
+    """Return the task of each real trace, by ``groups.json``; a trace in no group is a task of its own."""
     groups = json.loads((REFERENCE_TRACES / "groups.json").read_text("utf-8"))
     task_of = {trace_id: task for task, trace_ids in groups.items() for trace_id in trace_ids}
     return [task_of.get(trace.id, trace.id) for trace in traces]
 
 
 def asking(trace: ReasoningTrace, objective: str) -> ReasoningTrace:
-    """The same trace with another objective."""
+    """Return the same trace with another objective."""
     return trace.model_copy(update={"task": trace.task.model_copy(update={"objective": objective})})
 
 
@@ -100,7 +100,7 @@ def cut(trace: ReasoningTrace, chars: int) -> ReasoningTrace:
 
 
 def as_new(traces: Sequence[ReasoningTrace]) -> list[ReasoningTrace]:
-    """The same traces with ids and contents of their own."""
+    """Return the same traces with new ids, and with contents that no other trace has."""
     metadata = [trace.metadata.model_copy(update={"agent_id": uuid.uuid4().hex}) for trace in traces]
     return [trace.model_copy(update={"id": new_id(), "metadata": each}) for trace, each in zip(traces, metadata, strict=True)]
 
@@ -117,7 +117,7 @@ def default_tokens() -> Tokens:
 
 
 def lengths_of(texts: Sequence[str]) -> list[int]:
-    """Return the number of tokens of each text that the default model reads."""
+    """Return the number of tokens that the default model reads of each text."""
     tokens = default_tokens()
     return [len(ids) for ids, _ in tokens.rows(texts)]
 
@@ -129,7 +129,7 @@ def unit_vectors(chance: np.random.Generator, count: int, dimensions: int = 384)
 
 
 def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embedder:
-    """The embedder a worker would use with these settings; ``KP_EMBEDDING_…`` variables choose another."""
+    """Return the embedder that a worker would use with these settings; ``KP_EMBEDDING_…`` variables choose another."""
     settings = load_settings(changed)
     embedder = select_embedder(settings.embedding, settings.novelty.recipe)
     assert embedder, "there is no embedder to measure"
@@ -138,13 +138,13 @@ def real_embedder(changed: Mapping[str, object] = MappingProxyType({})) -> Embed
 
 @contextmanager
 def own_redis() -> Iterator[str]:
-    """Run a Redis with its append-only file on, by the server that the tests run on (``TEST_REDIS_SERVER``)."""
+    """Run a Redis with an append-only file, using the tests' server (``TEST_REDIS_SERVER``), and yield its URL."""
     with tempfile.TemporaryDirectory(prefix="kp-benchmark-") as directory, embedded_default(Path(directory)) as url:
         yield url
 
 
 def redis_of(url: str) -> redis.Redis:
-    """A connection as a worker makes it, with a timeout that a log of a million entries needs."""
+    """Return a connection such as a worker's, but with a timeout long enough for a log of a million entries."""
     return connect(RedisSettings(url=url), 120.0)
 
 
@@ -156,12 +156,12 @@ def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.per
 
 
 def embed_seconds(embedder: Embedder, texts: Sequence[str]) -> float:
-    """Return the time of the bare engine for texts, in batches as large as a worker's."""
+    """Return the seconds that the bare engine takes for texts, in batches as large as a worker's."""
     return seconds_of(lambda: [embedder.embed(batch) for batch in batches(texts, BATCH)])
 
 
 def seconds_in_turns(ways: Mapping[str, Callable[[Sequence[Item]], float]], items: Sequence[Item]) -> dict[str, float]:
-    """Process all items in several ways, which take turns batch by batch and return their seconds; return the sum of each."""
+    """Process all items in each way, taking turns batch by batch; return the sum of the seconds that each way returns."""
     seconds = dict.fromkeys(ways, 0.0)
     for batch in batches(items, BATCH):
         for name, way in ways.items():
@@ -186,7 +186,7 @@ def emit(row: Row) -> None:
 
 
 def report(benchmark: str, rows: Iterable[Row]) -> None:
-    """Write each row for programs to stdout as it comes, and all of them as a table for people to stderr."""
+    """Write each row to stdout as JSON when it comes, and finally all rows to stderr as a table."""
     written = []
     for row in rows:
         emit({"benchmark": benchmark, **row})
@@ -195,7 +195,7 @@ def report(benchmark: str, rows: Iterable[Row]) -> None:
 
 
 def show_table(rows: Sequence[Row]) -> None:
-    """Write a table for people to stderr."""
+    """Write rows to stderr as a table."""
     names = list({name: None for row in rows for name in row})
     lines = [names, *([_cell_text(row.get(name, "")) for name in names] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(names))]

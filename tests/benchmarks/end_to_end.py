@@ -1,13 +1,14 @@
-"""Submissions through a real broker and one worker to published decisions, beside the bare engine and the reference.
+"""Measures one worker from submission through a real broker to published decision, beside the bare engine and the reference.
 
-They are submitted in portions. The worker is paused while a portion is put on the queue, then decides it at full speed, until
-the last decision arrives on its queue. The bare engine embeds the same texts in this process, in batches of the same size, and
-the reference engine (where it can run) some of them, so that a machine that slows down for a minute slows all.
+Traces are submitted in portions. The worker is paused while a portion is put on the queue, then decides it at full speed until
+the last decision arrives on its queue. After each portion, the bare engine embeds the same texts in this process, in batches
+of the same size, and the reference engine, if it can run, embeds some of them. So a machine that slows down for a minute slows
+them all.
 
-- ``texts``: of the whole length, cut to their first 1,000 characters, or the objective alone.
-- ``traces_per_s``: submissions decided and published a second; the median of the portions.
-- ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the median share of it.
-- ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the median ratio to it.
+- ``texts``: the length of the texts: whole, cut to their first 1,000 characters, or the objective alone.
+- ``traces_per_s``: the submissions decided and published per second, the median of the portions.
+- ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the worker's as a share of it.
+- ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the worker's in multiples of it.
 """
 
 from collections.abc import Sequence
@@ -23,11 +24,11 @@ from tests.benchmarks.reference_engine import ReferenceEngine, reference_engine
 
 _WARM_UP: Final = 3 * BATCH
 _REFERENCE_SHARE: Final = 5
-"""The reference gets one text in this many, because it is slow and its rate is steady."""
+"""The reference embeds only one text in this many, because it is slow and its rate is steady."""
 
 
 class Rates(NamedTuple):
-    """Texts a second of the worker, of the bare engine, and of the reference (0 without it)."""
+    """The texts per second of the worker, the bare engine and the reference, which is 0 if that cannot run."""
 
     worker: float
     engine: float
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def _embed(embedder: Embedder, reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> tuple[float, float]:
-    """Texts a second of the bare engine and of the reference."""
+    """Return the texts per second of the bare engine and of the reference."""
     texts = [trace.embedding_text for trace in items]
     some = texts[::_REFERENCE_SHARE]
     return len(texts) / embed_seconds(embedder, texts), len(some) / reference.embed(some).seconds if reference else 0.0

@@ -1,14 +1,14 @@
-"""Texts a second of each engine, on texts of three lengths: objectives, the first 1,000 characters, and all.
+"""Measures the texts per second of each engine, for three lengths: objectives, the first 1,000 characters, and whole texts.
 
-The engines are torch in float32 on the CPU, which is what sentence-transformers does there by itself; the default engine, on a
-GPU where there is one; and the reference SDK's (where it can run): transformers.js from npm, the same weights as ONNX, float32,
-one text at a time, all cores. They take turns batch by batch, so that a machine that slows down for a minute slows all. Each
-has embedded every text before anything is measured.
+The engines are torch in float32 on the CPU, as sentence-transformers uses it there by default; the default engine, on a GPU if
+there is one; and the reference SDK's, if it can run: transformers.js from npm, with the same weights as ONNX, in float32, one
+text at a time, on all cores. They take turns batch by batch, so that a machine that slows down for a minute slows them all.
+Each engine embeds every text once before the measurement begins.
 
-- ``traces_per_s``: the median of the passes over the texts; text in, vectors out.
-- ``to_torch``, ``to_reference``: the median of the passes' ratios.
-- ``least_cosine``: between the default engine's vectors of a text and torch's, the smallest.
-- ``gpu_mb``: at most, what the texts take of a GPU's memory; 0 without one.
+- ``traces_per_s``: the texts per second from text to vector, the median of the passes over the texts.
+- ``to_torch``, ``to_reference``: this rate in multiples of torch's and of the reference's, the medians of the passes.
+- ``least_cosine``: the smallest cosine between the default engine's vector of a text and torch's.
+- ``gpu_mb``: the most memory that the texts take on a GPU; 0 without one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +40,7 @@ from tests.benchmarks.reference_engine import reference_engine
 _REFERENCE: Final = "reference f32"
 
 Embed = Callable[[Sequence[str]], float]
-"""Embeds texts, and returns the seconds that this took."""
+"""A function that embeds texts and returns the seconds that this took."""
 
 
 def main() -> None:

@@ -1,11 +1,11 @@
-"""Two queues of traces with equal weights, one with a backlog of ``--backlog`` traces: how long those of the other wait.
+"""Measures how long the traces of one queue wait while another, of equal weight, has a backlog of ``--backlog`` traces.
 
-First without the backlog, then with it, on one worker that counts words. ``KP_BROKER_URL`` may name a RabbitMQ.
+One worker that counts words decides them, first without the backlog and then with it. ``KP_BROKER_URL`` may name a RabbitMQ.
 
-- ``burst_s``: until ``--burst`` traces are decided that come at once; ``of_share``: what the worker decides from the first to
-  the last of them, in times of what it would if they had their share, half of it. Above 1 they wait longer than alone on half
-  a worker.
-- ``p50_ms``, ``p95_ms``: of traces that come one by one, from submitting to the decision in the ledger.
+- ``burst_s``: the time until ``--burst`` traces that come at once are decided.
+- ``of_share``: the number of traces that the worker decides from the first to the last of the burst, divided by twice the
+  burst, which it would decide if the burst got its share of one half. Above 1, the burst waits longer than it should.
+- ``p50_ms``, ``p95_ms``: the time from submission to the decision in the ledger, for traces that come one by one.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Counts what a gate accepts of the real traces, over shuffled orders; ``novelty`` explains the figures."""
+"""Counts the real traces that a gate accepts, over shuffled orders; ``tests.benchmarks.novelty`` explains the figures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,9 +19,9 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool]
 Places = NDArray[np.intp]
 Ranked = tuple[Floats, Floats]
-"""The novelty of each trace in an order, and the score that the gate uses."""
+"""The novelty of each trace in an order, and the score by which the gate accepts it."""
 Rank = Callable[[Places], Ranked]
-"""Ranks the traces in an order, which is given as their places in the file."""
+"""A function that ranks the traces in an order, which is given as their places in the file."""
 
 
 def is_repeat(tasks: Sequence[Hashable]) -> Flags:
@@ -31,13 +31,13 @@ def is_repeat(tasks: Sequence[Hashable]) -> Flags:
 
 
 def area(newer: Floats, older: Floats) -> float:
-    """The share of pairs in which the former is higher, after rounding; a tie is half a pair."""
+    """Return the share of pairs in which the first is higher, after rounding; a tie counts as half."""
     higher, lower = np.round(newer, 5)[:, None], np.round(older, 5)
     return float((higher > lower).mean() + (higher == lower).mean() / 2)
 
 
 class Gate:
-    """Takes the fifth of each domain with the highest scores."""
+    """A gate that accepts the fifth of each domain with the highest scores."""
 
     def __init__(self, traces: Sequence[ReasoningTrace]) -> None:
         self._traces = traces
@@ -49,7 +49,7 @@ class Gate:
         self._lengths = np.array([float(len(each.embedding_text)) for each in traces])
 
     def by_score(self, vectors: Vectors, against: str) -> Rank:
-        """Rank by the score, where successes are compared with all earlier traces or with those that ``succeeded``."""
+        """Return the ranking by score if successes are compared with all earlier traces, or with those that ``succeeded``."""
         similarities = vectors @ vectors.T
         counts = self._is_success if against == "succeeded" else np.ones(len(vectors), np.bool)
 
@@ -63,10 +63,10 @@ class Gate:
         return rank
 
     def without_novelty(self) -> dict[str, Rank]:
-        """Rank by what knows nothing of other traces' contents."""
+        """Return rankings that know nothing of other traces' contents, by name."""
 
         def by_source(order: Places) -> Ranked:
-            # With knowledge of the tasks in advance: no rule by source alone does better.
+            # This knows the tasks in advance, so that no rule by source alone does better.
             firsts = np.concatenate([[True], ~is_repeat(self._tasks[order].tolist())])
             return _shares(self._sources[order], firsts), _shares(self._sources[order], self._is_success[order])
 
@@ -78,7 +78,7 @@ class Gate:
         }
 
     def row(self, rank: Rank, orders: Sequence[Places]) -> Row:
-        """The figures of a way to rank, over all of these orders together."""
+        """Return the figures of a ranking, over all of these orders together."""
         chance = np.random.default_rng(0)
         parts, totals, areas = Counter[str](), Counter[str](), list[float]()
         for order in orders:
@@ -101,7 +101,7 @@ class Gate:
         return accepted
 
     def _judged(self, order: Places, accepted: Flags) -> Iterator[tuple[str, bool]]:
-        """Count the tasks and the accepted traces for which each property holds."""
+        """Yield each property of the tasks and of the accepted traces, and whether it holds."""
         runs_of = defaultdict[int, list[tuple[bool, bool]]](list)
         for task, is_success, is_accepted in zip(self._tasks[order], self._is_success[order], accepted, strict=True):
             runs_of[task].append((bool(is_success), bool(is_accepted)))
@@ -121,6 +121,6 @@ def _numbered(names: Sequence[object]) -> Places:
 
 
 def _shares(groups: Places, flags: Flags) -> Floats:
-    """For each trace the share of its group that has the flag."""
+    """Return for each trace the share of its group that has the flag."""
     shares: Floats = np.bincount(groups, flags) / np.maximum(np.bincount(groups), 1)
     return shares[groups]

@@ -1,11 +1,12 @@
-"""Measures what ``routing.gate = "coverage"`` costs a fleet: two fleets, one with either gate, take turns with the same traces.
+"""Measures the cost of ``routing.gate = "coverage"``: two fleets, one with each gate, take turns with the same traces.
 
-Workers count words. Before that ``--kept`` traces of ``--domains`` domains each, unlike all others, are kept. Of the measured
-traces a tenth is unlike what is kept. Workers, Redis, the client and the reader of decisions share the machine.
+The workers count words. Before the measurement, each fleet decides ``--kept`` traces of each of ``--domains`` domains, all
+unlike each other, so that the gate has much to compare with. A tenth of the measured traces is unlike all others. Workers,
+Redis, the client and the reader of decisions share the machine.
 
-- ``traces_per_s``: traces decided and published a second, the median of the portions.
-- ``cpu_ms``, ``redis_cpu_ms``: processor time of all workers, and of Redis, for each trace.
-- ``…_of_score``: each of these in times of the score's, the median of the pairs.
+- ``traces_per_s``: the traces decided and published per second, the median of the portions.
+- ``cpu_ms``, ``redis_cpu_ms``: the processor time per trace of all workers, and of Redis.
+- ``…_of_score``: each of these in multiples of the same with the gate ``score``, the median of the pairs.
 """
 
 from collections.abc import Sequence
@@ -35,7 +36,7 @@ def _rows(workers: int, count: int, portions: int, kept: int, domains: int) -> l
     names = [f"domain-{number}" for number in range(domains)]
     speeds: dict[str, list[Speed]] = {gate: [] for gate in _GATES}
     with ExitStack() as stack:
-        # All that adds more than a copy is accepted.
+        # With this share, everything that adds more than a copy is accepted.
         changed: dict[str, object] = {
             "embedding.embedder": "words",
             "routing.share": 0.99,
@@ -78,7 +79,7 @@ def _mixed(count: int, domains: Sequence[str]) -> list[ReasoningTrace]:
 
 
 def _unlike(count: int, domains: Sequence[str]) -> list[ReasoningTrace]:
-    """Successes whose words occur in no other trace."""
+    """Return successful traces whose words occur in no other trace."""
     succeeded = [trace for trace in typical() if trace.metadata.success]
     bases = islice(zip(cycle(succeeded), cycle(domains), strict=False), count)
     return [cut(asking(_in(trace, domain), " ".join(uuid4().hex for _ in range(_WORDS))), 0) for trace, domain in bases]

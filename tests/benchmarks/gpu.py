@@ -1,14 +1,15 @@
-"""A GPU at work: the engine alone, one worker beside the same worker without an embedder, four workers, latency, scores.
+"""Measures a GPU at work: the engine alone, one worker with and without an embedder, several workers, latency, and scores.
 
-Needs a card, or prints what the engine on CPU does. The real traces are those of ``REFERENCE_TRACES``, or the samples. Workers
+Without a card it measures the engine on the CPU. The traces are the real ones of ``REFERENCE_TRACES``, or the samples. Workers
 have default settings; they and the client share the machine.
 
-- ``engine``: texts a second in full passes, tokenized before, as many passes at once as a worker's; ``lone_ms``: a text by
-  itself, the median; ``gpu_mb``: at most, what weights and passes take.
-- ``traces_per_s``, ``cpu_ms``: traces decided and published a second, and processor time of the workers for each, medians of
-  the portions; ``of_none``, ``cpu_of_none``: the medians of the ratios to the worker without an embedder.
-- ``p50_ms``, ``p99_ms``: from submitting to the published decision, at half the rate of one worker and random moments.
-- ``largest_difference``: of a score and the reference's, where there are real traces.
+- ``texts_per_s``: the texts per second of the engine in full passes, tokenized before, with as many passes at once as in a
+  worker; ``lone_ms``: the median time of a text by itself; ``gpu_mb``: the most memory that weights and passes take.
+- ``traces_per_s``, ``cpu_ms``: the traces decided and published per second, and the workers' processor time for each, medians
+  of the portions; ``of_none``, ``cpu_of_none``: the medians of their ratios to the worker without an embedder.
+- ``p50_ms``, ``p95_ms``, ``p99_ms``: the time from submission to the published decision, for traces that come at random
+  moments at half the rate of one worker.
+- ``largest_difference``: the largest difference between a score and the reference's, if there are real traces.
 """
 
 import json

@@ -1,15 +1,16 @@
-"""From submitting a trace to its published decision, at ``--load`` of what one worker can bear, half by default.
+"""Measures the time from submitting a trace to its published decision, at ``--load`` of one worker's rate, by default half.
 
-That is measured first: a portion of traces, put on the queue while the worker is paused. Then traces are submitted at
-that load, evenly spaced, and once more at random moments (exponential gaps, as of many independent agents). The clock runs
-from before ``submit`` is called until the decision is read from its results queue; client, reader and worker share the machine.
+That rate is measured first, on a portion of traces put on the queue while the worker is paused. Then traces are submitted at
+the load, evenly spaced, and once more at random moments (with exponential gaps, as from many independent agents). The clock
+runs from before ``submit`` is called until the decision is read from its results queue. Client, reader and worker share the
+machine.
 
-- ``p50_ms``, ``p95_ms``, ``p99_ms``: of the whole way.
-- ``queue_p95_ms`` and so on: from arrival to vector, if nothing but passes took time: of the same texts with the same gaps,
-  simulated as by ``tests.benchmarks.streams`` from passes measured before and after; ``p95_of_queue`` and so on: the whole way
-  in times of that.
-- ``reference_ms``: what the reference engine takes to embed one text, the median of some before and some after (where it
-  can run); ``p50_of_reference`` and so on: the whole way's share of that.
+- ``p50_ms``, ``p95_ms``, ``p99_ms``: this time.
+- ``queue_p95_ms`` and so on: the time from arrival to vector if nothing but passes took time, for the same texts and gaps. It
+  is simulated, as by ``tests.benchmarks.streams``, from passes measured before and after. ``p95_of_queue`` and so on: the
+  measured time in multiples of it.
+- ``reference_ms``: the time in which the reference engine, if it can run, embeds one text, the median of some before and some
+  after; ``p50_of_reference`` and so on: the measured time in multiples of it.
 """
 
 import argparse
@@ -66,7 +67,7 @@ def _percentiles(values: Sequence[float]) -> dict[int, float]:
 
 
 def _reference_ms(reference: ReferenceEngine | None, items: Sequence[ReasoningTrace]) -> list[float]:
-    """Return the times of the reference to embed some of the traces, each by itself; empty without it."""
+    """Return the milliseconds in which the reference embeds each of some traces; none if it cannot run."""
     if reference is None:
         return []
     return [reference.embed([trace.embedding_text]).seconds * 1_000 for trace in items[:_REFERENCE_TEXTS]]

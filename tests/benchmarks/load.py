@@ -1,4 +1,4 @@
-"""A worker under load: what the benchmarks of whole submissions share."""
+"""The code that the benchmarks of whole submissions share: workers under load, and what they and Redis use."""
 
 import gc
 import json
@@ -27,11 +27,11 @@ _READ_AT_ONCE: Final = 100
 
 
 class RedisUse(NamedTuple):
-    """The mean use of Redis for one trace."""
+    """The use of Redis for one trace, on average."""
 
     cpu_ms: float
     commands: dict[str, float]
-    """The number of each command, those within scripts included."""
+    """The number of calls of each command, including those within scripts."""
 
 
 class Speed(NamedTuple):
@@ -54,7 +54,7 @@ def paused(*processes: psutil.Process) -> Iterator[None]:
 
 
 class Published:
-    """Consumes decisions from the results queues and notes when each arrived."""
+    """A consumer of the results queues that notes when each decision arrives."""
 
     def __init__(self, redis_client: redis.Redis, settings: Settings) -> None:
         self._redis_client = redis_client
@@ -76,7 +76,7 @@ class Published:
                     continue
                 now = time.time()
                 queue, item = next_item
-                # Read one by one, they would take time of the cores on which the worker is measured.
+                # Reading the decisions one by one would take processor time from the worker that is measured.
                 items = [item, *(self._redis_client.lpop(queue, _READ_AT_ONCE) or ())]
             except (redis.ConnectionError, ValueError):
                 return
@@ -108,7 +108,7 @@ class Bench(NamedTuple):
 
     @contextmanager
     def _measuring_redis(self, count: int) -> Iterator[list[RedisUse]]:
-        """Measure how much of Redis the block uses for each of ``count`` traces; append that to the list at its end."""
+        """Measure the use of Redis for each of ``count`` traces while the block runs; then append it to the yielded list."""
         uses: list[RedisUse] = []
         cpu_s, calls = self._redis_use()
         yield uses
@@ -117,7 +117,7 @@ class Bench(NamedTuple):
         uses.append(RedisUse((cpu_after_s - cpu_s) / count * 1_000, commands))
 
     def _redis_use(self) -> tuple[float, Counter[str]]:
-        """Return the seconds of the processor that Redis has had, and how often each command was called."""
+        """Return the processor seconds that Redis has used, and how often each command was called."""
         cpu: Any = self.redis_client.info("cpu")
         calls: Any = self.redis_client.info("commandstats")
         by_name = Counter({name.removeprefix("cmdstat_"): each["calls"] for name, each in calls.items() if "_info" not in name})
@@ -127,7 +127,7 @@ class Bench(NamedTuple):
         return sum(map(cpu_seconds, (self.process, *self.others)))
 
     def ways_ms(self, items: Sequence[ReasoningTrace], gaps: Sequence[float]) -> list[float]:
-        """Submit traces with these gaps in seconds; the milliseconds from each call of submit until its decision is read."""
+        """Submit traces with these gaps in seconds; return the milliseconds from each submission until its decision is read."""
         before, due = len(self.published.at), time.time()
         submitted: dict[str, float] = {}
         for trace, gap in zip(items, gaps, strict=True):
@@ -141,7 +141,7 @@ class Bench(NamedTuple):
 
 @contextmanager
 def open_bench(changed: Mapping[str, object] = MappingProxyType({}), workers: int = 1) -> Iterator[Bench]:
-    """Start Redis and workers with default settings but for some, and warm them up with texts of every length."""
+    """Start Redis and workers, with default settings except those ``changed``; warm them up with texts of every length."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = stack.enter_context(own_redis())
@@ -153,7 +153,7 @@ def open_bench(changed: Mapping[str, object] = MappingProxyType({}), workers: in
         redis_client = stack.enter_context(redis_of(url))
         bench = Bench(process, stack.enter_context(Client(settings)), published, redis_client, others)
         bench.decide(traces(96 * workers))
-        # The measurements wait for this process, which must not stop to collect garbage among the traces it keeps.
+        # The measurements wait for this process, so it must not pause to collect garbage among the traces that it keeps.
         gc.collect()
         gc.freeze()
         yield bench

@@ -1,14 +1,14 @@
 """Measures the cost of placing a trace as the novelty log grows: one mirror, a full window of N entries, random vectors.
 
-For each N a Redis of its own gets a log of N entries, and ``novelty.max_elements`` is N, so that every trace is compared with N
-entries. A process of its own reads the log and places batches of 32 in it, as a worker does, but embeds nothing.
+For each N, a new Redis gets a log of N entries, and ``novelty.max_elements`` is N, so that every trace is compared with N
+entries. A new process reads the log and places batches of 32 in it, as a worker does, but embeds nothing.
 
-- ``place_ms``: admitting a batch, reading the tail and scanning the window; the median.
+- ``place_ms``: the median time to admit a batch, read the tail and scan the window.
 - ``catch_up_s``: the time that a starting worker needs to read the whole log.
-- ``rss_mb``: growth of the process's resident memory by reading the log.
+- ``rss_mb``: the growth of the process's resident memory when it reads the log.
 - ``log_mb``: the log's memory, as Redis reports it.
 
-Memory: a million entries need some 2 GB in Redis, as much on disk in the temporary directory, and 1.7 GB in the worker.
+A million entries need some 2 GB in Redis, as much on disk in the temporary directory, and 1.7 GB in the worker.
 """
 
 import time
@@ -45,7 +45,7 @@ def rows_of(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
         with own_redis() as url:
             with redis_of(url) as redis_client:
                 _prefill(redis_client, size)
-            # A process of its own, so that its memory is that of one log.
+            # A new process measures each log, so that its memory has grown by no other.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 yield pool.submit(_measure, url, size, repeats).result()
 
@@ -55,7 +55,7 @@ def _trace_id(number: int) -> str:
 
 
 def _prefill(redis_client: redis.Redis, size: int) -> None:
-    """Write a log of random unit vectors, one a millisecond until now, as the admission script would have left it."""
+    """Write a log of random unit vectors, one per millisecond until now, as ``append.lua`` would have left it."""
     # A rewrite of the append-only file in the background would use a core during the measurement.
     redis_client.config_set("auto-aof-rewrite-percentage", 0)
     keys = Keys("kp")

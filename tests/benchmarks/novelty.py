@@ -1,33 +1,35 @@
 """Measures how well novelty tells new tasks from repeats, for each recipe and for words, on the real traces in file order.
 
 Each trace is compared with all before it, as one worker would compare them; similarities are rounded to 1e-5. The first trace
-of all is left out. A figure without another meaning is the share of pairs, of a trace that should be newer and one that should
-not, in which it is newer (the area under the ROC curve); a tie is half a pair.
+of all is left out. Unless it is defined otherwise, a figure is an area under the ROC curve: of all pairs of a trace that should
+be newer and one that should not, the share in which it is newer. A tie counts as half a pair.
 
-- ``separated``: firsts of a task against repeats, by the tasks in ``groups.json``, beside the traces.
-- ``by_objective``: the same where a repeat is a trace whose objective came before.
-- ``reworded``: ``separated`` where the objective is what the user first says, in other words in every attempt, among the traces
-  with a user; ``generic``: ``by_objective`` where all traces have the same objective.
-- ``edited``: firsts, as ``by_objective`` has them, against slightly edited copies of all traces, each beside its original.
-- ``approaches``: pairs of attempts with one objective that call other tools and end otherwise, against such that do neither.
-- ``of_firsts``, ``of_repeats``: mean novelty of those in ``separated``; ``repeats_below``, ``firsts_below``: the shares of them
-  below a novelty of 0.105.
-- ``ratio``: how many times as many traces the bare embedder embeds a second as by the recipe `trace`; the embedders take turns
-  batch by batch, and it is the median of the passes.
+- ``separated``: the first traces of tasks against repeats, by the tasks in ``groups.json`` beside the traces.
+- ``by_objective``: the same, where a trace is a repeat if its objective came before.
+- ``reworded``: ``separated`` for the traces with a user, where the objective is what the user first says, in other words in
+  every attempt; ``generic``: ``by_objective``, where all traces are given the same objective.
+- ``edited``: first traces as in ``by_objective``, against slightly edited copies of all traces, each compared with its
+  original.
+- ``approaches``: pairs of attempts at one objective that call different tools and end differently, against pairs that differ
+  in neither.
+- ``of_firsts``, ``of_repeats``: the mean novelty of first traces and of repeats in ``separated``; ``firsts_below``,
+  ``repeats_below``: the shares of them with a novelty below 0.105.
+- ``ratio``: the rate at which the bare embedder embeds traces, in multiples of the rate for the recipe `trace`. The embedders
+  take turns batch by batch, and the figure is the median of the passes.
 
-Then what a gate accepts that takes the fifth of each domain with the highest scores, for each ``novelty.against``. A task is an
-objective here, a success has ``metadata.success`` and a confidence of 0.5 or more, and a copy is accepted after another trace
-of its task was.
+A second table shows what is accepted by a gate that takes the fifth of each domain with the highest scores, for each
+``novelty.against`` and over all shuffled orders together. Here a task is an objective, a success has ``metadata.success`` and a
+confidence of 0.5 or more, and an accepted trace is a copy if another one of its task was accepted before.
 
-- ``late``: the share of tasks that fail first and succeed later whose first success is accepted; ``late_tasks``: how many
-  there are in an order.
-- ``at_once``: of tasks whose first run succeeds, the share whose first run is accepted.
-- ``covered``: of tasks with a success, the share with an accepted one.
-- ``successes``, ``copies``: the shares of them among the accepted.
+- ``late``: of the tasks that fail first and succeed later, the share whose first success is accepted; ``late_tasks``: the
+  number of these tasks in an order.
+- ``at_once``: of the tasks whose first run succeeds, the share whose first run is accepted.
+- ``covered``: of the tasks with a success, the share with an accepted one.
+- ``successes``, ``copies``: the shares of successes and of copies among the accepted traces.
 
-Over shuffled orders together; beside ``by_objective``, and beside what knows nothing, taken for novelty and
-for the score: the ``position`` in the order, where earlier is more; the ``length`` in characters; ``success``; and the
-``source``, by framework, at its best: the share of firsts among its traces, or of successes. What ties is in any order.
+For comparison, the table has rankings that know nothing of other traces' contents, each taken both for the novelty and for the
+score: the ``position`` in the order, where earlier is more; the ``length`` in characters; ``success``; and the ``source``, by
+framework, at its best: the share of first traces, or of successes, among its traces. Ties are in random order.
 """
 
 import random
@@ -62,7 +64,7 @@ from tests.benchmarks.gate import Floats, Gate, Rank, area, is_repeat
 _LOW: Final = 0.105
 
 Ranks = dict[tuple[str, str], Rank]
-"""Ways to rank traces, by the text that is embedded and the traces that it is compared with."""
+"""Rankings of traces, by the text that is embedded and by the traces with which each is compared."""
 
 
 def main() -> None:
@@ -77,7 +79,7 @@ def main() -> None:
 
 
 def _of_recipes(traces: Sequence[ReasoningTrace], gate: Gate, ranks: Ranks, repeats: int) -> Iterator[Row]:
-    """Measure how each recipe tells tasks apart; add to ``ranks`` how the gate ranks by it."""
+    """Yield how well each recipe tells tasks apart; add the gate's rankings by it to ``ranks``."""
     embedders = {name: real_embedder(changed) for name, changed in RECIPES.items()}
     ways = {name: partial(_embed_seconds, embedder) for name, embedder in embedders.items()}
     passes = [seconds_in_turns(ways, traces) for _ in range(repeats)]
@@ -143,7 +145,7 @@ def _first_said(trace: ReasoningTrace) -> str | None:
 
 
 def _edited(trace: ReasoningTrace) -> Iterator[ReasoningTrace]:
-    """With its steps shuffled, every fourth dropped, or cut in half; with other digits; without a word in seven."""
+    """Yield copies: with steps shuffled, every fourth dropped, or cut in half; with other digits; without a word in seven."""
     chance, steps = random.Random(trace.id), trace.steps
     yield _with_steps(trace, chance.sample(steps, len(steps)))
     yield _with_steps(trace, [step for place, step in enumerate(steps) if place % 4] or steps)
@@ -162,7 +164,7 @@ def _with_texts(trace: ReasoningTrace, edit: Callable[[str], str]) -> ReasoningT
 
 
 def _distances_of_attempts(traces: Sequence[ReasoningTrace], vectors: Vectors) -> tuple[Floats, Floats]:
-    """Distances of pairs with one objective: of those that differ in tools and in success, and of those that differ in none."""
+    """Return the distances of pairs with one objective: those that differ in tools and success, and those alike in both."""
     tools = [[step.tool and step.tool.name for step in trace.steps if step.type == "tool_call"] for trace in traces]
     distances: tuple[list[float], list[float]] = ([], [])
     for first, second in combinations(range(len(traces)), 2):

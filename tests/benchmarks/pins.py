@@ -1,18 +1,19 @@
 """Measures how well a pinned set of plain texts finds the tasks that it holds, asked in other words, on the real traces.
 
-The set holds the objectives of half of the tasks, drawn by chance; runs of the other half must not be found. A run is found
-beyond a similarity which is such that one in a thousand of those is, over all draws. Objectives that differ in numbers alone,
-or share a user, a reservation or a quoted name, count as one task.
+The set holds the objectives of half of the tasks, drawn at random; runs of the other half must not be found. A run is found if
+it is more similar than a threshold, which is set so that, over all draws, one in a thousand runs of the other half is found.
+Objectives that differ only in numbers, or share a user, a reservation or a quoted name, count as one task.
 
-- ``compares``: each text with the vector that a run has anyway (``trace``), or with that of its objective alone.
-- ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the tasks in the set of which a run is found that asks as the
-  set does; politely; with synonyms; with both, its last part in front. Numbers stay.
-- ``beyond``: that similarity.
+- ``compares``: the vector with which each text is compared: the one that a run has anyway (``trace``), or that of its
+  ``objective`` alone.
+- ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the set's tasks that are found by a run that asks as the set
+  does; politely; with synonyms; or with both and its last part in front. Numbers stay.
+- ``beyond``: the threshold.
 
-Then what comparing objectives with ``--entries`` of 384 dimensions costs, on one thread, as in a worker, where these are ``of``
-texts, the sentences of the traces, or noise, which is the worst case: ``compare_ms`` is the processor time for each of a
-``group`` of traces, the median of the repeats; ``read_s`` is the time to read the set from Redis,
-``redis_bytes`` what it takes there.
+A second table shows the cost of comparing objectives with ``--entries`` entries of 384 dimensions, on one thread, as in a
+worker. The entries are ``of`` texts, the sentences of the traces, or of noise, which is the worst case. ``compare_ms`` is the
+processor time for each trace in a ``group``, the median of the repeats; ``read_s`` is the time to read the set from Redis, and
+``redis_bytes`` its size there.
 """
 
 import random
@@ -90,7 +91,7 @@ _REWORDED: Final[Mapping[str, Callable[[str], str]]] = {
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b|'[A-Z][a-z]+'")
-"""A user, a reservation, or a name in quotes: tasks that share one are often one, in the words of another benchmark."""
+"""A user, a reservation or a quoted name: tasks that share one are often the same task, as different benchmarks word it."""
 _FALSE_ALARMS: Final = 0.001
 
 Floats = NDArray[np.float32]
@@ -98,7 +99,7 @@ Floats = NDArray[np.float32]
 
 def main() -> None:
     options = arguments(__doc__, draws=500, entries=100_000, repeats=21).parse_args()
-    # A run of each objective.
+    # Use one run of each objective.
     traces = list({trace.task.objective: trace for trace in real(required=True)}.values())
     report("pins", _of_recipes(traces, options.draws))
     embedder = real_embedder()
@@ -156,7 +157,7 @@ def _way_to_redis(sentences: Vectors, entries: int) -> Row:
 
 
 def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:
-    """Yield what is compared, and by rewording the similarities of all runs (rows) to the original objectives (columns)."""
+    """Yield each kind of vector that is compared, with the similarities of runs (rows) to objectives (columns) by rewording."""
     texts = _of_plain(embedder, traces)
     runs = {name: [asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
     yield "trace", {name: _of_traces(embedder, some) @ texts.T for name, some in runs.items()}
@@ -178,7 +179,7 @@ def _shares(similarities: Mapping[str, Floats], tasks: Sequence[int], draws: int
 
 
 def _joined_tasks(traces: Sequence[ReasoningTrace]) -> list[int]:
-    """A number for each: the same for those that share one of their marks, and so on."""
+    """Return a number for each trace, equal for traces that share a mark, directly or through others."""
     tasks: dict[str, int] = {}
     groups = tasks_of(traces)
     for number, (trace, group) in enumerate(zip(traces, groups, strict=True)):

@@ -45,9 +45,9 @@ class ReferenceEngine:
 
 @contextmanager
 def reference_engine() -> Iterator[ReferenceEngine | None]:
-    """Install the engine from npm beside its package.json if it is not there, export the model, and start it.
+    """Install the engine from npm beside its package.json if it is not there, export the model, start the engine and yield it.
 
-    None where it cannot run: that takes node, npm and ``kp-scorer[embedding,benchmark]``.
+    Yield None if it cannot run: it needs node, npm and ``kp-scorer[embedding,benchmark]``.
     """
     if not (shutil.which("node") and shutil.which("npm") and find_spec("onnx")):
         yield None
@@ -74,7 +74,7 @@ def _write_model(model: ModelFiles, directory: Path) -> None:
     for name in _FILES:
         shutil.copy(model.path / name, directory)
     say("exporting the model to ONNX")
-    # In a process of its own: torch would share this one's cores and memory with what is measured.
+    # Export in a new process: in this one, torch would take cores and memory from the measurement.
     code = "import sys; from tests.benchmarks.reference_engine import export; export(*sys.argv[1:])"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code, model.path, directory / "onnx" / "model.onnx"], check=True)
 

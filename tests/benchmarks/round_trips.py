@@ -1,10 +1,10 @@
-"""Counts a worker's calls of Redis for a batch, and their bytes: nothing is timed, and no model is needed.
+"""Counts a worker's round trips to Redis for a batch, and their bytes. It times nothing, and needs no model.
 
 Batches of samples are decided as new traces and as redelivered ones.
 
-- ``round_trips``: changes from writing to reading on the worker's connection, for a batch, the most and the least. Connecting
-  and loading of scripts, once a connection, are left out.
-- ``sent_bytes``, ``received_bytes``: for a trace, as the worker sees it, by Redis' own count of network traffic (INFO).
+- ``round_trips_min``, ``round_trips_max``: the fewest and the most changes from writing to reading on the worker's connection
+  for a batch. Connecting and loading the scripts, once per connection, are left out.
+- ``sent_bytes``, ``received_bytes``: the bytes per trace, as the worker sees them, by Redis' own count of network traffic.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ _LEASE_MS: Final = int(WorkerSettings.stalled_after_s * 1_000)
 
 
 class RandomEmbedder(Embedder):
-    """Random unit vectors, as large as the default model's."""
+    """An embedder that returns random unit vectors, as large as the default model's."""
 
     name = "random"
     space = "benchmark"
@@ -58,7 +58,7 @@ class CountingConnection(redis.Connection):
 
 
 def random_decider(redis_client: redis.Redis, keys: Keys) -> Decider:
-    """Return a worker's decider, with random vectors."""
+    """Return a decider like a worker's, but with random vectors."""
     window = NoveltySettings().window()
     log = RedisLog(redis_client, keys, RandomEmbedder.space, window, _RECORD_TTL_MS)
     ledger = RedisLedger(redis_client, keys, _RECORD_TTL_MS, _LEASE_MS)
@@ -73,12 +73,12 @@ def main() -> None:
 
 
 def _count(url: str, case: str, size: int, count: int) -> Row:
-    """Decide ``count`` traces in batches, with a worker that has just started."""
+    """Decide ``count`` traces in batches, as a worker that has just started; count its round trips and bytes."""
     first, *items = as_new(list(islice(cycle(samples()), count + 1)))
     with redis_of(url) as redis_client, redis_of(url) as control:
         redis_client.connection_pool.connection_class = CountingConnection
         decider = random_decider(redis_client, Keys(f"kp-{case}-{size}"))
-        # Connects, loads the scripts and gives the log its first entry.
+        # This connects, loads the scripts and gives the log its first entry.
         decider.decide([first])
         if case == "redelivered":
             for batch in batches(items, size):
@@ -101,7 +101,7 @@ def _count(url: str, case: str, size: int, count: int) -> Row:
 
 
 def _traffic(redis_client: redis.Redis) -> tuple[int, int]:
-    """Bytes that Redis has received and sent; asking for them adds some, which hardly count."""
+    """Return the bytes that Redis has received and sent; asking for them adds a few, which hardly matter."""
     stats = redis_client.info("stats")
     return stats["total_net_input_bytes"], stats["total_net_output_bytes"]
 

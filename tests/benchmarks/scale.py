@@ -1,15 +1,15 @@
-"""Measures how many workers one Redis serves: 1, 2, 4 and 8, as far as there are cores, with each embedder.
+"""Measures how well one Redis serves 1, 2, 4 and 8 workers, as far as there are cores, with each embedder.
 
 Traces are put on the queue in portions while the workers are paused, then decided and published at full speed. Workers, Redis,
 the client and the reader of decisions share the machine. All figures are medians of the portions.
 
-- ``traces_per_s``: traces decided and published a second.
-- ``cpu_ms``, ``redis_cpu_ms``: processor time of all workers, and of Redis, for each trace.
-- ``commands``: commands that Redis executed for each trace, those within scripts included, from the first receive until the
-  decision was read from its queue; ``by_command`` has the most frequent.
-- ``submit_redis_cpu_ms``, ``submit_commands``: the same of submitting it by a client.
+- ``traces_per_s``: the traces decided and published per second.
+- ``cpu_ms``, ``redis_cpu_ms``: the processor time per trace of all workers, and of Redis.
+- ``commands``: the commands that Redis executes per trace, including those within scripts, from the first receive until the
+  decision is read from its queue; ``by_command`` has the most frequent ones.
+- ``submit_redis_cpu_ms``, ``submit_commands``: the same figures for the client's submission of a trace.
 
-``--embedders none`` leaves out the others.
+``--embedders none`` measures workers without an embedder only.
 """
 
 import os

@@ -1,10 +1,10 @@
-"""Measures how fast the kept runs most like a task are found, and what the nearest one is worth to a later run.
+"""Measures how fast the kept runs most similar to a task are found, and what the nearest one is worth to a later run.
 
-speed  among copies of real traces, with objectives of their own, in a file: building its index, then the median of questions
-       in one process on one core, beside a plain loop of numpy over vectors in memory
-calls  in sets of runs (as tests.benchmarks.value reads them), halved by task: of the calls of a later successful run, the
-       share whose name is that of the nearest call of the kept run whose task is nearest, by the number of kept runs; beside
-       the same for the nearest of as many random successes, and for a random success
+speed  the time to build the index of a file with copies of real traces, whose objectives all differ, and the median time to
+       answer a question, in one process on one core, beside a plain loop with numpy over vectors in memory
+calls  the share of a later successful run's calls that have the name of the nearest call of the kept run with the nearest
+       task, by the number of kept runs, in sets of runs that are read and halved as by tests.benchmarks.value; beside it the
+       same for the nearest of as many random successes, and for one random success
 """
 
 import json
@@ -42,7 +42,7 @@ def speed(runs: int, questions: int) -> Row:
                 lines.write(json.dumps(document) + "\n")
         say(f"{runs:,} runs, {file.stat().st_size / 1e6:,.0f} MB")
         kept_runs = KeptRuns(file, load_settings({"embedding.embedder": "words"}))
-        # Processor time, as others may use the machine.
+        # Measure processor time, as others may use the machine.
         started = time.process_time()
         kept_runs.similar(asked[0])
         built_s = time.process_time() - started
@@ -63,7 +63,7 @@ def speed(runs: int, questions: int) -> Row:
 
 
 def calls(runs: Runs, numbers: list[int], shuffles: int) -> list[Row]:
-    """The share of calls that a kept run names, by number of kept runs: the nearest by its task, and one at random."""
+    """Return the share of calls that a kept run names, by the number of kept runs, for the nearest run and for random ones."""
     asked = WordsEmbedder().embed([trace.task.objective for trace in runs.traces])
     named: dict[tuple[int, str], list[float]] = {}
     for seed in range(shuffles):

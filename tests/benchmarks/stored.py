@@ -1,18 +1,18 @@
-"""Measures the cost of commands by what is stored: records with decisions, a log as long as the default keeps, dead letters.
+"""Measures the cost of commands by the amount stored: records with decisions, a log of the default length, and dead letters.
 
-For each N a Redis of its own, without its append-only file, gets N records. Each command is a process of its own, with the time
-that Python takes to start; standard output goes nowhere.
+For each N, a new Redis without an append-only file gets N records. Each command runs in a new process, whose time includes the
+start of Python; its standard output is discarded.
 
-- ``seconds``: from its start to its end.
+- ``seconds``: the time from the command's start to its end.
 - ``peak_mb``: its largest resident memory.
 
-In the end Redis starts again from a copy of its data, and a worker that counts words starts at the same moment: ``Redis loads``
-and ``worker`` are the seconds from there until each is ready.
+In the end Redis starts again from a copy of its data, and a worker that counts words starts at the same moment. The rows
+``Redis loads`` and ``worker`` have the seconds until each is ready.
 
-With ``--waiting N`` there is one more row: what the client notes in Redis of N samples that wait in RabbitMQ.
+With ``--waiting N`` one more row shows what the client's notes about N samples that wait in RabbitMQ take in Redis.
 
-- ``redis_mb``: what that takes there.
-- ``trace_bytes``: the mean size of the traces, which is a part of it.
+- ``redis_mb``: the memory of these notes.
+- ``trace_bytes``: the mean size of the traces, which are part of them.
 
 Two million records need some 5 GB in Redis.
 """
@@ -67,7 +67,7 @@ def rows_of(sizes: Sequence[int], letters: int) -> Iterator[Row]:
 
 
 def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
-    """Measure the cost of each command; before that, copy the data into a directory."""
+    """Fill a Redis, save its data in the directory ``copy``, and measure the cost of each command."""
     with _server(Path(copy)) as server, redis_of(server.url) as client:
         client.config_set("appendonly", "no")
         _fill_records(client, records)
@@ -81,7 +81,7 @@ def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
 
 
 def _waiting_measured(count: int) -> Row:
-    """Return the memory of Redis for traces that wait in RabbitMQ, when nothing else is in it."""
+    """Measure the memory that traces which wait in RabbitMQ take in a Redis that holds nothing else."""
     traces = [trace.model_dump_json(exclude_none=True).encode() for trace in samples()]
     with own_redis() as url, redis_of(url) as client, Store.open(load_settings({"redis.url": url})) as store:
         client.config_set("appendonly", "no")
@@ -101,7 +101,7 @@ def _waiting_measured(count: int) -> Row:
 
 
 def _start_measured(directory: Path) -> Iterator[Row]:
-    """Measure how long Redis takes to load the copy in a directory, and a worker that starts meanwhile to be ready."""
+    """Measure how long Redis takes to load the copy in a directory, and how long a worker that starts with it takes."""
     server = _server(directory)
     settings = load_settings({"broker.url": server.url, "redis.url": server.url, "embedding.embedder": "words"})
     server.launch("appendonly no")
@@ -164,7 +164,7 @@ def _measured(url: str, command: str, stdin: str) -> Row:
 
 
 def _trace_id(number: int) -> str:
-    # As with random ids, the beginnings differ.
+    # The factor makes the beginnings of ids differ, as those of random ids do.
     return f"{TRACE_ID_PREFIX}{number * 2_654_435_761 % 2**32:08x}-0000-4000-8000-{number:012}"
 
 
@@ -186,7 +186,7 @@ def _fill_records(client: redis.Redis, records: int) -> None:
 
 
 def _fill_log(client: redis.Redis, records: int) -> None:
-    """Have a worker's decider decide anew the newest records that the log has places for."""
+    """Have a worker's decider decide the newest records again, as many as the log has places for."""
     decider, made = random_decider(client, _KEYS), cycle(samples())
     numbers = range(max(0, records - NoveltySettings().window().kept_elements), records)
     client.delete(*(_KEYS.record(_trace_id(number)) for number in numbers))

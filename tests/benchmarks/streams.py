@@ -1,12 +1,13 @@
-"""Simulates how long texts wait for the engine and are in it, with 2, 4 and 8 cores, from passes measured here.
+"""Simulates how long texts wait for the engine and run in it on 2, 4 and 8 cores, from passes measured on this machine.
 
-Passes of texts of every length are measured on one core each, side by side, and on all cores together. With more cores than
-here, a pass on all of them takes its serial share as before, and the rest divided by the cores (Amdahl), by the share that
-fits what the cores here measure. Real texts arrive at random moments and are given to streams by the rule of
-``process/embed.py``, each in a pass of its own.
+Passes of texts of every length are measured side by side, on one core each, and then on all cores together. On another number
+of cores, the serial part of a pass is assumed to take as long as here, and the rest to be divided by the cores (Amdahl's law);
+the serial part is the one that fits the measurements. Real texts arrive at random moments and are given to streams by the rule
+of ``process/embed.py``, each in a pass of its own.
 
-- ``load``: texts that arrive, as a share of what all cores can do side by side.
-- ``p50``, ``p95``, ``p99``: from arrival to vector, in times of the mean of a lone text's pass on all cores, ``lone_ms``.
+- ``load``: the rate at which texts arrive, as a share of the rate of all cores side by side.
+- ``p50``, ``p95``, ``p99``: the time from arrival to vector, in multiples of ``lone_ms``, the mean time of a lone text's pass
+  on all cores.
 """
 
 import heapq
@@ -26,7 +27,7 @@ _TIMES: Final = 12
 
 
 class Pass(NamedTuple):
-    """Seconds of a text's pass: on one core while the others have one, too; and on all cores."""
+    """The seconds of a text's pass on one core, while each other core has one, too, and on all cores."""
 
     one_s: float
     all_s: float
@@ -40,7 +41,7 @@ def rows_of(count: int) -> Iterator[Row]:
     embedder = real_embedder()
     passes = measured_passes(embedder)
     one_s, cores = mean(each.one_s for each in passes), embedder.streams
-    # The part of a pass on one core that more cores do not shorten.
+    # The serial part is the share of a pass on one core that more cores do not shorten.
     all_s = mean(each.all_s for each in passes)
     serial = max(0.0, (all_s / one_s - 1 / cores) / (1 - 1 / cores)) if cores > 1 else 0.0
     chance = random.Random(1)
@@ -56,7 +57,7 @@ def rows_of(count: int) -> Iterator[Row]:
 
 
 def measured_passes(embedder: Embedder) -> list[Pass]:
-    """A pass of each typical text, in order: one of some passes of the longest text of the same rounded length."""
+    """Return a pass for each typical text, in order: a random one of those of the longest text with its rounded lengths."""
     texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical()]
     shapes = [tuple(rounded_up(len(row), embedder.step) for row in text.rows) for text in texts]
     longest = dict(sorted(zip(shapes, texts, strict=True), key=lambda each: each[1].tokens))
@@ -69,7 +70,7 @@ def _some_passes(embedder: Embedder, text: TokenizedText) -> list[Pass]:
     def timed(together: bool) -> float:
         return seconds_of(lambda: embedder.run([text], together=together))
 
-    # The first passes of a shape take longer.
+    # The first passes of a shape take longer, so they are not counted.
     timed(True)
     with ThreadPoolExecutor(embedder.streams) as streams:
         list(streams.map(timed, [False] * embedder.streams))

@@ -1,11 +1,12 @@
-"""Measures how fast one process submits to a real Redis, beside an idle worker: many at once, and one by one.
+"""Measures how fast one process submits to a real Redis, both many traces at once and one by one.
 
-The real traces, as parsed JSON and with ids and contents of their own, are submitted in portions, each way in turn, so that a
-machine that slows down for a minute slows both. The worker is paused meanwhile, so that it does not share the processor.
+Copies of the real traces with new ids and contents, as parsed JSON, are submitted in portions, each way in turn, so that a
+machine that slows down for a minute slows both. A worker is there, but paused, so that it does not share the processor.
 
-- ``many_per_s``, ``single_per_s``: traces a second by ``Client.submit_many`` and by ``Client.submit``; medians of the portions.
+- ``many_per_s``, ``single_per_s``: the traces per second by ``Client.submit_many`` and by ``Client.submit``, medians of the
+  portions.
 - ``ratio``: the median ratio of the two.
-- ``cpu_ms``: processor time of this process for a trace of ``submit_many``.
+- ``cpu_ms``: the processor time of this process per trace of ``submit_many``.
 """
 
 import gc
@@ -22,7 +23,7 @@ Payloads = Sequence[Mapping[str, Any]]
 
 
 class Portion(NamedTuple):
-    """Seconds that a portion took, each way, and processor seconds of the first."""
+    """The seconds that a portion took each way, and the processor seconds of ``submit_many``."""
 
     many_s: float
     single_s: float
@@ -53,7 +54,7 @@ def _payloads(count: int) -> Payloads:
 
 
 def _measure(client: Client, items: Payloads) -> Portion:
-    """Submit half of the traces each way."""
+    """Submit half of the traces each way, and measure both."""
     many, single = batches(items, len(items) // 2)
     gc.collect()
     cpu_s = cpu_seconds()

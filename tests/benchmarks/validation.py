@@ -1,15 +1,16 @@
-"""Measures the time and memory of a submission, from its message to a checked trace with its digest, or to its refusal.
+"""Measures the time and memory that a submission takes, from its message to a checked trace with its digest, or to its refusal.
 
-Every item of ``tests/support/costly.py`` fills every place, once as far as the limits let it and once as far as its bytes do;
-the most costly are shown, and the real traces beside them. So are bodies that are packed, and four times as large as a trace.
+Every item of ``tests/support/costly.py`` fills every place, once as far as the limits allow and once up to the largest body.
+The most costly are shown, together with the largest real trace, and with packed bodies that are four times as large as a trace.
 
-Then come the texts that are the most costly to make tokens of, by any recipe; their ``first_ms`` is the time of a first try.
+A second table shows the texts that are the most costly to tokenize, by any recipe; ``first_ms`` is the time of the first try.
 
-- ``kb``: size of the body.
-- ``ms``: processor time, the least of three tries: counting, parsing, checking, the digest.
-- ``peak_mb``: the most memory that this takes at once beyond the bytes themselves, by tracemalloc.
-- ``kept_mb``: memory of what is there in the end: the bytes, the parsed JSON and the trace; 0 if it is refused.
-- ``held_mb``: resident memory of 96 of the legal shape that keeps the most, as a worker holds them that has as many in flight.
+- ``kb``: the size of the body.
+- ``ms``: the processor time to count, parse, check and digest, the least of three tries.
+- ``peak_mb``: the most memory that this takes at once beyond the body itself, by tracemalloc.
+- ``kept_mb``: the memory that remains for the body, the parsed JSON and the trace; 0 if the submission is refused.
+- ``held_mb``: the resident memory of 96 copies of the accepted submission that keeps the most, as in a worker with that many
+  in flight.
 """
 
 import gc
@@ -41,7 +42,7 @@ _IN_FLIGHT: Final = 96
 def main() -> None:
     show = arguments(__doc__, show=15).parse_args().show
     limits = Limits()
-    # As in a worker that is ready.
+    # A ready worker has frozen its objects, too.
     gc.collect()
     gc.freeze()
     rows = [measured(name, sent, limits) for name, sent in _messages(limits)]
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def show_most(rows: Sequence[Row], costs: Sequence[str], count: int) -> None:
-    """Write all rows for programs, and for people, by each cost, those that cost the most."""
+    """Write all rows to stdout, and for each cost a table of the most costly ones to stderr."""
     for row in rows:
         emit({"benchmark": "validation", **row})
     for cost in costs:
@@ -72,7 +73,7 @@ def _messages(limits: Limits) -> Iterator[tuple[str, Message]]:
 
 
 def costs_of_text(tokens: Tokens, name: str, text: str) -> Row:
-    """Measure the highest cost of making the tokens of a text, as one recipe or another does; the text does not count."""
+    """Measure the cost of tokenizing a text by the recipe for which it is highest; the memory of the text does not count."""
     grown_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     costs = []
     for part in (part for recipe in RECIPES.values() for part in recipe.parts):
@@ -112,7 +113,7 @@ def measured(name: str, sent: Message, limits: Limits) -> Row:
 
 
 def decode(sent: Message, limits: Limits) -> tuple[object, ReasoningTrace] | str:
-    """Parsed JSON and a trace with its digest, made of a message by the steps that a worker takes; or why it is refused."""
+    """Decode a message as a worker does; return the parsed JSON and the trace with its digest, or why it is refused."""
     try:
         (payload,), _ = arguments_in(sent, limits)
         trace = decode_trace(payload, limits)

@@ -1,17 +1,18 @@
 """Measures the value of a kept share of runs to later runs, compared with the same number of random successes.
 
-Reads sets of runs with several runs a task: NAME.jsonl.gz, and NAME.tasks.json.gz with the task of each run's id. Each shuffle
-halves the runs of each task, keeps a share of the first half by domain, and measures on the second half, with differences to
-random successes:
+Reads sets of runs with several runs per task: NAME.jsonl.gz, and NAME.tasks.json.gz, which maps the id of each run to its task.
+Each shuffle halves the runs of each task, keeps a share of the first half by domain, and measures on the second half; the
+differences are to random successes:
 
   solved  of the runs whose task was solved in the first half, the share for which a solved run of the task was kept
-  calls   of the calls of a successful run, the share whose name is that of the nearest call of the kept runs, by the objective,
-          what came since the call before, and that call's name
-  edit    how like (1 - normalised edit distance) the calls of a successful run are to those of the kept run whose objective is
-          nearest by its characters, which is not how the runs are chosen
+  calls   of a successful run's calls, the share with the same name as the nearest call of the kept runs; calls are compared by
+          the objective, by what came since the call before, and by that call's name
+  edit    the similarity (1 - normalised edit distance) of a successful run's calls to those of the kept run with the nearest
+          objective by its characters, which is not how the runs are chosen
 
-Tasks recur equally; unequally, as in life: of the r-th task a share of runs counts that falls as (r+1)^-0.7; or as recorded:
-the second half of all runs came after the first. Domains in which the share takes nearly every success are left out.
+Tasks recur in three ways: equally; unequally, as in life, where the share of a task's runs that count falls as (r+1)^-0.7 with
+its rank r; or as recorded, where the second half of all runs came after the first. Domains in which the share takes nearly
+every success are left out.
 """
 
 import gzip
@@ -40,14 +41,14 @@ from tests.support.paths import REFERENCE_TRACES
 RECURRENCES: Final = ("equally", "unequally", "as recorded")
 MEASURES: Final = ("solved", "calls", "edit")
 ONE_AT_A_TIME: Final = "one at a time"
-_FEWEST: Final = 3  # Runs to keep.
+_FEWEST: Final = 3  # A share of fewer runs is not measured.
 _NEAR_COPY: Final = 0.7
 _DIMENSIONS: Final = 4_096
 _SHELLS: Final = ("", "bash", "sh", "shell", "execute", "command", "run")
 
 Places = NDArray[np.intp]
 Way = Callable[[Places, int], Sequence[int]]
-"""Keeps some of the runs at these places of one domain: a number of them at most."""
+"""A way to keep runs: it takes the places of one domain's runs and a number, and returns at most that many of them."""
 
 
 class Runs(NamedTuple):
@@ -59,9 +60,9 @@ class Runs(NamedTuple):
     succeeded: NDArray[np.bool]
     domains: NDArray[np.str_]
     words: Vectors
-    characters: Vectors  # Of the objectives.
+    characters: Vectors  # The vectors of the objectives by their characters.
     calls: Sequence[Sequence[str]]
-    before_calls: Sequence[Vectors]  # For each of a run's calls what came before it, of shape (calls, dimensions).
+    before_calls: Sequence[Vectors]  # For each run, the context before each of its calls, of shape (calls, dimensions).
 
 
 def read_runs(file: Path) -> Runs:
@@ -84,7 +85,7 @@ def read_runs(file: Path) -> Runs:
 
 
 def _characters(text: str) -> NDArray[np.float32]:
-    """Count the runs of four characters of a text by a hash, as a unit vector of shape (4096,)."""
+    """Count a text's sequences of four characters by their hashes; return a unit vector of shape (4096,)."""
     columns = [crc32(text[at : at + 4].lower().encode()) % _DIMENSIONS for at in range(max(1, len(text) - 3))]
     counts = np.log1p(np.bincount(columns, minlength=_DIMENSIONS)).astype(np.float32)
     unit: NDArray[np.float32] = counts / np.linalg.norm(counts)
@@ -95,12 +96,12 @@ def _calls(trace: ReasoningTrace) -> Iterator[str]:
     for step in trace.steps:
         if step.type == "tool_call":
             name = step.tool.name if step.tool else ""
-            # Of a shell the program that it runs says what was done.
+            # For a shell, the program that it runs tells what was done.
             yield f"{name}:{(step.content or '?').split()[0]}" if name in _SHELLS and (step.content or "").split() else name
 
 
 def _before_calls(trace: ReasoningTrace, embedder: WordsEmbedder) -> Vectors:
-    """Vectors of the objective, of what came since the last call, and of that call's name, beside each other."""
+    """Embed, for each call, the objective, what came since the last call, and that call's name, and join the vectors."""
     since, last, texts = "", "", list[str]()
     names = _calls(trace)
     for step in trace.steps:
@@ -154,7 +155,7 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         return way
 
     def spread(places: Places, most: int) -> list[int]:
-        """Always the success that is least like those there are (k-center)."""
+        """Take, one after the other, the success that is least similar to those already taken (k-center)."""
         from_all = np.array(successes(places))
         members, nearest = [0], runs.words[from_all] @ runs.words[from_all[0]]
         while len(members) < min(most, len(from_all)):
@@ -193,14 +194,14 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
 
 
 class Later:
-    """The second half of the runs, by which what is kept of the first is measured."""
+    """The second half of the runs, on which the runs kept of the first half are measured."""
 
     def __init__(self, runs: Runs, first: Places, second: Sequence[int]) -> None:
         self._runs = runs
         solved_tasks = {runs.tasks[place] for place in first if runs.succeeded[place]}
         self._solved = [runs.tasks[place] for place in second if runs.tasks[place] in solved_tasks]
         self._tested = [place for place in second if runs.succeeded[place] and runs.calls[place]]
-        # Each pair of calls is compared once for all ways and shares.
+        # Compare each pair of calls only once, for all ways and shares.
         with_calls = [int(place) for place in first if runs.calls[place]]
         ends = np.cumsum([0, *(len(runs.calls[place]) for place in with_calls)])
         self._columns = {place: np.arange(ends[at], ends[at + 1]) for at, place in enumerate(with_calls)}
@@ -209,7 +210,7 @@ class Later:
         self._likenesses = [runs.before_calls[place] @ calls.T for place in self._tested]
 
     def measured(self, chosen: Sequence[int]) -> tuple[float, ...]:
-        """The three measures of what is kept; NaN where nothing can be measured."""
+        """Return the three measures of the chosen runs, or NaN if they cannot be measured."""
         runs = self._runs
         won = {runs.tasks[place] for place in chosen if runs.succeeded[place]}
         solved = [task in won for task in self._solved]
@@ -225,7 +226,7 @@ class Later:
 
 
 def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
-    """Compute 1 less the edit distance (Levenshtein) of two sequences by the length of the longer one."""
+    """Return 1 minus the Levenshtein distance of two sequences, divided by the length of the longer one."""
     row = list(range(len(second) + 1))
     for number, each in enumerate(first, 1):
         before, row[0] = row[0], number
@@ -268,7 +269,7 @@ def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str)
 
 
 def summarised(rows: Sequence[Row]) -> Iterator[Row]:
-    """The means over sets, their errors between sets, and in how many a way is better and worse by two errors."""
+    """Yield the means over sets, their errors between sets, and in how many sets a way is better and worse by two errors."""
     groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in rows:
         groups[row["recurrence"], row["share"], row["way"]].append(row)
