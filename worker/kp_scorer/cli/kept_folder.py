@@ -2,9 +2,9 @@
 
 import fcntl
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
 
 import click
 
@@ -12,11 +12,10 @@ from kp_scorer.characters import escaped
 
 
 class KeptFolder:
-    """A folder with a file of traces for each run of the command. While it is open as a context, no other command can add."""
+    """A folder with a file of traces for each run of the command."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._open = ExitStack()
 
     def earlier(self) -> list[Path]:
         """Return the files of earlier runs of the command, in order."""
@@ -28,22 +27,20 @@ class KeptFolder:
         last = max(map(_number_in, self.earlier()), default=0)
         return str(self.path / f"kept-{last + 1:04}.jsonl")
 
-    def __enter__(self) -> Self:
-        """Make the folder if it is missing, and lock it; raise BadParameter if another command adds to it already."""
-        with ExitStack() as opening:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(self.path, os.O_RDONLY)
-                opening.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
-                raise click.BadParameter(escaped(f"{self.path}: {problem}"), param_hint="--into") from None
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if it is missing, and let no other command add to it; raise BadParameter if one does already."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
+            raise click.BadParameter(escaped(f"{self.path}: {problem}"), param_hint="--into") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def _number_in(file: Path) -> int:

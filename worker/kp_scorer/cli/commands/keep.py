@@ -111,7 +111,7 @@ def keep(
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     source = _Input(excluded.filtered(batches) if excluded else batches, files)
-    with request.into or nullcontext(), Candidates() as candidates:
+    with request.into.locked() if request.into else nullcontext(), Candidates() as candidates:
         rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
         if training:
             training.write(rows)
