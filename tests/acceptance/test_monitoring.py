@@ -6,9 +6,10 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -317,6 +318,35 @@ def test_clients_workers_and_doctor_report_an_alarm_of_rabbitmq(settings: Settin
             wait_until(lambda: health(port, "--ready")[0] == 0)
 
 
+@contextmanager
+def filling(client: redis.Redis, queue: str) -> Iterator[None]:
+    """Put a hundred messages a second on a queue that is not empty before."""
+    client.lpush(queue, "{}")
+    stopping = threading.Event()
+
+    def fill() -> None:
+        while not stopping.wait(0.01):
+            client.lpush(queue, "{}")
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def test_doctor_shows_when_a_queue_of_decisions_will_be_full(settings: Settings, redis_client: redis.Redis) -> None:
+    limited = with_changed(settings, queues__results_limit=5_000)
+    with filling(redis_client, "decisions.accepted"):
+        _, findings = diagnosed(limited)
+    (advice,) = [row["detail"] for row in findings["queues"] if row["detail"].startswith("decisions.accepted")]
+    assert re.search(r"unread decisions of 5000, full in \d+ (s|min): read them", advice)
+    # A queue that does not grow never fills up.
+    assert not any("full in" in row["detail"] for row in diagnosed(limited)[1]["queues"])
+
+
 def diagnosed(settings: Settings, *options: str, **variables: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
     """Run `doctor`; return its exit code, and its findings by the name of the check."""
     environment = as_environment(settings) | variables
@@ -469,7 +499,7 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 @pytest.fixture(scope="module")
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"], ["traces"])
-    unread = UnreadDecisions({"decisions.accepted": 0}, {}, limit=100, most_bytes=0, full=(), rings=())
+    unread = UnreadDecisions({"decisions.accepted": 0}, {}, limit=100, most_bytes=0, full=(), rings=(), at_s=0.0)
     servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
     metrics.set_backlog(
         Backlog({"traces": 0}, {"traces": 0.1}, unread, 0, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}})

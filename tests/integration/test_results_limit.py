@@ -76,8 +76,13 @@ def test_the_limit_that_is_reached_first_says_when_a_queue_is_full(settings: Set
     accepted = limited.queues.name("accepted")
     with make_celery(limited) as app, Store.open(limited) as store:
         redis_client.lpush(accepted, *["{}"] * 300)
-        assert 0.2 < unread_decisions(app, limited, store, ()).used(accepted) < 0.5
-        redis_client.lpush(accepted, *["x" * 40_000] * 65)
+        before = unread_decisions(app, limited, store, ())
+        assert 0.2 < before.used(accepted) < 0.5
+        redis_client.lpush(accepted, *["x" * 40_000] * 25)
+        now = unread_decisions(app, limited, store, ())
+        # At this rate, the bytes fill the queue in less than twice the time; the number would take twenty times as long.
+        assert 0 < now.full_in_s(accepted, before) < 2 * (now.at_s - before.at_s)
+        redis_client.lpush(accepted, *["x" * 40_000] * 40)
         assert unread_decisions(app, limited, store, ()).full == (accepted,), "nobody had to publish to it"
 
 

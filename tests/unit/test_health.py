@@ -150,7 +150,7 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
 
 
 COUNTS = {"decisions.accepted": 3, "decisions.rejected": 5}
-UNREAD = UnreadDecisions(COUNTS, {}, limit=100, most_bytes=0, full=("decisions.rejected",), rings=())
+UNREAD = UnreadDecisions(COUNTS, {}, limit=100, most_bytes=0, full=("decisions.rejected",), rings=(), at_s=0.0)
 BACKLOG = Backlog(
     {"traces": 0, "traces.search": 90}, {"traces.search": 0.9}, UNREAD, 2, 7.5, {}, {"redis": Condition(0.5, 3)}, "", {}
 )

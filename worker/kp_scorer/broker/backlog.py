@@ -3,7 +3,9 @@
 The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
 """
 
+import math
 import re
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -35,6 +37,7 @@ class UnreadDecisions(NamedTuple):
     most_bytes: int  # The most bytes that each accepts in Redis; 0 is no limit.
     full: tuple[str, ...]  # Those that accept no more, so that workers wait.
     rings: tuple[str, ...]  # Those that drop their oldest decisions when they are full, so that no worker waits.
+    at_s: float  # The time of the measurement, by the monotonic clock.
 
     def used_bytes(self, name: str) -> float | None:
         """Return the used share of the bytes of a queue or stream in Redis; None if these are not limited."""
@@ -43,6 +46,15 @@ class UnreadDecisions(NamedTuple):
     def used(self, name: str) -> float:
         """Return the used share of a queue or stream: of its places or, if that is more, of its bytes in Redis."""
         return max(self.counts[name] / self.limit, self.used_bytes(name) or 0.0)
+
+    def full_in_s(self, name: str, earlier: "UnreadDecisions") -> float:
+        """Return the seconds until a queue or stream is full at its growth since ``earlier``; infinite if it does not grow."""
+        shares = [
+            (self.used_bytes(name) or 0.0, earlier.used_bytes(name) or 0.0),
+            (self.counts[name] / self.limit, earlier.counts.get(name, 0) / self.limit),
+        ]
+        left_s = [max(0.0, 1 - now) * (self.at_s - earlier.at_s) / (now - then) for now, then in shares if now > then]
+        return min(left_s, default=math.inf)
 
 
 class Backlog(NamedTuple):
@@ -117,6 +129,7 @@ def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Seq
         settings.results_bytes,
         full=(),
         rings=tuple(filter(settings.is_ring, counts)),
+        at_s=time.monotonic(),
     )
     # On RabbitMQ, only a publisher notices that a queue's bytes are used up.
     without_room = {name for report in reports for name in report.full}

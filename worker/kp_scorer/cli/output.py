@@ -66,6 +66,14 @@ def in_words(value: Any) -> str:
     return str("unknown" if value is None else value)
 
 
+def duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes, hours or days, whichever takes few digits."""
+    for unit, length_s in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def print_text(text: str) -> None:
     """Print a text and flush it; raise OutputFailed if nobody reads it or the disk is full."""
     sys.stdout.write(text)

@@ -1,6 +1,8 @@
 """``kp-scorer doctor``: find the faults of a deployment, and say how to mend them."""
 
+import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter
@@ -15,7 +17,7 @@ from kp_scorer.broker.calls import broker_condition, check_publishing, waiting
 from kp_scorer.broker.celery_app import celery_variables, make_celery
 from kp_scorer.broker.queues import results_queues, submission_queues
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import print_row
+from kp_scorer.cli.output import duration, print_row
 from kp_scorer.embedding.embedder import CheckedEmbedder
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import NoQueue, ScorerError
@@ -28,6 +30,8 @@ from kp_scorer.store import Store
 from kp_scorer.trace import namespace_of
 
 _NEARLY_FULL: Final = 0.8
+_SOON_S: Final = 3_600.0
+_LOOKS_APART_S: Final = 2.0  # The time between two looks, which show how fast a queue grows.
 _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
@@ -134,19 +138,25 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
 
 
 def _backlog(settings: Settings, store: Store, app: Celery) -> Findings:
-    unread = unread_decisions(app, settings, store, store.worker_reports())
+    unread = before = unread_decisions(app, settings, store, store.worker_reports())
+    if any(map(before.used, before.counts)):
+        time.sleep(_LOOKS_APART_S)
+        unread = unread_decisions(app, settings, store, store.worker_reports())
     for name, number in unread.counts.items():
-        if name not in unread.full and unread.used(name) < _NEARLY_FULL:
+        is_nearly_full = name in unread.full or unread.used(name) >= _NEARLY_FULL
+        left_s = unread.full_in_s(name, before)
+        if not is_nearly_full and left_s > _SOON_S:
             continue
         used_bytes = unread.used_bytes(name)
         size = "" if used_bytes is None else f", {used_bytes:.0%} of its bytes"
         if name in unread.full and unread.used(name) < 1:
             size = ", and has no room for more bytes"
-        count = f"{name} has {number} unread decisions of {unread.limit}{size}"
+        time_left = f", full in {duration(left_s)}" if math.isfinite(left_s) else ""
+        count = f"{name} has {number} unread decisions of {unread.limit}{size}{time_left}"
         if name in unread.rings:
             yield "advice", f"{count}, and when full drops the oldest: read them, or take rejected out of results.publish"
         else:
-            yield "wrong", f"{count}: read them, as workers wait when it is full"
+            yield "wrong" if is_nearly_full else "advice", f"{count}: read them, as workers wait when it is full"
     if (waits_s := store.ledger.oldest_pending_s()) > settings.ledger.resend_after_s:
         yield "advice", f"the oldest pending submission waits for {waits_s:.0f} s: start more workers, or see what they log"
 
