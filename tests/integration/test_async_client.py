@@ -1,4 +1,4 @@
-"""The client for asyncio: the same answers, an event loop that goes on meanwhile, and a web service that uses it."""
+"""The client for asyncio gives the answers of the blocking one, does not block the event loop, and works in a web service."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ TASKS: Final = 50
 
 
 def with_client(settings: Settings, use: Callable[[AsyncClient], Awaitable[None]]) -> None:
-    """Run a coroutine with a client, in an event loop of its own."""
+    """Run a coroutine function with a client, in an event loop of its own."""
 
     async def run() -> None:
         async with AsyncClient(settings) as client:
@@ -34,7 +34,7 @@ def with_client(settings: Settings, use: Callable[[AsyncClient], Awaitable[None]
 
 @pytest.fixture
 def network(settings: Settings) -> Iterator[tuple[Proxy, Settings]]:
-    """A proxy between a client and its Redis, and the settings of a client behind it, which waits for a second."""
+    """A proxy between a client and its Redis, and the settings of a client behind it, which waits at most a second."""
     with Proxy(settings.redis.url) as proxy:
         yield proxy, with_changed(settings, redis__url=proxy.url, broker__timeout_s=TIMEOUT_S)
         proxy.deliver()
@@ -72,7 +72,7 @@ def test_each_method_raises_what_the_blocking_client_raises(settings: Settings, 
         await client.submit(trace)
         with pytest.raises(TraceConflict, match=trace["id"]):
             await client.submit(trace | {"task": {"objective": "something else"}})
-        # Nobody consumes this database's queue.
+        # No worker consumes the queue of this database.
         with pytest.raises(DecisionTimeout, match="it is still pending"):
             await client.wait(trace["id"], timeout_s=0.05)
         with pytest.raises(DecisionTimeout, match="it is unknown"):

@@ -1,4 +1,4 @@
-"""A copy of the ledger's Redis, taken and restored by the documents' own commands; what was pending in it is decided."""
+"""The documents' own commands copy and restore the ledger's Redis; then what was pending in the copy is decided."""
 
 import json
 import os
@@ -24,25 +24,25 @@ PASSWORD = "secret-of-backup"
 
 
 def take_copy(server: RedisServer, copy: Path) -> None:
-    """Take a copy as the documents show, by the user that they show."""
+    """Take a copy with the command of the documents, as the user that they make for it."""
     (user,) = [block for block in blocks("deploy/OPERATIONS.md") if block.startswith("user backup ")]
     _, name, *rules = user.replace("PASSWORD-OF-backup", f">{PASSWORD}").split()
     with server.connect() as client:
         client.execute_command("ACL", "SETUSER", name, *rules)
-        # For others that might want a copy too, newer servers would wait five seconds.
+        # By default, newer servers wait five seconds for others that want a copy, too.
         client.config_set("repl-diskless-sync-delay", 0)
     shown = code_with("--rdb copy.rdb").replace("PASSWORD-OF-backup", PASSWORD)
     in_shell(shown.replace("HOST", "127.0.0.1").replace("6379", str(server.port)), copy.parent)
 
 
 def restore(copy: Path, directory: Path, executable: str) -> None:
-    """Make of a copy, as the documents show, what a server with an append-only file starts with."""
+    """Convert a copy, as the documents show, to the data from which a server with an append-only file starts."""
     directory.mkdir()
     shutil.copy(copy, directory / "copy.rdb")
     for name in ("redis.conf", "users.acl"):
         shutil.copy(REPOSITORY / "deploy" / name, directory)
     block = code_with("cp copy.rdb dump.rdb").replace("6380", str(free_port()))
-    # The last line starts the permanent server, whose port and passwords are its own, so skip it.
+    # Skip the last line, which starts the permanent server: its port and passwords differ from the test's.
     *lines, last = block.splitlines()
     assert last == "redis-server redis.conf"
     in_shell("\n".join(lines).replace("redis-server", executable), directory)
@@ -78,7 +78,7 @@ def test_traces_pending_in_a_restored_copy_are_decided_with_an_empty_broker(rabb
         with at_work(settings, tmp_path) as (worker, client):
             for trace in traces[:2]:
                 client.wait(client.submit(trace), timeout_s=PATIENCE_S)
-            # For the moment of the copy nobody decides.
+            # While the worker is stopped nobody decides, so that the copy holds pending traces.
             worker.process.send_signal(signal.SIGSTOP)
             client.submit_many(traces[2:4])
             take_copy(server, tmp_path / "copy.rdb")
@@ -93,7 +93,8 @@ def test_traces_pending_in_a_restored_copy_are_decided_with_an_empty_broker(rabb
         with Client(settings) as client:
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice, unknown])]
             assert states == ["decided", "decided", "pending", "pending", None]
-            # An id that is not in the copy, the beginning of another id, and texts that are other ids once they are unquoted.
+            # Besides the erased id, twice, the list has the beginning of an id, and texts that would be ids once they are
+            # unquoted.
             noted = [erased, decided[:-1], f"{decided[:-1]}\\{decided[-1]}", f"'{twice}'", erased]
             assert erased_again(settings, noted, tmp_path) == 1
             states = [status and status.state for status in client.look_up([erased, decided, pending, twice])]
@@ -105,7 +106,7 @@ def test_traces_pending_in_a_restored_copy_are_decided_with_an_empty_broker(rabb
                 client.wait(client.submit(traces[4]), timeout_s=PATIENCE_S)
             assert client.look_up([erased]) == [None]
         stats = json.loads(command(settings, "stats").stdout)
-        # Decided traces count even after they were erased.
+        # Decided traces still count after they have been erased.
         assert [stats[name] for name in ("submitted", "pending", "decided", "dead")] == [5, 0, 5, 0]
         audit = command(settings, "audit")
         assert audit.exit_code == 0, audit.output
@@ -113,12 +114,12 @@ def test_traces_pending_in_a_restored_copy_are_decided_with_an_empty_broker(rabb
 
 
 def erased_again(settings: Settings, trace_ids: list[str], directory: Path) -> int:
-    """Erase these as the documents show it; return the exit status."""
+    """Erase these traces with the command of the documents; return its exit status."""
     (directory / "erased.txt").write_text("".join(f"{trace_id}\n" for trace_id in trace_ids), "utf-8")
     shown, *_ = code_with("erased.txt").splitlines()
     return run_in_shell(shown, directory, **as_environment(settings)).returncode
 
 
 def settings_on(broker_url: str, server: RedisServer) -> Settings:
-    """Settings by which a broker has queues that nobody has used, and what is lost is noticed soon."""
+    """Return settings with queues that nobody else uses, and with which a loss is noticed soon."""
     return load_settings({"broker.url": broker_url, "redis.url": server.url, "ledger.resend_after_s": 0.5, **own_queues()})

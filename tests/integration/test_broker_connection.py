@@ -1,4 +1,4 @@
-"""A worker's connection to the broker: what it logs of one that is lost, and leaves of it; and who can ask the worker by it."""
+"""A worker survives a lost connection to the broker, and answers and obeys Celery's commands only if a setting allows it."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_lost_connection_is_logged_with_reason_and_server_and_leaves_nothing(
     assert "is it running where broker.url says?" in unreached["detail"]
     assert f"{server.password}@" not in worker.text()
     assert counts[-1]["count"] < 6, "those of this connection, of the pool, and of the last ones, which wait for their timers"
-    # Neither that Celery stops, nor what it warns of whenever it has lost a connection.
+    # Celery must not stop, and its usual warning about a lost connection must not appear.
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
@@ -67,7 +67,7 @@ def test_a_server_that_takes_connections_and_serves_none_is_tried_once_a_second(
         server.connect() as client,
         at_work(with_changed(settings, broker__url=server.url), tmp_path) as (worker, _),
     ):
-        # A replica refuses to be written to.
+        # A replica refuses writes.
         client.replicaof("127.0.0.1", "1")
         lost = wait_until(lambda: (events := worker.events("connection_lost"))[4:] and events)
         client.replicaof("no", "one")
@@ -77,7 +77,7 @@ def test_a_server_that_takes_connections_and_serves_none_is_tried_once_a_second(
 
 
 def asked(settings: Settings, command: str, timeout_s: float = 10.0, **arguments: Any) -> list[Any]:
-    """The answers that an application of somebody else gets to a command."""
+    """Return the answers that another application on the broker gets to a command of Celery's."""
     with closing(Celery("another-application", broker=settings.broker.url, set_as_current=False)) as app:
         return list(app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=timeout_s) or [])
 
@@ -107,7 +107,7 @@ def test_a_setting_has_a_worker_answer_and_obey_celery_on_rabbitmq(rabbitmq: Rab
         for command in MONITORS:
             (answer,) = wait_until(partial(asked, settings, command))
             assert not any("error" in reply for reply in answer.values()), answer
-        # While it is told not to consume its queue, it is not ready.
+        # A worker that is told not to consume its queue is not ready.
         wait_until(lambda: scraped(settings)["kp_scorer_ready"] == 1.0)
         for command, is_ready in (("cancel_consumer", 0.0), ("add_consumer", 1.0)):
             asked(settings, command, queue=queue)
@@ -129,7 +129,7 @@ def test_a_worker_that_is_started_for_another_queue_is_not_ready(
 
 
 def _reasons(store: Store) -> list[str]:
-    """The queues that workers report they do not consume; all other reasons are none."""
+    """Return the queues that workers report they do not consume, and ignore all other reasons for not being ready."""
     reasons = [reason for report in store.worker_reports() for reason in report.not_ready]
     return [reason.split("does not consume ")[1].split(",")[0] for reason in reasons if "does not consume" in reason]
 

@@ -1,4 +1,4 @@
-"""A password that is changed while workers and clients run: they read the new one in the file of the URL."""
+"""When a password changes, running workers and clients read the new one from the file of the URL."""
 
 from pathlib import Path
 from typing import Final
@@ -31,7 +31,7 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_redis(tmp_path: Pa
         variables = {**NO_URLS, "KP_BROKER_URL_FILE": str(file), "KP_REDIS_URL_FILE": str(file)}
         with at_work(from_file, tmp_path, variables=variables) as (worker, client), make_celery(from_file) as app:
             client.wait(client.submit(first), timeout_s=30)
-            # Like `ACL LOAD`, in the order that the page advises against.
+            # The old password ends before the file has the new one, an order that the page advises against.
             admin.execute_command("ACL", "SETUSER", "worker", "resetpass", ">second")
             admin.client_kill_filter(user="worker")
             wait_until(lambda: "WRONGPASS" in worker.text())
@@ -73,7 +73,7 @@ def test_a_url_of_a_flag_is_not_read_again_in_the_file_of_a_variable(monkeypatch
     file.write_text("redis://worker:second@localhost", "utf-8")
     assert with_endpoints(load_settings()).redis.server_now().password == "second"
     assert (renewed.server_now().password, renewed.server().password) == ("second", "first")
-    # The file may be read while somebody writes it.
+    # The file may be read while it is being written.
     for unusable in ("", "redis://", "redis://localhost"):
         file.write_text(unusable, "utf-8")
         assert renewed.server_now().password == "first"

@@ -1,4 +1,4 @@
-"""A worker with checks, whatever they do: every trace gets its decision, and what they must not reveal is nowhere."""
+"""With checks, whatever they do, a worker decides every trace, and nothing reveals what the checks must not reveal."""
 
 import os
 import random
@@ -25,7 +25,7 @@ TOKENS: Final = [SECRETS["GitHub token"](random.Random(seed)) for seed in range(
 
 
 def submitted(client: Client, *objectives: str, **content: Any) -> dict[str, Decision]:
-    """Decisions by the first word of their objectives, in the order in which they were submitted."""
+    """Submit traces, and return their decisions by the first word of the objective, in the order of submission."""
     ids = {f"kp:trace:{number}-{text.split()[0]}": text for number, text in enumerate(objectives)}
     client.submit_many([minimal_payload(trace_id=trace_id, objective=text, **content) for trace_id, text in ids.items()])
     return {trace_id.partition("-")[2]: client.wait(trace_id, timeout_s=PATIENCE_S) for trace_id in ids}

@@ -1,4 +1,4 @@
-"""One client for many threads: its calls end in time, even while servers are silent."""
+"""One client serves many threads, and its calls end in time even while servers are silent."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def at_once(call: Callable[[int], Result]) -> list[Result]:
-    """Call it in many threads that start together; return what each got."""
+    """Call a function in many threads at once; return the results."""
     barrier = threading.Barrier(THREADS)
 
     def run_one(number: int) -> Result:
@@ -69,7 +69,7 @@ def test_close_leaves_no_other_thread_waiting(settings: Settings) -> None:
         try:
             return client.look_up(["kp:trace:one"], timeout_s=10) == [None]
         except ServiceUnavailable as error:
-            # The thread's connection was closed during the call.
+            # Closing the client may have closed this thread's connection during the call.
             return "no answer" not in str(error)
 
     assert all(at_once(use))
@@ -93,7 +93,7 @@ def test_forked_child_can_start_a_thread_while_the_lock_was_held() -> None:
     with io_thread._starting:
         child = os.fork()
         if not child:
-            # Nothing of the tests may run on in it.
+            # The child must run nothing else of the test suite.
             os._exit(IoThread().submit(lambda: 42).result(PATIENCE_S) != 42)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
@@ -102,11 +102,11 @@ def test_forked_child_can_start_a_thread_while_the_lock_was_held() -> None:
 TIMEOUT_S: Final = 1.0
 LATE_BY_S: Final = 0.5
 SAFE: Final = r"^submit: no answer within 1 s; submit again, which is always safe$|^ledger: TimeoutError"
-"""The client and its connection to Redis wait for the same time, so either may end first."""
+"""A call to the client and its connection to Redis have the same timeout, so either may end first."""
 
 
 class Scene(NamedTuple):
-    """A client, and the network to the server that will be silent."""
+    """A client, and the network between it and the server that will be silent."""
 
     client: Client
     network: Proxy
@@ -124,7 +124,7 @@ class Scene(NamedTuple):
 
 @pytest.fixture(params=["silent store", "silent Redis as broker", "silent RabbitMQ"])
 def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]:
-    """Connect a client through a proxy to the server that will be silent: the store or the broker."""
+    """A client that reaches the store or the broker, whichever will be silent, through a proxy."""
     urls = {"redis.url": settings.redis.url, "broker.url": settings.broker.url}
     if request.param == "silent RabbitMQ":
         urls["broker.url"] = request.getfixturevalue("rabbitmq_url")
@@ -133,7 +133,7 @@ def scene(request: pytest.FixtureRequest, settings: Settings) -> Iterator[Scene]
         behind = load_settings({**urls, **own_queues(), silent: network.url, "broker.timeout_s": TIMEOUT_S})
         with Client(behind) as client:
             yield Scene(client, network)
-            # Or closing would wait for the silent server.
+            # Closing the client would wait for the silent server.
             network.deliver()
 
 
@@ -141,7 +141,7 @@ with_silent_store = pytest.mark.parametrize("scene", ["silent store"], indirect=
 
 
 def in_time(call: Callable[[], object], timeout_s: float, message: str) -> None:
-    """Assert that a call ends as unavailable when its time is up."""
+    """Assert that a call ends in time, with an error that the service is unavailable."""
     with ending_within(timeout_s + LATE_BY_S), pytest.raises(ServiceUnavailable, match=message):
         call()
 
@@ -152,7 +152,7 @@ def test_a_submit_to_a_silent_server_ends_in_time_and_the_client_recovers(scene:
         wait_until(scene.submits)
     scene.network.hold()
     in_time(scene.submit, TIMEOUT_S, SAFE)
-    # The first one still waits for the server.
+    # The first call still waits for the server.
     in_time(scene.submit, TIMEOUT_S, SAFE)
     in_time(lambda: scene.submit(0.2), 0.2, r"no answer within 0\.2 s")
     scene.network.deliver()

@@ -1,4 +1,4 @@
-"""Messages that become dead letters: which submission each is, and how it is shown."""
+"""When messages become dead letters, each is matched to its submission, and can be shown."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ DeadLetterBy = Callable[[Store, Any], Decision | None]
 
 
 def submission(**changed: Any) -> bytes:
-    """A valid trace as our client sends it, which no another serializer would write like this."""
+    """Return a valid trace as our client sends it, in bytes that no other serializer would write."""
     unknown: dict[str, Any] = {"unknown": [{}] * 100}
     return json.dumps(minimal_payload() | unknown | changed, separators=(", ", ":"), ensure_ascii=False).encode()
 
@@ -55,14 +55,14 @@ def digest_of(payload: bytes) -> bytes:
 
 @pytest.fixture
 def noted(store: Store) -> bytes:
-    """A valid trace that a client has noted."""
+    """A valid trace whose submission a client has noted in the ledger."""
     payload = submission()
     assert store.ledger.submit([Submission(TRACE_ID, digest_of(payload), payload)]) == ["pending"]
     return payload
 
 
 def refused(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter it as a worker that parses it, and whose limits it exceeds."""
+    """Dead-letter a message as a worker does that parses it and whose limits it exceeds."""
     return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "steps: too many", TRACE_ID), STRICT)
 
 
@@ -72,13 +72,13 @@ def unread(store: Store, sent: Any) -> Decision | None:
 
 
 def poisonous(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter it as a worker that finds its record with too many attempts."""
+    """Dead-letter a message as a worker does that finds too many attempts in its record."""
     why = DeadLettering("poison", "5 workers died", TRACE_ID, digest_of(submission()))
     return dead_letter(store.dead_letters, sent, why, Limits())
 
 
 def poisonous_unread(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter it as a worker that does not read it, because others have died of that."""
+    """Dead-letter a message as a worker does that does not read it, because others have died of it."""
     return dead_letter(store.dead_letters, sent, poison(sent, 5), Limits())
 
 
@@ -88,7 +88,7 @@ def failed(store: Store, sent: Any) -> Decision | None:
 
 
 def lost(store: Store, _: Any) -> Decision | None:
-    """Dead-letter it as the resender, which has only what the client noted."""
+    """Dead-letter a submission as the resender does, which has only what the client noted."""
     payload = submission()
     return store.dead_letters.dead_letter(
         payload, DeadLettering("lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)
@@ -98,7 +98,7 @@ def lost(store: Store, _: Any) -> Decision | None:
 WAYS: Final = (refused, unread, poisonous, failed, lost)
 
 Send = Callable[[bytes], Any]
-# A plain trace that nobody parsed has no id.
+# A bare trace that nobody has parsed has no id, so ``poisonous_unread`` cannot match it.
 FORMS: Final = {"call": (call, [*WAYS, poisonous_unread]), "plain trace": (message, WAYS)}
 
 
@@ -205,9 +205,9 @@ def test_bytes_that_are_not_parsed_end_no_other_submission(store: Store) -> None
         return state_of(store, trace_id)
 
     others = [[trace, trace], [trace | {"mood": 1}], [[trace]], [], [payload.decode()]]
-    # The last call is of the same trace, and was refused for what is beside it.
+    # The last call has the right trace, but is refused for something beside it.
     calls = [json.dumps([args, {}, {}]).encode() for args in others]
-    # A plain trace with other bytes may have other content.
+    # A bare trace in other bytes may have other content.
     for body in [*calls, b'[[%s], {}, {"chain": 1}]' % payload, payload + b" "]:
         assert state_after(body) == "pending"
     assert state_after(task_body(payload)) == "dead"
@@ -230,7 +230,7 @@ NO_PLAIN_JSON = [
 
 
 def payloads_of_show(settings: Settings) -> list[Any]:
-    """Return the payload that each dead letter shows."""
+    """Return the payload of each dead letter, as ``dead-letter show`` prints it."""
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is no JSON")
@@ -246,7 +246,7 @@ def test_payload_is_shown_as_json_or_else_as_text(settings: Settings, store: Sto
     texts = {payload.decode("utf-8", "backslashreplace") for payload in NO_PLAIN_JSON}
     payloads = payloads_of_show(settings)
     assert {content for content in payloads if isinstance(content, str)} == texts
-    # Letters of the same millisecond come in any order.
+    # Letters of the same millisecond may come in any order.
     assert sorted(map(repr, (content for content in payloads if not isinstance(content, str)))) == sorted(map(repr, plain))
 
 

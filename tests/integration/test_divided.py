@@ -1,4 +1,4 @@
-"""Two fleets on one Redis, as ``deploy/kubernetes/divided`` sets them up: each decides the traces of its domains alone."""
+"""Of two fleets on one Redis, set up as in ``deploy/kubernetes/divided``, each decides only the traces of its own domains."""
 
 import os
 import subprocess
@@ -23,12 +23,12 @@ from tests.support.traces import fresh_samples, jsonl
 
 FLEETS: Final = ("code", "rest")
 SENT_TO_CODE: Final = ("code", "security")
-"""The domains that the example does not send to the other fleet."""
+"""The domains whose traces the example sends to the fleet ``code``."""
 
 
 @pytest.fixture
 def url(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> str:
-    """A Redis with the users of both fleets, as the documents make them; the password of each is ``secret``."""
+    """The URL of a Redis with the documented users of both fleets, whose passwords are all ``secret``."""
     settings, administrator = alone
     for fleet in FLEETS:
         run_in_shell(code_with("~code.").replace("code", fleet), tmp_path).check_returncode()
@@ -45,7 +45,7 @@ def url_of(user: str, url: str) -> str:
 
 @contextmanager
 def workers(url: str, directory: Path) -> Iterator[None]:
-    """A worker of each fleet, with what its manifests set, and its own user in the files that they name."""
+    """Run a worker of each fleet, with the variables of its manifests and its own user in the files that they name."""
     with ExitStack() as running:
         for fleet in FLEETS:
             (directory / fleet).write_text(url_of(f"{fleet}-worker", url), "utf-8")
@@ -56,7 +56,7 @@ def workers(url: str, directory: Path) -> Iterator[None]:
 
 
 def route(traces: list[dict[str, Any]], url: str) -> list[str]:
-    """Return the output of the example for these traces."""
+    """Run the example on these traces, and return its output."""
     example = REPOSITORY / "deploy" / "examples" / "route_by_domain.py"
     done = subprocess.run(
         [sys.executable, str(example)],
@@ -91,5 +91,5 @@ def test_each_trace_is_decided_once_by_the_fleet_of_its_domain(
         assert sorted(each["trace_id"] for each in published(settings[fleet])) == sorted(ids[fleet])
         store.close()
     _, administrator = alone
-    # Neither has tried to touch what is the other's; that redis-py may not send its name and version harms nothing.
+    # Neither fleet has tried to touch keys of the other. redis-py may not send its name and version, which does no harm.
     assert {entry["object"] for entry in administrator.acl_log()} <= {"client", "client|setinfo"}

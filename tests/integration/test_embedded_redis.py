@@ -1,4 +1,4 @@
-"""The embedded Redis is private: only its user can read its data directory and the note of its password."""
+"""The embedded Redis is private: only its user can read its data directory and the note with its password."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def test_a_directory_that_exists_is_made_private_and_used_again(tmp_path: Path) 
     data.chmod(0o755)
     with embedded_redis(data) as same_url, redis.Redis.from_url(url) as client:
         assert data.stat().st_mode & 0o777 == 0o700
-        # Clients of the first server go on.
+        # Clients of the first server keep working.
         assert (client.get("kept"), same_url) == (b"1", url)
         assert (data / "endpoint").stat().st_mode & 0o777 == 0o600
 
@@ -73,7 +73,7 @@ def test_another_users_directory_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """Return a link to a folder on a larger disk, which holds files of others."""
+    """A link to a folder on another disk that holds somebody's other files."""
     disk = tmp_path / "disk"
     (disk / "photos").mkdir(parents=True)
     (disk / "lock").write_text("theirs")
@@ -111,7 +111,7 @@ def test_a_link_to_a_disk_that_is_not_mounted_is_refused(tmp_path: Path) -> None
 
 @pytest.fixture
 def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of the note about an advertised server."""
+    """The path of the note about an advertised server."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     return tmp_path / "kp-scorer" / "embedded.json"
 
@@ -120,7 +120,7 @@ def test_note_with_the_password_and_its_folder_are_private_whatever_was_there(no
     note.parent.mkdir()
     note.touch()
     note.chmod(0o666)
-    # A umask of 002 leads to this.
+    # Under a umask of 002 other programs may have made the folder like this.
     note.parent.chmod(0o777)
     with embedded_redis(tmp_path / "data", advertise={}) as url:
         assert [path.stat().st_mode & 0o777 for path in (note.parent, note)] == [0o755, 0o600]

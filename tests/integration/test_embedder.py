@@ -1,4 +1,4 @@
-"""The real model, promise by promise; README's test scores the real traces, and other models are with the engines."""
+"""The default model keeps its promises. The README's test scores the real traces; other models are tested with the engines."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def test_scorers_made_before_a_fork_answer_in_the_child(embedder: str, in_child:
 
 
 UNKNOWN_SCRIPT: Final = ("จองตั๋วราคาถูกที่สุด", "รดน้ำต้นไม้ทุกวัน")
-"""Unrelated tasks in Thai. The default model knows none of the words."""
+"""Unrelated tasks in Thai, of which the default model knows no word."""
 
 
 def decided_by(embedder: Embedder, unreadable: UnreadableAction, *objectives: str) -> list[Decision]:

@@ -1,4 +1,4 @@
-"""A Redis that hands over to its replica, by an address that moves or by Sentinel with TLS and the documented users."""
+"""Workers and clients follow a Redis that hands over to its replica, behind a moving address or behind Sentinel."""
 
 import shutil
 import subprocess
@@ -23,11 +23,11 @@ from tests.support.tls import Authority
 from tests.support.traces import fresh_samples, short_traces
 
 SLOW = {"EMBED_S": "0.1"}
-"""A batch takes a tenth of a second to embed."""
+"""With this variable, embedding a batch takes a tenth of a second."""
 
 
 def hand_over(address: Proxy, primary: RedisServer, replica: RedisServer) -> None:
-    """Make the replica the primary, and the other way round; connections stay where they are, and new ones go to it."""
+    """Swap primary and replica, and redirect new connections to the new primary; existing connections stay where they are."""
     address.redirect(replica.url)
     primary.hand_over(replica)
 
@@ -51,7 +51,7 @@ def test_worker_and_client_follow_to_the_new_primary_and_lose_no_trace_in_flight
             hand_over(address, first, second)
             assert store.ledger.counts().decided < 300, "too late to tell anything"
             wait_until(lambda: store.ledger.counts() == (300, 0, 300, 0))
-            # Now the worker is idle.
+            # The second handover finds an idle worker.
             wait_until(lambda: len(worker.events("trace_decided")) >= 300)
             hand_over(address, second, first)
             client.wait(client.submit(last), timeout_s=PATIENCE_S)
@@ -66,7 +66,7 @@ class Guarded:
     """A primary, its replica and the sentinel that watches them."""
 
     def __init__(self, directory: Path, executable: str, leaving: ExitStack) -> None:
-        """Start the servers; ``leaving`` ends them."""
+        """Start the servers; ``leaving`` stops them."""
         for name in ("primary", "replica", "sentinel"):
             (directory / name).mkdir()
         authority = Authority(directory / "authority")
@@ -80,7 +80,7 @@ class Guarded:
         self._watch(directory / "sentinel", executable, leaving)
 
     def settings(self, user: str, password: str = PASSWORD) -> Settings:
-        """Settings of a user who knows where the sentinel is, and its password."""
+        """Return the settings of a user who knows the sentinel's address and password."""
         parameters = f"primary=scorer&sentinel_password={password}&{self.primary.files()}"
         url = f"rediss+sentinel://{user}:{self.primary.password(user)}@localhost:{self._port}/0?{parameters}"
         return settings_at(url)
@@ -142,6 +142,6 @@ def test_an_error_names_the_sentinel_that_refuses(guarded: Guarded) -> None:
 
 def test_a_client_without_a_certificate_is_refused(guarded: Guarded) -> None:
     url = guarded.primary.url("worker").partition("&")[0]
-    # The server's error may come too late, because it closes the connection at the same time.
+    # The server sends an error and closes the connection at once, so the client may see either.
     with Store.open(settings_at(url)) as store, pytest.raises(ServiceUnavailable, match=r"^redis\.url: Conn"):
         store.ping()

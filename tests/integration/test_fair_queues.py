@@ -1,4 +1,4 @@
-"""Several queues of traces: each producer gets its share of the workers, whatever waits in the queues of others."""
+"""With several queues of traces, each producer gets its share of the workers, however much waits in the other queues."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ SLOW = {"EMBED_S": "0.002"}
 
 @pytest.fixture
 def shared(on_broker: SettingsWith) -> Settings:
-    """Settings with a queue of two shares and one of one share."""
+    """Settings with two queues of traces, one with twice the weight of the other."""
     first = on_broker().queues.first
     queues = {f"{first}.large": {"weight": 2}, f"{first}.small": {"weight": 1}}
     return on_broker(queues__traces=queues, worker__concurrency=24, broker__visibility_timeout_s=3)
@@ -34,14 +34,14 @@ def shared(on_broker: SettingsWith) -> Settings:
 
 @contextmanager
 def clients(settings: Settings) -> Iterator[Sequence[Client]]:
-    """A client of each queue."""
+    """Open a client of each queue."""
     large, small = settings.queues.traces
     with Client(settings, queue=large) as of_large, Client(settings, queue=small) as of_small:
         yield of_large, of_small
 
 
 def copies(count: int) -> list[dict[str, Any]]:
-    """Short traces under ids of their own, made in no time."""
+    """Return short traces with ids of their own, which are quick to make."""
     (trace,) = short_traces(1, seed=1)
     return [trace | {"id": new_id(), "task": {"objective": f"task {number}"}} for number in range(count)]
 
@@ -51,7 +51,7 @@ def submitted(client: Client, count: int) -> list[str]:
 
 
 def decided(worker: Worker) -> list[str]:
-    """Return the ids of the traces that a worker has decided, in order."""
+    """Return the ids of the traces that a worker has decided, in the order of its log."""
     return [str(event["trace_id"]) for event in worker.events("trace_decided")]
 
 
@@ -62,10 +62,10 @@ def test_a_backlog_of_one_producer_leaves_another_its_share(shared: Settings, tm
         burst = submitted(small, BURST)
         assert {status.state for status in small.as_completed(burst, PATIENCE_S)} == {"decided"}
         assert store.ledger.counts().pending > BACKLOG / 4, "the backlog was gone before"
-        # Workers write a line once the decision is stored.
+        # Workers log a decision only after they have stored it.
         wait_until(lambda: {*burst} <= {*decided(worker)})
         order = decided(worker)
-    # The queue of the burst has a third of the worker: while the burst is decided, the worker decides three times as many.
+    # The burst's queue gets a third of the worker, so the worker decides three traces for each one of the burst.
     places = [place for place, trace_id in enumerate(order) if trace_id in {*burst}]
     assert len(places) == BURST
     assert places[-1] - places[0] < 1.2 * 3 * BURST
@@ -76,9 +76,9 @@ def test_full_queues_share_by_weight(shared: Settings, tmp_path: Path) -> None:
     with clients(shared) as (large, small):
         of_large = {*submitted(large, BURST), *submitted(large, BURST)}
         submitted(small, BURST)
-        # Submit slowly enough for a busy broker to keep up: otherwise its order of delivery would count.
+        # Batches are slow enough for a busy broker to keep up. Otherwise its order of delivery would decide the shares.
         with at_work(with_changed(shared, worker__concurrency=96), tmp_path, variables={"EMBED_S": "0.05"}) as (worker, _):
-            # The queues do not begin at the same moment.
+            # The broker does not deliver from both queues from the same moment on, so skip the first decisions.
             wait_until(lambda: len(decided(worker)) >= 100 + BURST)
             order = decided(worker)[100 : 100 + BURST]
     assert sum(each in of_large for each in order) == pytest.approx(BURST * 2 / 3, rel=0.1)
@@ -99,7 +99,7 @@ def test_nothing_is_lost_as_queues_come_and_go_and_workers_are_killed(
         with at_work(grown, tmp_path), make_celery(grown) as app, Store.open(grown) as store:
             assert len(list(of_new.as_completed(all_ids, PATIENCE_S))) == len(all_ids)
             assert {*grown.queues.traces} <= {*look_at_backlog(app, grown, store, ()).submissions}
-        # Queues that are empty may be removed from the settings.
+        # An empty queue may be removed from the settings.
         with at_work(with_changed(shared, queues__traces=small), tmp_path) as (_, client):
             all_ids.append(submitted(client, 1)[0])
             client.wait(all_ids[-1], PATIENCE_S)

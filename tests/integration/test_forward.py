@@ -1,6 +1,6 @@
-"""``kp-scorer forward``: each decision, or the spans of its run, reaches a receiver at least once, whoever is killed.
+"""``kp-scorer forward`` delivers each decision, or the spans of its run, to a receiver at least once, whoever is killed.
 
-What is refused is kept.
+It keeps what the receiver refuses.
 """
 
 import base64
@@ -58,7 +58,7 @@ def decisions(count: int) -> list[Decision]:
 
 
 class Receiving:
-    """A receiver's address, its process when it is opened, and what it has received."""
+    """A receiver: its address, a process that can be opened, and what it has received."""
 
     def __init__(self, folder: Path) -> None:
         self.port, self.file = free_port(), folder / "received.jsonl"
@@ -179,7 +179,7 @@ def test_an_address_is_checked_and_not_quoted(url: str, settings: Settings) -> N
 
 
 def collect(settings: Settings, run_id: str, *bodies: bytes | Mapping[str, Any]) -> None:
-    """Store exports as `serve` does, and submit their run, as it is complete."""
+    """Store exports of a run as `serve` does, and submit the run once it is complete."""
     with Store.open(with_changed(settings, **KEPT)) as store:
         for body in bodies:
             raw, form = (body, PROTOBUF) if isinstance(body, bytes) else (json.dumps(body).encode(), "application/json")
@@ -196,7 +196,7 @@ def decision_on(run_id: str, outcome: str = "accepted") -> Decision:
 
 
 def parts_of(export: bytes) -> list[tuple[Any, Any, Any]]:
-    """The resource, the scope and the span of each span of an export."""
+    """Return the resource, the scope and the span for each span of an export."""
     return [
         (of_resource.resource, of_scope.scope, span)
         for of_resource in ExportTraceServiceRequest.FromString(export).resource_spans
@@ -230,7 +230,7 @@ def test_an_accepted_run_is_forwarded_once_whole_and_unchanged(settings: Setting
     with receiving.process():
         assert "forwarded 1 runs" in forward(settings, "otlp-spans", receiving.url).stderr
     (row,) = receiving.rows()
-    # Only the name of a large resource, and what the scorer reads of it, are kept.
+    # Of a large resource, only the name and the attributes that the scorer reads are kept.
     sent = parts_of(in_protobuf(first)) + parts_of(in_protobuf(export_of(child, service__name="tools")))
     link = sent[0][2].links[0]
     link.trace_id, link.span_id = bytes.fromhex(rejected_id), bytes.fromhex("ab" * 8)
@@ -346,10 +346,10 @@ def test_kept_spans_expire_and_can_be_forgotten_and_make_room(
         def run_ids() -> list[str]:
             return [run.run_id for run in store.runs.collected()]
 
-        # Runs that end within a millisecond are in the order of their names.
+        # Runs that end within the same millisecond are in the order of their names.
         for run_id in ("first", "second", "third"):
             submitted(run_id)
-        # The last fifth is reserved for runs that have begun.
+        # The last fifth of the space is reserved for runs that have begun.
         assert run_ids() == ["second", "third"]
         assert redis_client.get(keys.runs_bytes) == b"600"
         assert store.runs.held() == (0, 600)
@@ -360,7 +360,7 @@ def test_kept_spans_expire_and_can_be_forgotten_and_make_room(
         assert store.runs.claim() is None
         assert run_ids() == []
         assert not redis_client.exists(keys.runs_kept, keys.runs_bytes)
-        # An exporter that sends it again is answered as before.
+        # An exporter that sends a span of this run again gets the same answer as before.
         assert store.runs.store("third", [ReceivedSpan("a" * 16, b"x")]) == ("closed", 0)
 
 

@@ -1,4 +1,4 @@
-"""A Redis that submissions have filled accepts no more of them, and a worker empties it; or a Redis that is set up badly."""
+"""A Redis that submissions have filled accepts no more of them until workers have emptied it; bad configuration is reported."""
 
 import json
 import re
@@ -41,7 +41,7 @@ from tests.support.word_embedder import WordEmbedder
 
 LIMIT_BYTES: Final = 30_000_000
 MOST: Final = 2_000
-"""More traces than Redis has room for."""
+"""The number of traces to submit, which is more than Redis has room for."""
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def endpoints(server: RedisServer) -> Settings:
 
 
 def large_traces(seed: int) -> list[dict[str, Any]]:
-    """Return traces of some 50 kB each; Redis has room for a few hundred."""
+    """Return traces of some 50 kB each, of which Redis has room for a few hundred."""
     traces = short_traces(MOST, seed)
     for trace in traces:
         trace["steps"] = [{"step_id": 0, "type": "thought", "content": "a" * 50_000}]
@@ -65,7 +65,7 @@ def large_traces(seed: int) -> list[dict[str, Any]]:
 
 
 def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
-    """Submit until Redis refuses, which it does while workers still have room."""
+    """Submit until the client refuses, while Redis still has room for the workers."""
     with Client(settings) as client:
         accepted, error = until_refused(client.submit, traces)
     assert "ledger: Redis is nearly full" in str(error)
@@ -73,7 +73,7 @@ def fill_by_client(settings: Settings, traces: Sequence[dict[str, Any]]) -> list
 
 
 def fill_by_force(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[str]:
-    """Put tasks on the queue, as other producers do, until Redis itself refuses."""
+    """Put tasks on the queue as other producers do, until Redis itself refuses them."""
     with make_celery(settings) as app:
         send = partial(app.send_task, TASK_NAME, queue=settings.queues.first, ignore_result=True, retry=False)
         accepted, error = until_refused(lambda trace: send(args=[trace]), traces)
@@ -82,7 +82,7 @@ def fill_by_force(settings: Settings, traces: Sequence[dict[str, Any]]) -> list[
 
 
 def until_refused(send: Callable[[Any], Any], traces: Sequence[dict[str, Any]]) -> tuple[list[str], Exception]:
-    """Send one after the other; return the ids of those that were accepted, and the error that ended it."""
+    """Send traces one after another; return the ids of those that were accepted, and the error that ended this."""
     for number, trace in enumerate(traces):
         try:
             send(trace)
@@ -98,7 +98,7 @@ def test_a_worker_started_on_a_full_redis_empties_it(server: RedisServer, endpoi
     submitted += fill_by_force(endpoints, large_traces(seed=2))
     with at_work(endpoints, tmp_path) as (worker, client), Store.open(endpoints) as store:
         wait_until(lambda: store.ledger.counts().decided == len(submitted))
-        # There is room again, without anyone's doing.
+        # Once the worker has emptied the queue, there is room again without anybody's help.
         (trace,) = short_traces(1, seed=3)
         submitted.append(client.submit(trace))
         client.wait(submitted[-1], timeout_s=PATIENCE_S)
@@ -113,7 +113,7 @@ def test_memory_that_redis_does_not_count_against_its_limit_refuses_no_submissio
 ) -> None:
     with RedisServer(tmp_path / "replica") as replica:
         replica.follow(server)
-        # Data that a replica has not received takes memory beyond maxmemory, as does data that a slow disk has yet to write.
+        # Data that a replica has not received takes memory beyond maxmemory, as does data that a slow disk has not written yet.
         replica.pause()
         fill_by_client(endpoints, large_traces(seed=1))
         assert 0.85 < server.used_bytes() / LIMIT_BYTES < 0.95
@@ -128,7 +128,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
             store.dead_letters.dead_letter(b"%d" % number, DeadLettering("invalid", "$", f"kp:trace:{number}"))
         publish(Publisher(app, endpoints, store), decision)
         client.lpush(endpoints.queues.name("rejected"), "foreign")
-        # Redis has more than this in use when it is empty.
+        # Even an empty Redis uses more memory than this.
         server.limit_memory(1_000)
         with pytest.raises(redis.exceptions.OutOfMemoryError):
             client.set("one", "more")
@@ -140,7 +140,7 @@ def test_an_operator_sees_the_workers_and_makes_room_on_a_full_redis(server: Red
             assert done.exit_code == 0, done.output
         assert list(store.dead_letters.read()) == []
         assert [each["trace_id"] for each in published(endpoints)] == [decision.trace_id]
-        # The item that was not a decision.
+        # The one item on the queue that was not a decision has become a dead letter.
         assert [letter.size_bytes for letter in store.dead_letters.read()] == [len("foreign")]
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_the_broker_refuses_logs_it_once_a_second(
     with at_work(limited, tmp_path, ready=False) as (worker, _):
         lines = wait_until(lambda: (events := worker.events("service_unavailable"))[3:] and events)
         first, fourth = (datetime.fromisoformat(lines[place]["timestamp"]) for place in (0, 3))
-        # Giving a fresh start to what was refused costs some moments too.
+        # Starting anew after each refusal takes some moments, too, so this has no upper bound.
         assert (fourth - first).total_seconds() > 2.9
         assert {line["service"] for line in lines} == {"broker"}
         assert all(re.fullmatch(r"the broker refuses: NOPERM .*'evalsha'.*", line["detail"]) for line in lines)
@@ -203,7 +203,7 @@ def test_stats_says_that_an_evicting_redis_has_lost_records(server: RedisServer,
     with Store.open(endpoints) as store, server.connect() as client:
         store.ledger.acquire([Identity(trace_id, bytes(16)) for trace_id in stored])
         assert command(endpoints, "stats").stderr == ""
-        # Let Redis evict this key alone: if it evicted the records too, the counts would agree again.
+        # Redis must evict only this key: if it evicted records too, the counts might agree again.
         counts_key = Keys(endpoints.redis.prefix).counts
         client.config_set("maxmemory-policy", "volatile-lru")
         client.expire(counts_key, 86_400)
@@ -218,7 +218,7 @@ def test_stats_says_that_an_evicting_redis_has_lost_records(server: RedisServer,
     assert (asked.exit_code, counts["submitted"] < counts["decided"]) == (0, True)
     lost = f"the ledger has lost records: submitted {counts['submitted']} is not pending + decided + dead, "
     assert lost in asked.stderr
-    # If Redis evicts records together with the counts, only this figure shows the loss.
+    # If Redis evicts records together with the counts, this figure alone shows the loss.
     assert re.search(r"redis has evicted [1-9]\d* keys? since it started, which may be records", asked.stderr)
 
 

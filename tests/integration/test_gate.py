@@ -1,4 +1,4 @@
-"""The gate of coverage on Redis: what it keeps, how that is erased and audited, and that workers begin where others ended."""
+"""The coverage gate on Redis: which traces it keeps, how they are erased and audited, and how workers share its facts."""
 
 import json
 from collections import Counter
@@ -31,7 +31,7 @@ TASKS: Final = ("pay the invoice of May", "route the parcel to Rome", "close the
 
 
 def decider_on(store: Store, settings: Settings, **routing: object) -> Decider:
-    """A worker's decider on this store, ready to decide."""
+    """Return the decider of a worker on this store, which is ready to decide."""
     settings = with_changed(settings, routing__gate="coverage", **{f"routing__{name}": each for name, each in routing.items()})
     embedder, window = WordEmbedder(), settings.novelty.window()
     meter, facts = NoveltyMeter(embedder, store.novelty_log(embedder.space), window), store.facts(embedder.space)
@@ -53,7 +53,7 @@ def decide(decider: Decider, *traces: ReasoningTrace) -> list[Decision]:
 
 
 def revise(decider: Decider, number: int, success: bool, outcome: int = 0) -> Decision:
-    """Decide a trace again by a late outcome, as its worker does."""
+    """Revise a trace's decision by a late outcome, as its worker does."""
     ledger: Any = decider.ledger
     assert decider.gate
     ledger.load_scripts()
@@ -66,7 +66,7 @@ def revise(decider: Decider, number: int, success: bool, outcome: int = 0) -> De
 
 
 def gate_of(decider: Decider) -> Gate:
-    """Return the gate of a worker after it has read the newest facts, as idle workers do."""
+    """Return the gate of a worker once it has read the newest facts, which idle workers do all the time."""
     decider.refresh()
     assert decider.gate
     return decider.gate
@@ -107,11 +107,11 @@ def test_late_outcomes_change_what_is_kept(stores: tuple[Store, Store], settings
     second.refresh()
     (facts,) = stores[0].all_facts()
     for _ in range(2):
-        # The same again changes nothing.
+        # Repeating a late outcome changes nothing.
         assert revise(second, 0, success=False).outcome == "rejected"
         assert revise(first, 1, success=True).outcome == "accepted"
         assert (len(list(facts.all())), len(list(facts.all_kept())), facts.info()["kept"]) == (4, 3, 1)
-    # Another that says the same is another revision, and changes nothing that is kept.
+    # Another late outcome that says the same leads to another revision, but changes nothing that is kept.
     assert revise(first, 0, success=False, outcome=1).revision == 3
     assert len(list(facts.all())) == 4
     anew = decider_on(stores[0], settings, bar=0.5)
@@ -123,7 +123,7 @@ def test_late_outcomes_change_what_is_kept(stores: tuple[Store, Store], settings
     assert copy.gate
     assert copy.gate.nearest
     assert copy.gate.nearest.trace_id == "kp:trace:1"
-    # The success of the first comes too late to keep out the trace that took its place. Both are kept until they fail.
+    # The first trace succeeds too late to keep out the one that took its place, so both are kept until they fail.
     assert [revise(first, 0, success, outcome=2).outcome for success in (True, False)] == ["accepted", "rejected"]
     assert revise(first, 2, success=False).outcome == "rejected"
     assert revise(first, 1, success=False).outcome == "rejected"
@@ -144,7 +144,7 @@ def test_forgetting_a_revised_trace_erases_the_notes_on_it(store: Store, setting
     revise(decider, 0, success=False)
     revise(decider, 1, success=True)
     assert json.loads(command(settings, "cache", "info").stdout.splitlines()[-1])["kept"] == 2
-    # Each trace has a vector in the novelty log and one in its fact; the fact of the second is stored twice.
+    # Each trace has a vector in the novelty log and one in its fact. The fact of the second trace is stored twice.
     for trace_id, vectors in (("kp:trace:0", 2), ("kp:trace:1", 3)):
         assert json.loads(command(settings, "forget", trace_id).stdout)["vectors"] == vectors
     (facts,) = store.all_facts()
@@ -198,7 +198,7 @@ def test_forgetting_erases_what_is_kept(stores: tuple[Store, Store], settings: S
     assert command(settings, "forget", "kp:trace:0").exit_code == 0
     (facts,) = stores[0].all_facts()
     assert [each.fact.trace_id for each in (*facts.all(), *facts.all_kept()) if each.fact] == ["kp:trace:1"] * 2
-    # Nothing covers that task any more.
+    # After the erasure, no kept trace covers this task.
     assert outcomes(decide(second, trace(2))) == ["accepted"]
     assert same_is_known(gate_of(first), gate_of(second))
     assert command(settings, "audit").exit_code == 0
@@ -231,7 +231,7 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
         {"i": "kp:trace:0", "r": "9-9"},
         {"i": "a", "f": "[]", "v": b"\xff"},
     ]
-    # A note of an erasure that has not taken place.
+    # This is the note of an erasure that never took place.
     garbage.append({"e": str(next(facts.all()).place)})
     for fields in garbage:
         redis_client.xadd(facts.keys.log, fields)

@@ -1,4 +1,4 @@
-"""OpenTelemetry's exports over gRPC, by its own exporters and by hand."""
+"""The server takes OpenTelemetry's exports over gRPC, from its own exporters and from hand-made frames."""
 
 import socket
 import struct
@@ -99,7 +99,7 @@ def test_logs_and_metrics_are_answered_as_spans_are(server: GrpcServer) -> None:
 @pytest.mark.parametrize(
     ("body", "token", "code"),
     [
-        # More than the token admits is neither read nor unpacked.
+        # A message larger than its token admits is neither read nor unpacked.
         (bytes(8_300_000), "", grpc.StatusCode.UNAUTHENTICATED),
         (b"", "a-token-of-nobody-here", grpc.StatusCode.UNAUTHENTICATED),
         (b"no message", TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
@@ -132,12 +132,12 @@ def _frame(kind: int, stream: int, content: bytes, flags: int = 0) -> bytes:
 
 
 def _export_frames(stream: int, token: str, message: bytes, flags: int) -> bytes:
-    """Return the HTTP/2 frames of an export, or of a part of one; with flag 1, ``message`` ends the stream."""
+    """Return the HTTP/2 frames of an export or of a part of one. With flag 1, ``message`` ends the stream."""
     path = SERVICE.format("trace", "Trace")
     headers = {":method": "POST", ":scheme": "http", ":path": path, ":authority": "kp", "te": "trailers"}
     headers |= {"content-type": "application/grpc", "authorization": f"Bearer {token}"}
     texts = [text.encode() for pair in headers.items() for text in pair]
-    # Each pair is a literal that is not indexed.
+    # Each pair is sent as a literal without indexing.
     literals = [(b"" if number % 2 else b"\0") + bytes([len(text)]) + text for number, text in enumerate(texts)]
     return _frame(1, stream, b"".join(literals), 4) + _frame(0, stream, message, flags)
 
@@ -156,7 +156,7 @@ def test_peers_that_neither_read_nor_send_on_keep_no_other_token_out(server: Grp
     stalled = _export_frames(1, TOKENS[0], b"\0" + struct.pack(">I", 8_000_000) + bytes(1_000), flags=0)
     with ExitStack() as opened:
         for _ in range(12):
-            # Eleven such peers would already make the most requests that the server takes at once.
+            # Eleven such peers would already hold as many requests as the server takes at once.
             opened.enter_context(_peer(server, 0, *unread))
         wait_until(lambda: "too many requests" in server.log.read_text())
         assert server.refusal(export).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -187,7 +187,7 @@ def test_requests_in_progress_are_answered_at_sigterm(settings: Settings, tmp_pa
         call = channel.stream_unary(SERVICE.format("trace", "Trace")).future(
             late(), metadata=(("authorization", f"Bearer {TOKENS[0]}"),), timeout=60
         )
-        # An answer on the same connection: the server has the call, too.
+        # An answer on the same connection shows that the server has received the other call, too.
         channel.unary_unary(SERVICE.format("trace", "Trace"))(b"", metadata=(("authorization", f"Bearer {TOKENS[0]}"),))
         server.server.process.process.terminate()
         wait_until(lambda: _is_closed(server.port))
@@ -216,7 +216,7 @@ def test_failed_handshakes_end_no_process_and_write_no_lines(settings: Settings,
             with socket.create_connection(("127.0.0.1", server.port)) as peer:
                 peer.sendall(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else bytes(3_000))
         credentials = grpc.ssl_channel_credentials(authority.certificate.read_bytes())
-        # The last of these connections may still be open.
+        # The last of the connections above may still be open.
         wait_until(lambda: _is_ready(grpc.secure_channel(f"localhost:{server.port}", credentials)))
         assert "ssl" not in server.log.read_text()
 

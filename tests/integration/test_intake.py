@@ -1,4 +1,4 @@
-"""The intake queue on RabbitMQ: any client can declare it, and its messages move to the queue of traces, once or twice."""
+"""Any client can declare the intake queue on RabbitMQ, and its messages move to the queue of traces, once or twice."""
 
 import json
 import signal
@@ -38,7 +38,7 @@ def settings_here(rabbitmq: RabbitMQ) -> Settings:
 
 @pytest.fixture
 def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
-    """The intake of an app whose queues are declared."""
+    """What drains the intake, on an app whose queues are declared."""
     queues = first_queues(settings_here)
     assert queues.intake
     with make_celery(settings_here) as app:
@@ -47,7 +47,7 @@ def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
 
 
 def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
-    """Declare the intake as most clients do, and send to it by the default exchange."""
+    """Declare the intake as most clients do, and send to it through the default exchange."""
     properties = {"content_type": "application/json", **properties}
     with confirming(settings.broker.url) as connection:
         channel = connection.default_channel
@@ -59,19 +59,19 @@ def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
 
 
 def get_all(settings: Settings) -> list[Any]:
-    """Receive all messages on the queue of traces."""
+    """Return all messages that are on the queue of traces, acknowledged."""
     with Connection(settings.broker.url) as connection:
         return list(iter(lambda: connection.default_channel.basic_get(settings.queues.first, no_ack=True), None))
 
 
 def receive(rabbitmq: RabbitMQ, count: int) -> list[Any]:
-    """Receive ``count`` messages from the queue of traces, once they are there."""
+    """Wait until ``count`` messages are on the queue of traces, and return them."""
     wait_until(lambda: rabbitmq.waiting("traces") == count)
     return get_all(rabbitmq.settings())
 
 
 def drain(intake: QueueDrainer) -> bool:
-    """Have its messages moved; return whether the queue of traces had room for them."""
+    """Move the intake's messages; return whether the queue of traces had room for them."""
     try:
         intake.drain()
     except ServiceUnavailable as error:
@@ -88,13 +88,13 @@ def test_copies_left_by_a_worker_that_dies_before_acknowledging_are_decided_once
     put(settings_here, [json.dumps(trace).encode() for trace in traces])
     worker = launch_worker(settings_here, tmp_path / "dying.log", CRASHING_WORKER, {"CRASH_AT": "moved", "CRASH_AFTER": "2"})
     assert worker.process.wait(PATIENCE_S) == -signal.SIGKILL
-    # Nothing of the second batch is acknowledged, so all of it is on both queues.
+    # The worker died before it acknowledged any of the second batch, so all of that is on both queues.
     wait_until(lambda: rabbitmq.waiting("intake") == 20)
     with at_work(settings_here, tmp_path) as (next_worker, client):
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
-        # At least both copies of the second batch: the first worker took some of its log lines with it.
+        # These are both copies of the second batch, at least. The first worker died before it wrote some of its log lines.
         wait_until(lambda: len(next_worker.events("trace_decided")) >= 40)
     assert store.ledger.counts() == (120, 0, 120, 0)
 
@@ -128,7 +128,7 @@ def test_messages_stay_while_the_queue_is_full(intake: QueueDrainer, settings_he
     bodies = [b"%04d" % number for number in range(50)]
     received: list[bytes] = []
     with limited_by_policy(settings_here, settings_here.queues.first, 10):
-        # The policy takes a moment to count.
+        # The policy takes a moment to come into effect.
         def is_full() -> bool:
             put(settings_here, bodies)
             if not drain(intake):
@@ -137,7 +137,7 @@ def test_messages_stay_while_the_queue_is_full(intake: QueueDrainer, settings_he
             return False
 
         wait_until(is_full)
-    # RabbitMQ takes some more than the limit before it refuses.
+    # RabbitMQ accepts some messages beyond the limit before it refuses.
     wait_until(lambda: rabbitmq.waiting("intake") > 0)
     wait_until(lambda: drain(intake) and rabbitmq.waiting("intake") == 0)
     received.extend(message.body for message in get_all(settings_here))
@@ -148,7 +148,7 @@ def test_messages_stay_while_the_queue_is_full(intake: QueueDrainer, settings_he
 def test_a_message_that_rabbitmq_refuses_is_dead_lettered_and_blocks_no_other(
     intake: QueueDrainer, settings_here: Settings, rabbitmq: RabbitMQ, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # RabbitMQ has one such limit, for all its users together, so it is not changed here.
+    # RabbitMQ has a single such limit for all its users, so the test simulates it.
     def refuse(producer: Any, messages: Sequence[Any], *args: Any) -> list[bool]:
         if any(message.body == b"large" for message in messages):
             publish_confirmed(producer, [message for message in messages if message.body < b"large"], *args)
@@ -193,7 +193,7 @@ def test_an_intake_that_is_a_stream_stops_neither_workers_nor_counting(
         assert [event["queue"] for event in worker.logged("intake_unusable")] == [name]
         with make_celery(ours) as app, Store.open(ours) as store:
             assert name in look_at_backlog(app, ours, store, ()).submissions
-        # Once it is deleted, the worker makes it anew.
+        # After the queue has been deleted, the worker declares it again.
         rabbitmq.delete("intake")
         wait_until(lambda: _is_declared(settings_here))
         put(settings_here, [json.dumps(second).encode()])

@@ -1,4 +1,4 @@
-"""``kp-scorer keep``: the originals with one outcome and their scores, by scoring or by what the ledger decided."""
+"""``kp-scorer keep`` writes the original traces with one outcome and their scores, computed now or read from the ledger."""
 
 import fcntl
 import hashlib
@@ -32,7 +32,7 @@ RICH = steps("thought", "tool_call", "observation", "error_recovery")
 
 
 def trace(name: str, confidence: float) -> Payload:
-    """A trace with fields beside those of the schema."""
+    """Return a trace that has fields beyond those of the schema."""
     payload = minimal_payload(trace_id=f"kp:trace:{name}", confidence=confidence, steps=RICH)
     payload["langfuse"] = {"id": name, "costs": [1, 2.5, None]}
     payload["metadata"]["quality_score"] = 0.99
@@ -111,7 +111,7 @@ def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings
     policy = Policy(threshold=0.1)
     decider = Decider(store.ledger, policy, None, max_attempts=5)
     (decision,) = decider.decide([make_trace(trace_id="kp:trace:fair", confidence=0.7, steps=RICH)])
-    # Another content has the id of the third.
+    # The ledger has other content under the id of the third trace.
     decider.decide([make_trace(trace_id="kp:trace:poor", objective="something else")])
     done = keep(file, "--stored", "--broker-url", settings.broker.url)
     (row,) = rows(done.stdout)
@@ -122,7 +122,7 @@ def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings
 
 @pytest.fixture
 def fleet(settings: Settings, store: Store) -> tuple[str, ...]:
-    """The flags for a store in which a fleet without a model has decided the runs of ``ASKED``."""
+    """The flags for a store in which a fleet with the embedder of words has decided the runs of ``ASKED``."""
     embedder, window = WordsEmbedder(), settings.novelty.window()
     meter = NoveltyMeter(embedder, store.novelty_log(embedder.space), window)
     Decider(store.ledger, Policy(), meter, max_attempts=5).decide([decode_trace(each, Limits()) for each in ASKED])
@@ -134,7 +134,7 @@ def test_a_set_is_chosen_among_the_traces_that_a_fleet_has_decided(asked: Path, 
     assert done.exit_code == 0, done.output
     (row,) = rows(done.stdout)
     assert (row["trace_id"], row["stands_for"], row["kept"]) == ("kp:trace:refund", 5, True)
-    # The files have the texts, which Redis has not, and the same are chosen.
+    # The same traces are chosen as without files, which hold the texts that Redis lacks.
     assert rows(keep(asked, "--best", "1", *fleet).stdout) == [ASKED[4]]
     assert rows(keep("--best", "100%", "--since", "1h", *fleet).stdout) == rows(keep("--best", "100%", *fleet).stdout)
     assert "kept 0 of 0 traces" in keep("--best", "1", "--since", "2999-01-01", *fleet).stderr
@@ -180,7 +180,7 @@ def test_traces_of_earlier_nights_stand_for_their_tasks_once_their_vectors_have_
     done = keep("--best", "100%", "--into", folder, *fleet)
     (row,) = rows((folder / "kept-0002.jsonl").read_text("utf-8"))
     assert row["trace_id"] == "kp:trace:herons", done.stderr
-    # Vectors of another embedder are of no use.
+    # Vectors of another embedder cannot be used.
     of_another = (folder / "kept-0001.jsonl").read_text("utf-8").replace(WordsEmbedder().space, "another")
     (folder / "kept-0001.jsonl").write_text(of_another, "utf-8")
     done = keep("--best", "100%", "--into", folder, *fleet)
@@ -324,7 +324,7 @@ def test_into_adds_only_traces_that_add_to_those_in_the_folder(asked: Path, tmp_
         ("kp:trace:new", True, None),
         ("kp:trace:again", False, "kp:trace:refund"),
     ]
-    # The third time nothing is new.
+    # The third time, nothing is new.
     assert "kept 0 of 1 traces" in keep(later, "--best", "100%", "--into", folder).stderr
 
 
@@ -376,7 +376,7 @@ def test_into_names_the_line_that_is_no_trace(asked: Path, tmp_path: Path) -> No
 
 
 def chats(*named: tuple[str, str, bool]) -> list[Payload]:
-    """Chats with a system text and a tool, whose file says of each how it ended."""
+    """Return chats with a system text and a tool, each with a field that says whether it succeeded."""
     call = {"id": "a", "type": "function", "function": {"name": "refund", "arguments": '{"order": 7, "note": null}'}}
     return [
         {
@@ -472,7 +472,7 @@ def test_parquet_has_the_rows_of_json_lines(shape: str, column: str, chats_file:
         assert done.exit_code == 0, done.output
     read_rows = parquet.read_table(tmp_path / "train.parquet").to_pylist()
     for row, expected in zip(read_rows, rows((tmp_path / "train.jsonl").read_text("utf-8")), strict=True):
-        # Absent fields come back as nulls.
+        # Parquet returns absent fields as nulls.
         assert [{k: v for k, v in each.items() if v is not None} for each in row.pop(column)] == expected.pop(column)
         assert {name: row[name] for name in row if name != "chosen"} == {
             name: expected[name] for name in row if name != "chosen"
@@ -518,7 +518,7 @@ def test_tasks_are_counted_and_capped(tmp_path: Path) -> None:
     file = jsonl_file(tmp_path / "asked.jsonl", *asked)
     done = keep(file, "--best", "100%")
     cells = done.stderr.split("qa")[1].split()[:8]
-    # Runs, eligible, kept, near copies; of 4 tasks 2 are always solved and 1 is never; 3 are covered.
+    # The cells are runs, eligible, kept and near copies; then, of 4 tasks, 2 are always solved, 1 is never, and 3 are covered.
     assert cells == ["8", "6", "6", "0", "4", "2", "1", "3"], done.output
     for rank in ("coverage", "score"):
         flags = ("--most-by-task", "1", "--rank", rank, "--set", "embedding.embedder=words")

@@ -1,4 +1,4 @@
-"""Labels in the ledger: kept as long as the decision, read by whatever reads stored decisions, erased with it."""
+"""The ledger keeps a label as long as its decision, and erases it with that. All that reads stored decisions reads labels."""
 
 import os
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_labels_in_a_file_are_stored_and_printed_as_such_a_file(run: Run, settin
     printed = run("label")
     assert (printed.exit_code, {row["trace_id"]: row["good"] for row in rows_in(printed.stdout)}) == (0, labels)
     assert run("label", "--file", "-", stdin=printed.stdout).exit_code == 0
-    # The beginning of an id will do, as for other commands that look at a trace.
+    # The beginning of an id is enough, as for other commands that look at one trace.
     assert run("label", DECIDED[-1].removeprefix("kp:trace:"), "good").exit_code == 0
     assert stored_labels(settings) == {**labels, DECIDED[-1]: True}
 
@@ -125,7 +125,7 @@ def test_commands_that_read_stored_decisions_read_their_labels(run: Run, tmp_pat
     quality = run("quality", "--stored")
     assert "120 of 120 decisions with a label are sampled" in quality.stderr
     assert rows_in(quality.stdout)[0]["precision"]["value"] == 1
-    # Labels in a file win over stored ones; and the output of `status` is such a file.
+    # Labels in a file win over stored ones, and the output of `status` can serve as such a file.
     all_good = run("calibrate", "--stored", "--precision", "50%", "--labels", "-", stdin=as_lines(dict.fromkeys(DECIDED, True)))
     assert "100.0% (97-100%) of these good" in all_good.stdout
     (tmp_path / "states.jsonl").write_text(run("status", *DECIDED).stdout, "utf-8")
@@ -134,7 +134,7 @@ def test_commands_that_read_stored_decisions_read_their_labels(run: Run, tmp_pat
 
 def test_a_new_decision_begins_without_the_label_of_the_old_one(store: Store, redis_client: redis.Redis, keys: Keys) -> None:
     store.ledger.label({DECIDED[0]: True})
-    # Simulate somebody who writes to Redis.
+    # Simulate a third party that alters a record in Redis.
     redis_client.hdel(keys.record(DECIDED[0]), "state")
     store_decisions(store, {DECIDED[0]: STORED[DECIDED[0]]}, DIGEST)
     (record,) = store.ledger.look_up([DECIDED[0]])

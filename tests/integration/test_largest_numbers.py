@@ -1,4 +1,4 @@
-"""Numbers in settings as large as they may be: a worker starts with them, or says which one it cannot use."""
+"""With any number in the settings as large as it may be, a worker starts, or names the one that it cannot use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ PORTS: Final = {"metrics__port", "serve__port"}
 
 
 def largest() -> Iterator[tuple[str, Any]]:
-    """Each number of the settings with the largest value that it may have."""
+    """Yield each number of the settings with the largest value that it may have."""
     for section, values in Settings():
         for name, field in type(values).model_fields.items():
             for each in field.metadata:

@@ -1,4 +1,4 @@
-"""Outcomes that come later, on both brokers: one revision for each, whoever sends it and however often."""
+"""On both brokers, each late outcome leads to one revision, whoever sends it and however often."""
 
 import asyncio
 import json
@@ -33,7 +33,8 @@ def test_an_outcome_revises_its_trace_once(on_broker: SettingsWith, store: Store
         fields: Any = {"success": not trace["metadata"]["success"], "confidence": 1.0, "reason": "a test"}
         outcome_id = client.submit_outcome(first.trace_id, **fields)
         revision = client.wait(outcome_id, PATIENCE_S)
-        # The same again changes nothing: the client finds it decided, and a message gets the stored revision.
+        # Repeating an outcome changes nothing: the client finds it decided, and a worker answers a message with the stored
+        # revision.
         assert client.submit_outcome(first.trace_id, **fields) == outcome_id
         with pytest.raises(TraceConflict):
             client.submit_outcome(first.trace_id, success=fields["success"], outcome_id=outcome_id)
@@ -51,7 +52,7 @@ def test_an_outcome_revises_its_trace_once(on_broker: SettingsWith, store: Store
     assert revision.model_dump(include=as_before) == first.model_dump(include=as_before)
     assert status
     assert status.decision == third
-    # A reader who knows nothing of revisions sees only the first decision, also if its message comes again.
+    # A reader that knows nothing of revisions sees only the first decision, even if the message of the trace comes again.
     assert [Decision.model_validate(each) for each in published(settings)] == [first, first]
     assert [Decision.model_validate(each) for each in published(settings, "revised")] == [revision, third]
     assert store.ledger.counts() == (3, 0, 3, 0)
@@ -102,7 +103,7 @@ def test_an_outcome_of_anothers_trace_is_dead_and_changes_nothing(
         (forged,) = [each for each in store.dead_letters.read() if each.trace_id == "kp:outcome:1"]
         replayed = command(settings, "dead-letter", "replay", forged.letter_id)
         assert json.loads(replayed.stdout)["state"] == "pending"
-        # A replay does not vouch for the outcome.
+        # Replaying a forged outcome does not make it valid.
         with pytest.raises(TraceDead, match="key"):
             client.wait("kp:outcome:1", PATIENCE_S)
         with pytest.raises(InvalidTrace, match="confidence"):
@@ -132,7 +133,7 @@ def test_the_command_submits_an_outcome(on_broker: SettingsWith, store: Store, t
     assert list(stored_decisions(settings)) == [revision]
     assert json.loads(command(settings, "stats").stdout)["revised"] == {revision.outcome: 1}
     assert command(settings, "audit").exit_code == 0
-    # A person's label tells better.
+    # A person's label overrides the one that the outcome implies.
     assert command(settings, "label", trace_id, "good").exit_code == 0
     assert stored_labels(settings) == {trace_id: True}
     assert command(settings, "forget", trace_id).exit_code == 0

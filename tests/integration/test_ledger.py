@@ -1,4 +1,4 @@
-"""The ledger beside the transitions of a trace, which ``tests/model`` holds: ids, users, counts of decisions."""
+"""The ledger apart from the states of a trace, which ``tests/model`` covers: ids, users, and counts of decisions."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,7 @@ def test_ids_are_found_by_their_beginning_whatever_characters_they_have(ledger: 
 
 @contextmanager
 def store_without(command: str, redis_client: redis.Redis, settings: Settings) -> Iterator[Store]:
-    """The store as a user sees it who may do everything but one command."""
+    """Open the store as a user who may do everything but one command."""
     redis_client.acl_setuser("limited", True, passwords=["+secret"], keys=["*"], categories=["+@all"], commands=[f"-{command}"])
     url = f"redis://limited:secret@{settings.redis.url.partition('@')[2]}"
     try:
@@ -97,7 +97,7 @@ def store_without(command: str, redis_client: redis.Redis, settings: Settings) -
 
 def test_a_user_without_scan_resolves_only_the_ids_it_can_see(redis_client: redis.Redis, settings: Settings) -> None:
     with store_without("scan", redis_client, settings) as store:
-        # Only one id with this beginning can be seen; there may be others, so the text is taken as it is.
+        # This user sees one id with this beginning. There may be others that it cannot see, so the text is taken as it is.
         assert resolve_trace_id("abc", store.ledger, lambda: ["kp:trace:abc2"]) == "abc"
         assert resolve_trace_id("abc2", store.ledger, lambda: ["kp:trace:abc2"]) == "kp:trace:abc2"
 
@@ -128,7 +128,7 @@ def test_every_stored_decision_is_read_as_it_was_made(settings: Settings, store:
 
 
 def store_all(ledger: RedisLedger, *domains: str, is_known: bool = False) -> None:
-    """Store a decision of each domain; by default no settings name them."""
+    """Store a decision in each domain, by default in domains that no settings name."""
     committed = ledger.commit([verdict(new_id(), domain, is_known=is_known) for domain in domains])
     assert committed == ["stored"] * len(domains)
 
@@ -143,7 +143,7 @@ def test_invented_domains_beyond_the_limit_share_one_field(ledger: RedisLedger, 
     invented = [f"invented {number}" for number in range(MOST_DOMAINS + 200)]
     store_all(ledger, *invented)
     length: Any = redis_client.hlen(keys.tallies)
-    # Domains that were counted before keep their fields, and domains that settings name get one.
+    # Domains that have been counted keep their fields, and domains that the settings name always get one.
     store_all(ledger, *invented[-50:], "invented 0")
     store_all(ledger, "code", "code", is_known=True)
     domains = ledger.tallies().domains
@@ -203,5 +203,5 @@ def test_the_script_of_clients_is_loaded_only_if_redis_does_not_have_it(redis_cl
 
 
 def _script_calls(redis_client: redis.Redis) -> int:
-    """Return the calls of all subcommands together, as Redis 6.2 counts them."""
+    """Return the number of calls of SCRIPT. Redis 6.2 counts its subcommands together."""
     return int(redis_client.info("commandstats").get("cmdstat_script", {}).get("calls", 0))

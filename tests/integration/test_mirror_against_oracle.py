@@ -1,4 +1,4 @@
-"""Whatever happens to a log, every mirror agrees with the definition of novelty, computed from the log itself."""
+"""Whatever happens to a log, every mirror agrees with the definition of novelty, which is computed from the log itself."""
 
 from random import Random
 from typing import Any, Final
@@ -16,15 +16,15 @@ from kp_scorer.store.novelty_log import RedisLog
 from tests.support.builders import candidate
 
 KEYS: Final = Keys("kp")
-# Longer than a scene takes on a busy machine, so nothing expires in one.
+# A scene is shorter than this even on a busy machine, so nothing expires in it.
 LIFE_MS: Final = 600_000
-# Twice the largest batch, which settings require at least: a batch does not push out its own places.
+# The slack is twice the largest batch, the least that settings allow, so that no batch pushes out its own places.
 WINDOW: Final = Window(max_elements=8, ttl_ms=40, slack_elements=8, slack_ms=LIFE_MS)
 CACHES: Final = 3
 
 
 def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
-    """Return the largest similarity to a comparable entry in the window of a place, and the traces with it, within rounding."""
+    """Return the largest similarity to a comparable entry in a place's window, and the traces that have it up to rounding."""
     similarities = {
         entry.trace_id: 1.0 if entry.digest == own.digest else float(entry.vector @ own.vector)
         for entry in entries
@@ -41,7 +41,7 @@ def oracle(entries: list[Entry], own: Entry) -> tuple[float, set[str]] | None:
 
 
 class Scene:
-    """Several caches on one log, and everything that can happen to them."""
+    """Several caches on one log, and methods for all that can happen to them."""
 
     def __init__(self, redis_client: redis.Redis, random: Random) -> None:
         redis_client.flushdb()
@@ -51,13 +51,13 @@ class Scene:
         self.saved: dict[bytes, bytes] = {}
 
     def step(self) -> None:
-        """Take one step. Most steps place traces, so that windows fill."""
+        """Take one random step. Most steps place traces, so that windows fill."""
         doing = (self.place, self.read, self.let_time_pass, self.erase, self.save, self.fall_back, self.clear, self.restart)
         self.random.choices(doing, weights=(30, 6, 6, 8, 2, 1, 1, 2))[0]()
 
     def place(self) -> None:
         ids = [f"trace-{self.random.randrange(40)}" for _ in range(self.random.randint(1, 4))]
-        # Often no entry of a window is comparable, and often all are.
+        # With these shares, a window often has no comparable entry, or only comparable ones.
         share = self.random.choice([0.2, 0.6, 1.0])
         candidates = [
             candidate(trace_id, self.random.randrange(7))._replace(is_comparable=self.random.random() < share)
@@ -79,7 +79,7 @@ class Scene:
         cache.catch_up()
         cursor = cache.mirror.cursor
         if cursor and cursor.place:
-            # A trace and a digest that do not exist, after the last entry that this mirror has read, even if that is erased.
+            # Imagine a trace just after the last entry that this mirror has read, even if that entry is erased.
             place = Place(self.time_ms(), cursor.place.number + 1)
             own = Entry(place, "", b"", candidate("", self.random.randrange(7)).vector)
             expected = oracle(self.entries(), own)
@@ -87,7 +87,7 @@ class Scene:
             assert similarity == (expected and pytest.approx(expected[0], abs=1e-5))
 
     def let_time_pass(self) -> None:
-        # The log's time never decreases, so a head in the future is like a stopped clock.
+        # The log's time never decreases, so a head in the future works like a stopped clock.
         if self.time_ms():
             server: Any = self.redis_client.time()
             now = max(self.time_ms(), server[0] * 1_000 + 3_600_000)
@@ -109,7 +109,7 @@ class Scene:
         self.redis_client.flushdb()
         for key, dump in self.saved.items():
             self.redis_client.restore(key, LIFE_MS, dump)
-        # A server returns later than it went away, so new entries never have the ids of lost ones.
+        # A server always returns later than it went away, so new entries never get the ids of lost ones.
         if self.time_ms():
             self.redis_client.hset(KEYS.of_log("space").head, "time_ms", max(lost_ms, self.time_ms()) + 1)
 
@@ -140,10 +140,10 @@ def agree(placement: Placement, expected: tuple[float, set[str]] | None) -> None
 
 @settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
-@example(seed=25)  # The newest entry is erased before a mirror searches for the nearest one.
+@example(seed=25)  # With this seed, the newest entry is erased before a mirror searches for the nearest one.
 def test_mirrors_agree_with_the_definition_whatever_happens_to_the_log(redis_client: redis.Redis, seed: int) -> None:
     scene = Scene(redis_client, Random(seed))
-    # Small chunks, so that most reads take several.
+    # With chunks this small, most reads take several.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kp_scorer.store.novelty_log.READ_CHUNK", 3)
         for _ in range(120):
@@ -159,7 +159,7 @@ def test_a_mirror_that_is_full_moves_on_and_still_agrees(redis_client: redis.Red
     log = RedisLog(redis_client, KEYS, "space", window, record_ttl_ms=LIFE_MS)
     cache, rng = NoveltyCache(log, window, 8), np.random.default_rng(0)
     placed_before: list[Candidate] = []
-    # The arrays have room for 1,024 more entries than are kept.
+    # The arrays have room for 1,024 entries beyond those that are kept, and the batches must exceed that.
     for batch in range(160):
         # The first entry of each batch is comparable, so that each window has some.
         sent = [

@@ -1,6 +1,6 @@
-"""Any sentence-transformers model gives the vectors that sentence-transformers' own ``encode`` gives, on every engine.
+"""Any sentence-transformers model gives the vectors of sentence-transformers' own ``encode``, on every engine.
 
-All tests that import torch are here: it takes some ten seconds of a core, in each process of the suite that does so.
+All tests that import torch are in this file, because each process of the suite that imports it spends some ten seconds.
 """
 
 import json
@@ -28,7 +28,7 @@ from tests.support.json_values import change_json
 from tests.support.required import require_torch
 from tests.support.traces import sample_traces
 
-# Importing torch takes seconds, which every process of the suite would spend, as it collects all tests.
+# Importing torch takes seconds, which every process of the suite would spend when it collects tests.
 if TYPE_CHECKING:
     from kp_scorer.embedding.packed import PackedPasses
     from sentence_transformers import SentenceTransformer
@@ -77,7 +77,7 @@ def on_torch(tiny: Tiny) -> Embedder:
 def test_vectors_are_those_of_sentence_transformers(tiny: Tiny) -> None:
     embedder = on_torch(tiny)
     expected = tiny.encode(TEXTS)
-    # Otherwise it would show nothing that they agree.
+    # The texts must differ; otherwise it would show nothing that their vectors agree.
     assert (expected @ expected.T)[np.triu_indices(4, 1)].max() < 0.99
     for vectors in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
         assert (vectors * expected).sum(axis=1).min() > 1 - 1e-4
@@ -98,7 +98,7 @@ def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: 
     assert (vectors * expected).sum(axis=1).min() > 1 - 2e-3
 
 
-# Models of fewer tokens than the recipe takes, and of more.
+# One model takes fewer tokens than the recipe allows, the other takes more.
 @pytest.mark.parametrize("tiny", ["mpnet", "gpt2"], indirect=True)
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
@@ -113,7 +113,7 @@ def test_openvino_runs_models_of_berts_family_and_torch_the_others(tiny: Tiny) -
         assert selected.engine.startswith("torch")
         return
     assert selected.engine.startswith("openvino")
-    # A processor with bfloat16 computes with three decimal digits.
+    # A processor with bfloat16 computes with only three decimal digits.
     tolerance = 2e-3 if "bf16" in selected.engine else 1e-4
     for vectors in (selected.embed(TEXTS), np.concatenate([selected.embed([text]) for text in TEXTS])):
         assert (vectors * expected).sum(axis=1).min() > 1 - tolerance
@@ -164,7 +164,7 @@ def test_a_model_that_embeds_fewer_tokens_than_its_files_say_is_refused_at_start
     copy = shutil.copytree(tiny.directory, tmp_path / "copy")
     for file, limit in {"sentence_bert_config.json": "max_seq_length", "tokenizer_config.json": "model_max_length"}.items():
         change_json(copy / file, **{limit: 10**30})
-    # Simulate a type of model that is not known to begin its positions at 2.
+    # Simulate a type of model whose positions begin at 2, although the package does not know that.
     monkeypatch.setattr("kp_scorer.embedding.model.OFFSET_POSITIONS", ())
     with pytest.raises(SettingsError, match=r"^embedding\.model: .* cannot embed the 130 tokens that it says it takes"):
         load_embedder(embedder="torch", model=str(copy))
@@ -172,7 +172,7 @@ def test_a_model_that_embeds_fewer_tokens_than_its_files_say_is_refused_at_start
 
 @pytest.fixture
 def partly_broken(tiny: Tiny, tmp_path: Path) -> Path:
-    """The same model with a row of its embeddings that is not a number, that of one word."""
+    """The same model, in which the embedding of the word "castle" is not a number."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -244,7 +244,7 @@ def torch_on_cpu() -> Embedder:
 
 @pytest.fixture(scope="module", params=["openvino", "torch_on_gpu"])
 def compared(request: pytest.FixtureRequest) -> Embedder:
-    """Return an engine that is compared with torch on the CPU."""
+    """The engine to compare with torch on the CPU."""
     return default_model(request.param)
 
 
@@ -267,7 +267,7 @@ def test_texts_get_the_same_unit_vectors_together_and_alone(compared: Embedder, 
         assert together.dtype == np.float32
         assert np.allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-5)
         alone = np.concatenate([embedder.embed([text]) for text in texts])
-        # Half the digits of single precision, or of half precision where sums are done in another order.
+        # The tolerance is half the digits of single precision, or of half precision where sums are done in another order.
         tolerance = 1e-5 if "f32" in embedder.engine else 2e-3
         assert np.abs(together - alone).max() < tolerance
         assert embedder.embed([]).shape == (0, embedder.dimensions)
@@ -296,7 +296,7 @@ def test_the_graph_gives_the_vectors_of_sentence_transformers() -> None:
 
 
 class WrongSideBySide(openvino_engine._Streams):  # nothing else makes passes side by side wrong
-    """Streams that give another vector for the last of several texts, as they once did for a process's whole life."""
+    """Streams that give another vector for the last of several texts, as real ones once did for the whole life of a process."""
 
     def run(self, inputs: Sequence[Any]) -> list[Vectors]:
         selected = super().run(inputs)
@@ -333,7 +333,7 @@ def test_an_engine_that_gives_one_text_two_vectors_is_not_used(tiny: Tiny, monke
 
 @pytest.fixture(params=["bert", "xlm_roberta"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> "SentenceTransformer":
-    """A model whose passes can be packed: one pools by the mean, the other by the first token."""
+    """A model whose passes can be packed; one of the two pools by the mean, the other by the first token."""
     require_torch()
     from tests.support.tiny_models import save_tiny
 

@@ -1,4 +1,4 @@
-"""Commands ask no more of Redis, and hold no more in memory, as the store grows."""
+"""Commands ask no more of Redis, and hold no more in memory, when the store has grown."""
 
 import json
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ TTL_MS: Final = 600_000
 
 
 class Filled:
-    """A Redis with records, dead letters and a log, and what commands do there."""
+    """A Redis with records, dead letters and a log, and the means to run commands on it."""
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
         self.settings = settings
@@ -44,7 +44,7 @@ class Filled:
             fields |= dict.fromkeys(("first_ms", "last_ms", "burials", "deliveries"), 1)
             pipeline.hset(KEYS.dead_letter(letter_id(number)), mapping=fields)
             pipeline.pexpire(KEYS.dead_letter(letter_id(number)), TTL_MS)
-            # More at a time than are read at once.
+            # More letters share a time than a command reads at once.
             pipeline.zadd(KEYS.dead_letters, {letter_id(number): 1 + number // 1_500})
         pipeline.pexpire(KEYS.dead_letters, TTL_MS)
         pipeline.execute()
@@ -53,7 +53,7 @@ class Filled:
         return command(self.settings, *arguments, stdin=stdin)
 
     def calls(self, *arguments: str, stdin: str = "", code: int = 0) -> dict[str, int]:
-        """Count a command's calls of each command of Redis, those within scripts included."""
+        """Count the calls of each Redis command that a command makes, including those within scripts."""
         self.client.config_resetstat()
         done = self.run(*arguments, stdin=stdin)
         assert done.exit_code == code, done.output
@@ -79,9 +79,9 @@ def test_many_traces_are_erased_in_one_pass(filled: Filled) -> None:
     calls = filled.calls(
         "forget", "-", stdin="\n".join([*ids[:20], "", *(each.removeprefix("kp:trace:") for each in ids[20:])])
     )
-    # One XRANGE looks for copies of the traces, the other for their vectors.
+    # One XRANGE looks for copies of the traces, the other one for their vectors.
     assert (calls["xrange"], calls["xdel"], calls["evalsha"] + calls.get("eval", 0)) <= (2, 40, 60)
-    # The dead letters are looked at once.
+    # The command goes through the dead letters once for all ids.
     assert calls["hget"] < LETTERS + 200
     with Store.open(filled.settings) as store:
         assert store.ledger.look_up(ids) == [None] * 40
@@ -110,7 +110,7 @@ def test_memory_does_not_grow_with_the_decisions_that_are_stored(filled: Filled,
     with traced_memory() as memory:
         done = filled.run(*asked.split())
     assert done.exit_code == 0, done.output
-    # All of them take 10 MB.
+    # All decisions together take 10 MB.
     assert memory.peak_bytes < 5_000_000
 
 
@@ -157,7 +157,7 @@ def test_an_audit_says_by_its_exit_code_whether_it_checked_anything_and_all_agre
     assert filled.run("audit", "--since", "yesterday").exit_code == 2
     some = filled.run("audit", "--sample", "10")
     assert (some.exit_code, f"{SPACE}: 10 of 50 entries, 10 agree" in some.stderr) == (0, True), some.output
-    # A record that somebody has altered differs.
+    # The audit reports a record that somebody has altered.
     key = KEYS.record(trace_id(7))
     stored: Any = filled.client.hget(key, "decision")
     altered = json.loads(stored)
@@ -193,7 +193,7 @@ def test_an_erased_entry_leaves_all_checked_that_were_not_nearest_to_it(filled: 
 
 
 def decide_as_the_log_says(filled: Filled) -> list[int]:
-    """Have each record say the novelty that its entry has; return to which entry each after the first is nearest."""
+    """Give each record the novelty of its entry; return, for each entry after the first, which entry is nearest."""
     with Store.open(filled.settings) as store:
         (log,) = store.novelty_logs()
         entries = list(log.entries())

@@ -1,4 +1,4 @@
-"""Neighbours in Redis and in the environment: who takes our keys, and Celery's variables."""
+"""Workers cope with neighbours that take our keys in Redis or leave Celery's variables in the environment."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tests.support.traces import fresh_samples, short_traces
 def test_work_resumes_once_a_neighbour_frees_our_key(
     settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
 ) -> None:
-    # Messages that were moved and not noted come back as if their worker had died.
+    # Messages that have been moved and not noted come back after this time, as if their worker had died.
     settings = with_changed(settings, broker__visibility_timeout_s=3)
     queue = settings.queues.first
     names = [f"{queue}.unacknowledged", f"{queue}.renewed", keys.pending, keys.counts, keys.tallies, keys.dead_letter_sizes]
@@ -31,7 +31,7 @@ def test_work_resumes_once_a_neighbour_frees_our_key(
         at_work(settings, tmp_path) as (worker, client),
     ):
         for number, (name, trace) in enumerate(zip(names, traces, strict=True)):
-            # The worker goes on meanwhile, so each exchange is one transaction.
+            # Each exchange of keys is one transaction, because the worker keeps working meanwhile.
             with redis_client.pipeline(transaction=True) as transaction:
                 transaction.dump(name)
                 transaction.set(name, "a neighbour's")
@@ -61,7 +61,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
         return int(value or 0)
 
     with at_work(settings, tmp_path, variables={"CONSTANTS": "LedgerSettings.max_resends=0"}) as (worker, client):
-        # Put a neighbour's key in place of the log, so that a trace can be begun, but neither placed nor decided.
+        # With a neighbour's key in place of the log, a trace can be begun, but neither placed nor decided.
         client.wait(client.submit(short_traces(1, seed=22)[0]), timeout_s=PATIENCE_S)
         (log,) = redis_client.keys("*log:word-hash-1")
         with redis_client.pipeline(transaction=True) as transaction:
@@ -70,7 +70,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
             transaction.execute()
         client.submit(trace)
         wait_until(lambda: worker.events("trace_waits"))
-        # By now a message that is nowhere would count as lost twice over.
+        # After this time, a message that is nowhere would long count as lost.
         due_ms = wait_until(empty_since_ms) + 7_000
         wait_until(lambda: empty_since_ms() > due_ms)
         assert list(store.dead_letters.read()) == []
@@ -89,7 +89,7 @@ STRAY = {
     "CELERY_CONFIG_MODULE": "no.such.module",
     "CELERY_LOADER": "no.such:Loader",
 }
-"""Variables that would matter to another Celery app."""
+"""Variables that would affect another Celery app."""
 
 OF_THE_COMMAND = {"BROKER_URL": NOWHERE, "RESULT_BACKEND": NOWHERE, "CONFIG_MODULE": "no.such.module", "APP": "no.such.app"}
 """Variables that the command ``celery`` reads."""
@@ -107,7 +107,7 @@ def test_a_worker_and_its_clients_connect_where_our_settings_say(
     ):
         (asked, submitted) = fresh_samples(2)
         assert client.wait(client.submit(submitted), timeout_s=PATIENCE_S).trace_id == submitted["id"]
-        # A producer that asks for the result gets it from where the worker keeps it.
+        # A producer that asks for a result finds it where the worker stores results.
         result = app.send_task("score_trace", args=[asked], ignore_result=False)
         assert result.get(timeout=PATIENCE_S)["trace_id"] == asked["id"]
     (warning,) = worker.events("celery_variables_ignored")
@@ -125,7 +125,7 @@ def test_celerys_command_runs_the_worker_and_takes_no_options_from_variables(
         client.submit(trace)
         with at_work(unscored, tmp_path, command=CELERY, variables=variables) as (worker, _):
             assert client.wait(trace["id"], timeout_s=PATIENCE_S).novelty.source == "no_embedder"
-            # Others on this machine have names of their own.
+            # The name differs from those of other workers on this machine.
             (report,) = wait_until(store.worker_reports)
             assert report.node.partition("@")[0] == f"scorer-{worker.process.pid}"
     (warning,) = worker.events("celery_variables_ignored")

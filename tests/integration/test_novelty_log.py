@@ -1,4 +1,4 @@
-"""The novelty log on a real Redis and in memory. Workers on one log share the window of its first writer."""
+"""The novelty log, on a real Redis and in memory. Workers on one log share the window that its first writer set."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -42,7 +42,7 @@ def cache_of(log: NoveltyLog, window: Window = WINDOW) -> NoveltyCache:
 
 
 def place(cache: NoveltyCache, trace_id: str, seed: int) -> Placement:
-    """Place a trace with a vector of this seed."""
+    """Place a trace whose vector follows from the seed."""
     (placement,) = cache.place([candidate(trace_id, seed)])
     assert placement
     return placement
@@ -96,7 +96,7 @@ def test_the_log_keeps_no_more_than_window_and_slack(redis_client: redis.Redis) 
     cache = cache_of(log_in(redis_client, window), window)
     for start in range(0, 1_000, 50):
         cache.place([candidate(f"t{index}", index) for index in range(start, start + 50)])
-    # Redis trims whole nodes of the stream, of at most 100 entries.
+    # Redis trims only whole nodes of the stream, which have up to 100 entries.
     assert window.kept_elements <= redis_client.xlen(KEYS.of_log("space").log) <= window.kept_elements + 100
     assert all(redis_client.pttl(key) > 0 for key in redis_client.scan_iter())
 
@@ -118,7 +118,7 @@ def test_a_mirror_that_missed_erasures_starts_over(redis_client: redis.Redis) ->
     log.erase("second")
     cache.catch_up()
     log.erase("third")
-    # Simulate so many erasures that the stream is trimmed beyond the position of this mirror.
+    # Simulate enough erasures for the stream to be trimmed beyond the position of this mirror.
     redis_client.xtrim(KEYS.of_log("space").erasures, maxlen=1, approximate=False)
     assert cache.catch_up() == 1
 

@@ -1,4 +1,4 @@
-"""The commands that the operators' pages show, run as they stand there, by the users that they say, on a fleet that works."""
+"""The commands on the operators' pages run unchanged, by the users that the pages name, on a fleet at work."""
 
 import json
 import re
@@ -23,13 +23,13 @@ from tests.support.traces import fresh_samples
 
 PAGES: Final = ("deploy/OPERATIONS.md", "deploy/INCIDENTS.md", "deploy/SECURITY.md")
 COMMAND: Final = re.compile(r"(kp-scorer (?!worker|up|reference|quality|cache (warm|unpin))|redis-cli (?!-))")
-"""The commands that run here. Others run in tests that make users, copies, virtual hosts, samples or sets, or load a model."""
+"""The commands that this test runs. Others run in tests that make users, copies, virtual hosts or sets, or load a model."""
 AS_ADMINISTRATOR: Final = "# as an administrator"
 REFUSED: Final = re.compile(r"^(ERR|NO\w+|WRONG\w+|\(error\))", re.MULTILINE)
 
 
 class Fleet:
-    """Prepares the decided traces, dead letters and groups that the commands act on."""
+    """A fleet that can supply the decided traces, dead letters and groups on which the commands act."""
 
     def __init__(self, server: Shipped, directory: Path, via: str) -> None:
         self.server, self.directory, self._via = server, directory, via
@@ -38,7 +38,7 @@ class Fleet:
         self._traces = iter(fresh_samples(48))
 
     def filled(self, command: str) -> str:
-        """Return a command with its placeholders, such as TRACE_ID, replaced by ids that exist."""
+        """Return a command in which placeholders, such as TRACE_ID, are replaced by ids that exist."""
         if re.search(r"\bTRACE_ID\b", command):
             command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
         if re.search(r"\bAGENT\b", command):
@@ -47,12 +47,12 @@ class Fleet:
         if re.search(r"\bID\b", command):
             command = re.sub(r"\bID\b", self.dead_lettered(), command)
         if command == "kp-scorer audit":
-            # The audit needs a decision to check, also after the log was emptied.
+            # The audit needs a decision to check, even after the log has been emptied.
             self.decided()
         return re.sub(r"\bGROUP\b", "readers", command)
 
     def decided(self, agent: str | None = None) -> str:
-        """The id of a trace that was just decided, of this agent."""
+        """Have a trace of this agent decided, and return its id."""
         trace = next(self._traces)
         trace["metadata"]["agent_id"] = agent
         with Client(self.settings["client"]) as client:
@@ -80,7 +80,7 @@ class Fleet:
 
 @pytest.fixture(params=["queue", "stream"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    """A Redis as it is shipped, with a worker, and a group that reads if decisions go to a stream; on another server then."""
+    """A shipped Redis with a worker. With decisions on a stream, it is another server, and a group reads the stream."""
     another = shutil.which("redis-server") if request.param == "stream" else None
     server = Shipped(tmp_path, another or default_server(), more="maxmemory 1gb\n")
     try:
@@ -99,9 +99,9 @@ def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
 
 
 def commands(*, reading_queues: bool) -> Iterator[Line]:
-    """The lines of the pages that are commands to be run here: those that read decisions off queues, or all others.
+    """Yield the lines of the pages that are commands to run: those that read decisions from queues, or all others.
 
-    An operator reads queues. The user `consumer` reads streams, as a group.
+    An operator reads queues. The user `consumer` reads streams, as a member of a group.
     """
     for line in (line for page in PAGES for line in lines_of(page) if line.is_code and COMMAND.match(line.text.strip())):
         if line.text.strip().startswith("kp-scorer decisions ") == reading_queues:
@@ -123,7 +123,7 @@ def test_commands_on_the_operators_pages_work_as_described(fleet: Fleet) -> None
 
 
 def ran(fleet: Fleet, text: str) -> tuple[int, str]:
-    """Run a command as its user; return its exit code and what it printed."""
+    """Run a command as its user; return its exit code and its output."""
     settings = fleet.settings["operator"]
     line = fleet.filled(re.sub(r"\s+#.*", "", text))
     if re.fullmatch(r"kp-scorer [^|<>]*", line):

@@ -1,4 +1,4 @@
-"""Messages too large for a worker: payloads whole beside the queue, but not without end."""
+"""A message too large for a worker is kept whole on a list beside the queue, and the size of that list is bounded."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ Keep = Callable[[Sequence[bytes]], list[bytes]]
 
 @pytest.fixture(params=["received", "reclaimed"])
 def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Any:
-    """Have messages over 10 bytes payloads, in order, in either way that they can be; return all that are payloads."""
+    """A function that puts messages over 10 bytes through one of two ways, and returns those kept beside the queue."""
     options = {"largest_bytes": 10}
     with Connection(
         settings.broker.url, transport="kp_scorer.broker.redis_transport.channel:Transport", transport_options=options
@@ -65,10 +65,10 @@ def test_the_beginning_of_a_message_that_was_cut_is_no_submission(
             with pytest.raises(ValueError, match="content type"):
                 arguments_in(message, limits)
             assert submission_in(message, limits) == item[:BEGINNING_BYTES]
-            # So is one that is redelivered.
+            # The same holds for a redelivered message.
             message.reject(requeue=True)
         message = channel.basic_get("traces")
-        # Nor is it anybody's trace if it is poison.
+        # Even as poison, the message is not attributed to any trace.
         assert dead_letter(store.dead_letters, message, poison(message, 5), limits) is None
         message.ack()
     (stored,) = store.dead_letters.read()
@@ -102,7 +102,7 @@ def test_oversized_messages_take_at_most_a_quarter_of_maxmemory(keep: Keep, limi
     assert keep(messages) == messages[1:]
 
 
-# Both ways keep oversized messages by the same function.
+# Reclaimed messages are kept by the same function as received ones, so one way is enough.
 @pytest.mark.parametrize("keep", ["received"], indirect=True)
 def test_no_more_are_kept_than_their_bytes_allow(keep: Keep) -> None:
     messages = [bytes([number]) * (24 * MIB) for number in range(4)]

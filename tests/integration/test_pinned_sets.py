@@ -1,4 +1,4 @@
-"""Pinned sets in Redis: commands make and remove them, and workers and offline scoring compare traces with them."""
+"""Pinned sets in Redis: commands add and remove them, and workers and offline scoring compare traces with them."""
 
 import json
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ def test_texts_and_traces_that_cannot_be_pinned_are_refused(
 
 
 class NanEmbedder(WordEmbedder):
-    """Gives a text with the word nan, and every text that is embedded beside it, no vector that is one."""
+    """An embedder that returns NaN for a text with the word nan, and for every text that is embedded together with it."""
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         vectors = super().embed(texts)
@@ -208,7 +208,7 @@ def test_a_worker_follows_its_sets_and_decides_nothing_without_one(
     audited = command(settings, "audit")
     assert audited.exit_code == 0, audited.stderr
     assert "pinned sets: 0 agree, 0 differ, 3 cannot be checked" in audited.stderr
-    # Simulate that a redelivery after the slack had appended the first trace again.
+    # Simulate a redelivery after the slack, which appends the first trace a second time.
     (novelty_log,) = store.novelty_logs()
     entry = next(novelty_log.entries())
     redis_client.xadd(keys.of_log(novelty_log.space).log, {"i": entry.trace_id, "d": entry.digest, "v": entry.vector.tobytes()})

@@ -1,4 +1,4 @@
-"""A trace as it is, put on the queue by any client: decided once, dead-lettered with its reason, as any other submission."""
+"""A bare trace, put on the queue by any client, is decided once or dead-lettered with its reason, like any submission."""
 
 import json
 from pathlib import Path
@@ -25,12 +25,12 @@ def test_a_plain_trace_is_decided_once_even_if_others_submit_it_too(
         first = client.as_completed([traces[0]["id"]], timeout_s=PATIENCE_S)
         assert [status.state for status in first] == ["decided"]
         for body, trace in zip(plain, traces, strict=True):
-            # Written otherwise, it says the same.
+            # Other bytes with the same content are the same trace.
             put(settings, json.dumps(json.loads(body), indent=1).encode())
             client.submit(trace)
             put(settings, body)
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
-        # The client sends nothing for a trace that it finds decided.
+        # The client sends nothing for a trace that it finds decided, so only the seven messages put above are certain.
         wait_until(lambda: len(worker.events("trace_decided")) >= 7)
     assert {status.state for status in statuses} == {"decided"}
     assert store.ledger.counts() == (3, 0, 3, 0)
@@ -44,7 +44,7 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
     settings = on_broker()
     (trace,) = fresh_samples(1)
     wrong = json.dumps(trace | {"steps": []}).encode()
-    # Larger than a trace may be, for nothing but spaces.
+    # Only the spaces make this larger than a trace may be.
     long = json.dumps(trace | {"id": new_id(), "steps": trace["steps"] * 100}).encode() + b" " * 150_000
     sent = {
         wrong: ("invalid", "steps: "),
@@ -68,7 +68,7 @@ def test_an_invalid_plain_trace_is_dead_lettered_with_its_reason_and_bytes(
     for body, (reason, detail) in sent.items():
         assert letters[body].reason == reason
         assert letters[body].detail.startswith(detail)
-    # A message that is too large is not parsed, so its id stays unknown.
+    # A message that is too large is not parsed, so the id of its trace is not known.
     assert [letters[body].trace_id for body in (wrong, long)] == [trace["id"], ""]
 
     replayed = command(settings, "dead-letter", "replay", letters[long].letter_id)

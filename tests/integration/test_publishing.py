@@ -1,4 +1,4 @@
-"""Messages are published many at a time, and each of them is known to be on its queue or not to be."""
+"""Messages are published many at a time, and for each it is known whether it has reached its queue."""
 
 from collections.abc import Iterator
 
@@ -34,7 +34,7 @@ def app(settings_here: Settings) -> Iterator[Celery]:
 
 @pytest.fixture
 def queue(settings_here: Settings, app: Celery) -> Queue:
-    """A queue that is there; on RabbitMQ it takes no more than its limit, or a few."""
+    """A declared queue. On RabbitMQ it takes no more messages than its limit, or a few more."""
     results = results_queue(settings_here, "accepted")
     declare_queues(app, [results])
     return results
@@ -45,7 +45,7 @@ def numbered(count: int, first: int = 0) -> list[Outgoing]:
 
 
 def receive_all(app: Celery, queue: Queue) -> list[tuple[bytes, str]]:
-    """Bodies and ids of the messages on a queue, all of them acknowledged at once."""
+    """Return the bodies and ids of the messages on a queue, and acknowledge all of them."""
 
     def receive(producer: Producer) -> list[tuple[bytes, str]]:
         channel = producer.channel
@@ -68,7 +68,7 @@ def test_messages_arrive_in_order_and_are_acknowledged_together(app: Celery, que
 @pytest.mark.parametrize("broker", ["rabbitmq"])
 def test_publish_all_reports_which_messages_are_refused(app: Celery, queue: Queue) -> None:
     assert all(publish_all(app, "test", queue, numbered(LIMIT)))
-    # RabbitMQ may take some more than the limit, until it has noticed.
+    # RabbitMQ may accept some more than the limit until it notices.
     wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
     before = {body for body, _ in receive_all(app, queue)}
     accepted = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))

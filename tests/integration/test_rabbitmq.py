@@ -1,4 +1,4 @@
-"""RabbitMQ as the broker: quorum queues, confirms, and nothing lost when a queue, a worker or Redis fails."""
+"""With RabbitMQ as the broker nothing is lost when a queue, a worker or Redis fails, thanks to quorum queues and confirms."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_a_submission_declares_a_deleted_queue_anew(rabbitmq: RabbitMQ) -> None:
 def test_a_submission_declares_no_existing_queue(rabbitmq: RabbitMQ) -> None:
     with make_celery(rabbitmq.settings()) as app:
         declare_queues(app, first_queues(rabbitmq.settings()).in_order)
-    # A client that declared the queue with other arguments would be refused.
+    # The queue is made with other arguments here, so a client that declared it would be refused.
     with confirming(rabbitmq.settings().broker.url) as connection:
         connection.default_channel.queue_delete(rabbitmq.name("traces"))
         connection.default_channel.queue_declare(rabbitmq.name("traces"), durable=True, auto_delete=False)
@@ -84,7 +84,7 @@ def test_the_dead_queue_returns_every_message_as_it_came(rabbitmq: RabbitMQ, sto
     bodies = [b"\xff\xfe", b"7", b"[[], {}, {}]", b'{"args": 1}', bombs()[GZIP]]
     with make_celery(settings) as app:
         declare_queues(app, queues.in_order)
-        # Most are not compressed: decompressing those fails.
+        # Most of these bodies are not compressed, so that decompressing them fails.
         rabbitmq.send("dead", *bodies, application_headers={"compression": GZIP})
         with traced_memory() as memory:
             QueueDrainer(app, queues.dead, queues, store).drain()
@@ -135,7 +135,7 @@ def test_rabbitmq_drops_no_message_that_was_requeued_many_times(kind: str, rabbi
     settings = rabbitmq.settings()
     queues = first_queues(settings)
     queue = {"traces": queues.traces, "dead": queues.dead}.get(kind) or results_queue(settings, kind)  # type: ignore[arg-type]
-    # From RabbitMQ 4.0 on a quorum queue without a limit of its own drops a message that was requeued 20 times.
+    # From RabbitMQ 4.0 on, a quorum queue without its own limit drops a message that has been requeued 20 times.
     assert queue.queue_arguments["x-delivery-limit"] >= 1_000_000
     with make_celery(settings) as app, confirming(settings.broker.url) as connection:
         declare_queues(app, [queue])
@@ -206,5 +206,5 @@ def test_a_worker_that_publishes_no_rejected_decisions_needs_no_queue_for_them(r
 
 
 def _dead_letters(store: Store) -> dict[bytes, str]:
-    """Return the reasons of the dead letters, by payload."""
+    """Return the reason of each dead letter, by payload."""
     return {store.dead_letters.payload(each.letter_id): each.reason for each in store.dead_letters.read()}

@@ -1,4 +1,4 @@
-"""RabbitMQ's users with the permissions that the documents give them: enough for what they show, and for no neighbour."""
+"""RabbitMQ's users have the documented permissions: enough for what the documents show, and none for a neighbour's queues."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
     first, second, third, fourth = fresh_samples(4)
     worker_settings = users.settings("worker")
     with Connection(rabbitmq_url) as admin, Client(users.settings("client")) as client:
-        # Tests before this one may have left it.
+        # An earlier test may have left this queue.
         admin.default_channel.queue_delete("traces")
         with pytest.raises(ServiceUnavailable, match=r"no queue 'traces'.*start a worker"):
             client.submit(second)
@@ -73,7 +73,7 @@ def test_each_user_may_do_its_part_and_reaches_no_neighbour(users: Users, rabbit
 
 
 def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbitmq_url: str, store: Store) -> None:
-    # From RabbitMQ 4.2.6 on, a worker may look only at queues that it has a permission for.
+    # From RabbitMQ 4.2.6 on, a worker may look only at queues for which it has a permission.
     called = {"queues__decisions": "decisions.shop", "results__via": "task", "results__task": "shop.decided"}
     settings = with_changed(users.settings("worker"), **called)
     accepted = decision("kp:trace:called", outcome="accepted")
@@ -88,14 +88,14 @@ def test_a_worker_may_call_tasks_by_the_queue_of_another_app(users: Users, rabbi
 
 
 def _send_beyond(url: str) -> None:
-    """Send a message that is not a submission to the queue of traces, and name other queues in its headers."""
+    """Send a message that is no submission to the queue of traces, with headers that name other queues."""
     headers = {name: list(QUEUES) for name in ("CC", "BCC")}
     with confirming(url) as connection:
         connection.Producer().publish([], exchange="traces", routing_key="traces", headers=headers, mandatory=True)
 
 
 def _declare_and_send(url: str, trace: dict[str, Any]) -> None:
-    """Submit a trace as clients do that declare the queue they send to."""
+    """Submit a trace as clients do that declare the queue to which they send."""
     with confirming(url) as connection, connection.channel() as channel:
         channel.exchange_declare("default", "direct", durable=True, auto_delete=True)
         channel.queue_declare("traces.intake", durable=True, auto_delete=False)
@@ -157,7 +157,7 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_
 
 
 def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool:
-    """Return whether a user may do any of these, when everything exists that it can be done to."""
+    """Return whether a user may do any of these acts, given that everything that they need exists."""
     for queue in (*QUEUES, INTAKE):
         admin.default_channel.queue_declare(queue, durable=True, auto_delete=False)
     admin.default_channel.exchange_declare("traces", "direct", durable=True, auto_delete=False)
@@ -165,13 +165,13 @@ def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool
 
 
 def _is_refused(connection: Connection, act: Act) -> bool:
-    # A refusal ends a channel, and nothing else.
+    # A refusal closes only the channel.
     with connection.channel() as channel:
         try:
             act(channel)
         except AccessRefused:
             return True
         except ChannelError:
-            # The user had the right, but the queue does not exist, or was declared differently.
+            # The user has the permission, but the queue does not exist or was declared differently.
             return False
     return False

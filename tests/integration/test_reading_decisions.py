@@ -1,4 +1,4 @@
-"""``read_decisions``: by each way, with and without traces, each decision once, whatever happens to reader and servers."""
+"""``read_decisions`` yields each decision once, by each way, with or without traces, whatever happens to reader and servers."""
 
 import json
 import math
@@ -46,7 +46,7 @@ COUNT: Final = 6
 
 @pytest.fixture(params=WAYS)
 def settings_of(request: pytest.FixtureRequest) -> SettingsWith:
-    """Makes settings of a way: ``settings_of(results__with_trace=True)``."""
+    """A function that returns settings for one way of publishing: ``settings_of(results__with_trace=True)``."""
     changed = {"broker__visibility_timeout_s": 3, **WAYS[request.param]}
     if request.param.startswith("rabbitmq"):
         return partial(request.getfixturevalue("rabbitmq").settings, **changed)
@@ -54,7 +54,7 @@ def settings_of(request: pytest.FixtureRequest) -> SettingsWith:
 
 
 def decisions(count: int) -> list[Decision]:
-    """Return rejected decisions."""
+    """Return decisions, all of them rejected."""
     return [decided(make_trace(trace_id=f"kp:trace:{number}")) for number in range(count)]
 
 
@@ -65,7 +65,7 @@ def accepted(count: int) -> list[Decision]:
 def publish(
     settings: Settings, made: Sequence[Decision], message: Any = None, dropped: Counter[str] | None = None
 ) -> list[bool]:
-    """Return for each decision whether it is published; count what rings drop."""
+    """Publish decisions, and return for each whether that succeeded; count what full queues drop."""
     dropped = Counter() if dropped is None else dropped
     with make_celery(settings) as app, Store.open(settings) as store:
         publisher = Publisher(app, settings, store, lambda name, count: dropped.update({name: count}))
@@ -75,7 +75,7 @@ def publish(
 
 
 def message_with(payload: Payload, **headers: str) -> SimpleNamespace:
-    """Return a message in the form of kombu."""
+    """Return a submission with this trace, in the form of kombu's messages."""
     return SimpleNamespace(body=json.dumps(payload).encode(), content_type="application/json", headers=headers, properties={})
 
 
@@ -157,7 +157,7 @@ def test_a_consumer_gets_entries_that_a_dead_one_did_not_acknowledge(
 
 
 def foreign(payload: Payload) -> Payload:
-    """A trace with fields that the schema does not have."""
+    """Return a trace with fields that the schema does not define."""
     metadata = payload["metadata"] | {"run": "nightly", "quality_score": 0.99}
     return payload | {"source": {"id": "abc", "cost": 0.25}, "metadata": metadata}
 
@@ -175,10 +175,10 @@ def test_workers_send_the_trace_along(settings_of: SettingsWith, tmp_path: Path)
     with at_work(settings, tmp_path) as (_, client):
         assert len(client.submit_many([*traces.values(), odd])) == 21
         wait_until(is_all_read)
-        # The ledger has no trace.
+        # The ledger stores decisions without their traces.
         stored = [status and status.decision for status in client.look_up(list(traces))]
     assert all(decision and decision.trace is None for decision in stored)
-    # Values that other programs cannot parse are left out, and so are all that no worker reads.
+    # Values that other programs cannot parse are left out, as are all fields that no worker reads.
     carried = received.pop("kp:trace:odd").trace or {}
     assert ("ratio" in carried, "source" in carried, carried["id"]) == (False, False, "kp:trace:odd")
     for trace_id, decision in received.items():
@@ -230,7 +230,7 @@ def test_a_ring_keeps_the_newest_traces_that_fit_into_its_bytes(settings_of: Set
     larger = message_with(minimal_payload(objective="x" * 400_000))
     assert publish(settings, made[:1], larger) == [True]
     if not settings.broker.is_redis and settings.results.via == "queue":
-        # RabbitMQ drops a message that exceeds the limit even if it is the only one.
+        # RabbitMQ drops a message that exceeds the limit even if it is alone on the queue.
         return
     assert ids_of(read(settings)) == ids_of(made[:1])
 
@@ -245,7 +245,7 @@ def test_packed_submissions_are_sent_along_unpacked_a_few_at_once(settings: Sett
     received = list(read(traced))
     assert len(received) == 40
     assert {len(decision.trace["task"]["objective"]) for decision in received if decision.trace} == {90_000}
-    # All at once they are 5 MB of JSON, several times over.
+    # All traces at once would be 5 MB of JSON, of which memory holds several copies.
     assert memory.peak_bytes < 8_000_000
 
 
@@ -255,11 +255,11 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
     publish(traced, made, message_with(minimal_payload(objective="ask")))
     example = REPOSITORY / "deploy" / "examples" / "decisions_to_parquet.py"
     variables = os.environ | as_environment(traced) | {"DECISIONS_A_FILE": "2"}
-    # A crash left a decision that is delivered again, and half of another.
+    # After a crash, the journal has a decision that will be delivered again, and half of another one.
     left = made[0].model_dump_json()
     (tmp_path / "journal.jsonl").write_text(f"{left}\n{left}\n{left[:100]}", "utf-8")
     with opened(sys.executable, example, tmp_path, env=variables) as process:
-        # Two files are full, after that of what was left, and the last decision waits for another.
+        # The first file has what the crash left. Two more are full, and the last decision waits for another one.
         journal = tmp_path / "journal.jsonl"
         wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)
         process.terminate()

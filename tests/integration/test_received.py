@@ -1,4 +1,4 @@
-"""Decisions, dead letters and log lines name the worker, the wait and the deliveries of a trace."""
+"""Decisions, dead letters and log lines name the worker that decided a trace, how long it waited, and its deliveries."""
 
 import json
 import time
@@ -29,7 +29,7 @@ def test_a_decision_names_its_worker_its_wait_and_its_deliveries(on_broker: Sett
     settings, (trace,) = on_broker(), fresh_samples(1)
     with Client(settings) as client, make_celery(settings) as app, app.connection_for_read() as connection:
         client.submit(trace)
-        # Simulate that it has ended a worker.
+        # Simulate that the trace has ended a worker.
         delivered = wait_until(lambda: connection.default_channel.basic_get(settings.queues.first))
         connection.default_channel.basic_reject(delivered.delivery_tag, requeue=True)
     with at_work(settings, tmp_path) as (worker, client):
@@ -116,7 +116,7 @@ def test_rabbitmq_or_a_producer_may_have_stamped_a_message(rabbitmq: RabbitMQ, t
         ({"timestamp": now_s - 100}, True),
         ({"timestamp": now_s - 3, "application_headers": {"timestamp_in_ms": 1_000 * (now_s - 100)}}, True),
         ({}, False),
-        # In milliseconds, as some producers write it.
+        # Some producers write the timestamp in milliseconds.
         ({"timestamp": 1_000 * (now_s - 100)}, False),
     ]
     with at_work(rabbitmq.settings(), tmp_path) as (_, client):

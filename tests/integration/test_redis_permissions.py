@@ -1,4 +1,4 @@
-"""Redis as it is shipped, with its users: each may do what the documents show of its part, and nothing else."""
+"""On the shipped Redis, each user may do what the documents show for its role, and nothing else."""
 
 import hashlib
 import importlib
@@ -57,7 +57,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def _emptied(server: Shipped) -> None:
     with server.connect("administrator") as admin:
         admin.flushall()
-        # Remove all scripts, so that loading them needs permission, too.
+        # Without cached scripts, loading them needs a permission, too.
         admin.script_flush()
     server.refused()
 
@@ -67,7 +67,7 @@ DECISIONS: Final = ["decisions.accepted", "decisions.rejected"]
 
 @pytest.mark.slow
 def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: Path) -> None:
-    # Servers differ in how they check rights, and commands in the rights that they need.
+    # Servers differ in how they check permissions, and the ways of publishing need different ones, so each server gets one way.
     via = "queue" if server.process.args[0] == default_server() else "stream"  # type: ignore[index]
     published = {"results__via": via, "results__with_trace": True}
     users = ("client", "worker", "operator", "consumer")
@@ -76,7 +76,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
     asking = Celery("asking", broker=server.url("client"), backend=server.url("client"), set_as_current=False)
     first, second, third, fourth, rejected = fresh_samples(5)
     with Client(settings["client"]) as client:
-        # Clients run the scripts that workers load, and load again.
+        # A client can only run scripts that a worker has loaded.
         with pytest.raises(ServiceUnavailable, match="this user may not load them: start a worker of this version"):
             client.submit(first)
         assert server.refused() != []
@@ -111,7 +111,7 @@ def test_nothing_that_the_documents_show_is_refused(server: Shipped, tmp_path: P
 
 
 def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, trace: dict[str, Any]) -> None:
-    """Run those commands for an operator that the operators' pages do not show, or that load an embedder there."""
+    """Run those of an operator's commands that the operators' pages do not show, or for which the pages load an embedder."""
     file = directory / "trace.json"
     file.write_text(json.dumps(trace), "utf-8")
     beginning = decided.removeprefix("kp:trace:")[:12]
@@ -132,12 +132,12 @@ def _operate(settings: Mapping[str, Settings], directory: Path, decided: str, tr
         assert sets.versions(["tasks"]) == [pinned.version]
     run("cache", "unpin", "tasks")
     for name in ("export", "forget"):
-        # These commands search everything, and find nothing.
+        # These commands search everything, although they find nothing.
         assert command(settings["operator"], name, "--agent", "nobody").exit_code == 1
 
 
 def _read_all(server: Shipped, settings: Settings, trace_ids: set[str]) -> None:
-    """Read the decisions on these: from the streams in a group, or from the queues."""
+    """Read the decisions on these traces, from the streams as a group or else from the queues."""
     read = set[str]()
     with server.connect("reader") as reader:
 
@@ -209,7 +209,7 @@ VERBS: Final[dict[str, Sequence[str]]] = {
         *("CLIENT KILL 127.0.0.1:1", "SCRIPT FLUSH", "SHUTDOWN NOSAVE"),
     ],
 }
-"""The commands that each verb of the page stands for; scripts in braces are loaded and run."""
+"""The Redis commands that each verb of the page stands for. Scripts, in braces, are loaded and run."""
 
 
 @pytest.mark.parametrize("user", documented("Redis"))
@@ -246,7 +246,7 @@ def test_no_script_of_ours_runs_for_long_whatever_a_client_calls_it_with(server:
 
 
 def _load_scripts(server: Shipped) -> None:
-    """Load the scripts as a worker does before it takes work."""
+    """Load the scripts, as a worker does before it takes work."""
     with Store.open(server.settings("worker")) as store:
         store.ledger.load_scripts()
 
@@ -268,14 +268,14 @@ def _is_refused(client: redis.Redis, act: str) -> bool:
             command, arguments = "EVALSHA", [str(client.script_load(f"return {command[1:-1]}")), *arguments]
         client.execute_command(command, *arguments)  # type: ignore[no-untyped-call]
     except redis.exceptions.ResponseError as error:
-        # In a script Redis says so in other words, and 7.0 in others than 6.2.
+        # Within a script, Redis words the refusal differently, and Redis 7.0 differently from 6.2.
         refused = ("The user executing the script", "ACL failure in script", "permissions to access")
         return isinstance(error, redis.exceptions.NoPermissionError) or any(words in str(error) for words in refused)
     return False
 
 
 COUNT: Final = "return redis.call('llen', KEYS[1]) + (redis.call('type', KEYS[1]).ok == 'list' and 0 or 1000)"
-"""The script of KEDA, which checks the type of a key before it counts."""
+"""KEDA's script, which checks the type of a key before it counts."""
 
 
 def test_a_team_writes_to_its_queue_alone_and_workers_take_from_all(server: Shipped, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_producers_to_a_queue_with_a_limit_may_count_its_messages(server: Shippe
     queues = {queue: {"limit": 10}}
     _load_scripts(server)
     of_client, of_serve = fresh_samples(2)
-    # The page adds these to the users for each queue of another name.
+    # The page gives these permissions to the users for each queue with another name.
     added = () if queue == "traces" else (f"~{queue}", f"~{queue}??[369]")
     with server.connect("administrator") as admin:
         for user in ("client", "serve"):

@@ -1,4 +1,4 @@
-"""Messages on Redis are on the queue or in flight, never between, and nothing on a list stops its consumer."""
+"""On Redis, a message is always on the queue or in flight, and nothing that is on the queue stops its consumer."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ VISIBILITY_S = 3
 
 
 def impatient(settings: Settings) -> Celery:
-    """An app with messages that come back after three seconds."""
+    """Return an app whose messages come back after three seconds."""
     return make_celery(with_changed(settings, broker__visibility_timeout_s=VISIBILITY_S))
 
 
@@ -65,7 +65,7 @@ def receive(channel: Channel) -> Any:
 
 
 def drained(connection: Connection, timeout_s: float) -> bool:
-    """Deliver the messages that arrive within this time, if any."""
+    """Deliver the messages that arrive within this time, if any. Return True, so that a condition can begin with it."""
     with suppress(TimeoutError):
         connection.drain_events(timeout=timeout_s)
     return True
@@ -109,7 +109,7 @@ def test_a_dead_consumers_messages_are_redelivered_whether_noted_or_not(
     publish(connection, {"a": 1})
     noted = receive(another)
     publish(connection, {"b": 2})
-    # A blocking receive does this, and then its consumer dies.
+    # This is the first step of a blocking receive. Its consumer dies before the second.
     redis_client.blmove(QUEUE, "traces.moving", 1, "RIGHT", "LEFT")
     again = {message.body: message for message in (wait_until(lambda: receive(channel)) for _ in range(2))}
     assert not redis_client.exists("traces.moving")
@@ -126,7 +126,7 @@ def test_copies_fail_as_one_message_and_each_is_redelivered(
     assert [receive(another).payload, receive(channel).payload] == ["copied", "copied"]
     receipts: Any = redis_client.zrange("traces.renewed", 0, -1)
     redis_client.zadd("traces.renewed", dict.fromkeys(receipts, 0))
-    # Simulate that both their consumers are dead.
+    # Simulate that both consumers are dead.
     another.qos.in_flight = channel.qos.in_flight = lambda _: []
     channel.reclaim(QUEUE)
     again = [receive(channel), receive(channel)]
@@ -152,7 +152,7 @@ def test_a_message_that_is_swept_before_its_consumer_notes_it_is_delivered_once(
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
         connection.drain_events(timeout=PATIENCE_S)
-        # The next receive messages nothing, so a blocking one is under way; its message is swept before it is read.
+        # Nothing comes in time, so a blocking receive is under way. Its message is reclaimed before it is read.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.2)
         publish(connection, {"b": 2})
@@ -176,7 +176,7 @@ def test_messages_of_any_priority_are_received(connection: Connection, channel: 
 
 @pytest.fixture
 def full(connection: Connection, limit_memory: Callable[[int], object]) -> None:
-    """Three messages on the queue of a Redis that takes no more."""
+    """A Redis that takes no more, with three messages on the queue."""
     for number in range(3):
         publish(connection, number)
     limit_memory(1)
@@ -187,7 +187,7 @@ def test_a_full_redis_delivers_from_a_queue_that_was_empty(connection: Connectio
     messages: list[Any] = []
     with connection.Consumer(queue_of_traces(), on_message=messages.append):
         wait_until(lambda: drained(connection, 0.1) and len(messages) == 3)
-        # No one can wait at it now.
+        # In a full Redis, no consumer can wait at the queue.
         with pytest.raises(TimeoutError):
             connection.drain_events(timeout=0.3)
         messages[0].reject(requeue=True)
@@ -209,7 +209,7 @@ def test_a_living_consumer_keeps_its_messages_also_on_a_full_redis(connection: C
 
 @contextmanager
 def consuming(channel: Channel, prefetch: int) -> Iterator[tuple[Connection, list[Any]]]:
-    """Consume as a worker does, and give the connection to be drained, and what it delivers."""
+    """Consume as a worker does; yield the connection, which the test drains, and the messages that it delivers."""
     received: list[Any] = []
     connection = channel.connection.client
     channel.basic_qos(0, prefetch, False)
@@ -229,7 +229,7 @@ def test_waiting_messages_are_received_together_up_to_the_prefetch(alone: tuple[
             assert [message.payload for message in received] == list(range(7))
             assert server.llen(QUEUE) == 3
             after = server.info("commandstats")["cmdstat_evalsha"]["calls"]
-            # There is one call more where Redis has not loaded the script yet.
+            # One more call is needed where Redis has not loaded the script yet.
             assert int(after) - calls <= 3
             channel.qos.ack_all([message.delivery_tag for message in received])
             assert server.hlen("traces.unacknowledged") == 0
@@ -282,7 +282,7 @@ def test_messages_on_their_way_as_consuming_ends_are_requeued_untried_and_in_ord
     connection: Connection, channel: Channel, another: Channel, redis_client: redis.Redis
 ) -> None:
     with consuming(channel, prefetch=10) as (draining, received):
-        # The queue is empty, so that the channel waits at it when it ceases to consume.
+        # The queue is empty, so the channel waits at it when it stops consuming.
         drained(draining, 0.2)
     for number in range(3):
         publish(connection, number)

@@ -1,4 +1,4 @@
-"""Results queues: while nobody reads them, workers stop consuming and lose nothing; what is to be reviewed has its own."""
+"""While nobody reads a results queue, workers stop consuming and lose nothing; decisions for review have their own queue."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ IN_FLIGHT = 8
 
 @pytest.fixture
 def limited(on_broker: SettingsWith) -> Settings:
-    """Settings of a worker that stops at a few unread decisions, all of them accepted, on either broker."""
+    """Settings, on either broker, of a worker that accepts all traces and stops at a few unread decisions."""
     return on_broker(queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT, scoring__threshold=0.0)
 
 
@@ -34,13 +34,13 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
     with at_work(limited, tmp_path) as (worker, client):
         client.submit_many(traces.values())
         (line,) = wait_until(lambda: worker.events("results_full"))
-        # Messages that had found room were in flight while the worker looked.
+        # Messages that had still found room were in flight while the worker looked.
         assert LIMIT <= line["unread"] <= LIMIT + IN_FLIGHT
 
         def decided() -> int:
             return sum(status is not None and status.state == "decided" for status in client.look_up(list(traces)))
 
-        # Traces in flight are decided too, and wait for room; no more are received.
+        # Traces in flight are still decided and then wait for room, while no more are received.
         wait_until(lambda: decided() == len(worker.events("trace_decided")) + IN_FLIGHT)
         assert decided() <= LIMIT + 2 * IN_FLIGHT
         assert worker.events("message_requeued") == []
@@ -55,7 +55,7 @@ def test_a_full_results_queue_stops_workers_which_drain_at_once_until_it_is_read
 
 
 def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsWith, tmp_path: Path) -> None:
-    # The limit of 50,000 bytes holds five or six decisions.
+    # The limit of 50,000 bytes is reached at five or six decisions.
     settings = on_broker(
         results__with_trace=True, queues__results_limit=LIMIT, worker__concurrency=IN_FLIGHT, scoring__threshold=0.01
     )
@@ -65,7 +65,7 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
         wait_until(lambda: worker.events("results_full"))
         wait_until(lambda: unread_decisions(app, settings, store, store.worker_reports()).full == (accepted,))
         unread = unread_decisions(app, settings, store, ())
-        # RabbitMQ does not tell how many bytes a queue has.
+        # RabbitMQ does not say how many bytes a queue holds.
         assert unread.used(accepted) > 0.9 if settings.broker.is_redis else not unread.bytes
         status = command(settings, "doctor")
         assert (status.exit_code, "workers wait when it is full" in status.output) == (1, True)

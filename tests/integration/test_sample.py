@@ -1,4 +1,4 @@
-"""The honest sample: what is sampled goes to review and where its outcome does, also where a queue is full."""
+"""Sampled decisions go to review as well as to the queue of their outcome, even where one of the queues is full."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -25,7 +25,7 @@ def ids_in(settings: Settings, outcome: Outcome) -> list[str]:
 
 
 class Attempts:
-    """A worker's attempts to publish decisions: each leaves out what an earlier one has published."""
+    """A worker's attempts to publish decisions. Each attempt leaves out those that an earlier one has published."""
 
     def __init__(self, publisher: Publisher, decisions: Iterable[Decision]) -> None:
         self._publisher = publisher
@@ -62,7 +62,7 @@ def test_a_sampled_decision_waits_while_either_queue_is_full_and_leaves_no_copie
             (error,) = attempts.publish()
             assert isinstance(error, ServiceUnavailable)
             assert f"{settings.queues.name(full)} is full of unread decisions" in str(error)
-        # Nobody reads elsewhere what waits for its review.
+        # A decision must not be readable elsewhere while it still waits for room in the queue for review.
         waits_for_review = full == "review"
         assert (ids_in(settings, "accepted") if waits_for_review else ids_in(settings, "review")) == (
             [] if waits_for_review else [ACCEPTED.trace_id]

@@ -1,4 +1,4 @@
-"""The HTTP server on a real Redis: what each request does, and what becomes of spans."""
+"""The HTTP server on a real Redis: how it answers requests, and what becomes of the spans."""
 
 import gzip
 import json
@@ -52,7 +52,7 @@ TOKEN = "a-token-of-this-test"
 
 @pytest.fixture(scope="module")
 def served(redis_url: str) -> Settings:
-    """Settings of a running worker and server; their database is never emptied, so tests use ids of their own."""
+    """The settings of a running worker and server. Nobody empties their database, so tests use ids of their own."""
     return settings_at(redis_url.removesuffix("/0") + "/3")
 
 
@@ -84,7 +84,7 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
 
     decision = server.status(as_json)["decision"]
     assert (decision["domain"], decision["agent_id"], decision["visibility"]) == ("finance", "tides", "private")
-    # The confidence of the root wins over its resource's, and so does what it says of success.
+    # The confidence and the success that the root states win over those of its resource.
     assert decision["dimensions"]["outcome_confidence"] == pytest.approx(0.25 * 0.3)
     assert server.status(packed)["decision"]["domain"] == "code"
     with redis.Redis.from_url(served.redis.url) as client:
@@ -97,7 +97,8 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
 
 def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
     parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
-    # Add unknown fields (a varint, eight bytes, four bytes, a text), and a span of over a mebibyte, which keeps only its ids.
+    # Add unknown fields (a varint, eight bytes, four bytes, a text), and a span of over a mebibyte, of which only the ids are
+    # kept.
     unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
     large = export_of(chat_span(new_run(), said="x" * 1_100_000))
     body = unknown.join(map(in_protobuf, [*parts, large])) + unknown
@@ -167,7 +168,7 @@ def test_a_dead_run_is_replayed_with_the_settings_of_its_time(settings: Settings
         with open_server(settings, tmp_path / "server.log", queues__message_bytes=400) as server:
             server.export(*spans)
             assert server.status(run_id)["reason"] == "invalid"
-            # The status is that of the dead letter, which is stored before its run is marked.
+            # The status comes from the dead letter, which is stored before its run is marked.
             wait_until(lambda: "partialSuccess" in server.export(*spans).json)
             for again in (spans, [chat_span(run_id, root) | {"spanId": late}]):
                 rejected = server.export(*again).json["partialSuccess"]
@@ -252,7 +253,7 @@ def test_fields_that_neither_spans_nor_settings_state_are_assumed_and_logged(set
 
 
 def call_span(run_id: str, parent: str, thought: str = "I look.") -> dict[str, Any]:
-    """A model's call, which asks for a tool."""
+    """Return a span in which a model calls a tool."""
     parts = [{"type": "text", "content": thought}, {"type": "tool_call", "id": "c1", "name": "tide_table", "arguments": {}}]
     output = attributes(gen_ai__output__messages=json.dumps([{"role": "assistant", "parts": parts}]))
     span = chat_span(run_id, parent)
@@ -266,7 +267,7 @@ def _has_passed(since_s: float, duration_s: float) -> bool:
 def test_a_run_waits_for_the_work_that_it_has_begun(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The root ends at once, and the rest comes when it is no longer quiet."""
+    """The root ends at once. The rest of the run comes after a longer pause than a complete run needs to be submitted."""
     monkeypatch.setenv("CONSTANTS", "ServeSettings.open_s=3.0")
     with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:
         run_id, cut = new_run(), new_run()
@@ -279,14 +280,14 @@ def test_a_run_waits_for_the_work_that_it_has_begun(
             chat_span(run_id, job["spanId"]),
             job | {"parentSpanId": root["spanId"]},
         ):
-            # Quiet for twice as long as a run must be that has everything.
+            # Stay quiet for twice as long as a complete run needs to be submitted.
             quiet_since = time.monotonic()
             wait_until(partial(_has_passed, quiet_since, 2 * SUPPLIED["serve__quiet_s"]))
             assert server.ask("GET", runs).status == 404
             assert server.export(late).json == {}
         decision = server.status(run_id)["decision"]
         assert decision["dimensions"]["complexity"] > 0
-        # So does one that has neither said anything nor a result, though its root ended last.
+        # A run also waits if its last call has neither a text nor a result, even if its root has ended.
         unanswered = new_run()
         around = chat_span(unanswered) | {"attributes": [], "endTimeUnixNano": str(time.time_ns() + 10**10)}
         for spans in ([around, call_span(unanswered, around["spanId"], thought="")], [chat_span(unanswered, around["spanId"])]):
@@ -295,7 +296,7 @@ def test_a_run_waits_for_the_work_that_it_has_begun(
             quiet_since = time.monotonic()
             wait_until(partial(_has_passed, quiet_since, 2 * SUPPLIED["serve__quiet_s"]))
         assert server.status(unanswered)["state"] == "decided"
-        # In the end, a run that lacks spans is decided without them.
+        # A run that lacks spans is decided without them in the end.
         assert server.status(cut)["state"] == "decided"
         assert sorted(event["spans"] for event in server.process.logged("run_submitted", 3)) == [1, 3, 4]
 
@@ -310,7 +311,7 @@ def test_run_without_success_waits_for_its_outcome(settings: Settings, store: St
         server.export(chat_span(early), chat_span(stating, kp__success="true"), root)
         assert server.status(early)["decision"]["stated"] == {"success": False, "confidence": 0.8, "recoveries": 0}
         assert server.status(stating)["decision"]["stated"]["success"]
-        # More spans may come while it waits.
+        # More spans may arrive while the run waits for its outcome.
         server.export(chat_span(waiting, root["spanId"]))
         quiet_since = time.monotonic()
         wait_until(partial(_has_passed, quiet_since, 3 * SUPPLIED["serve__quiet_s"]))
@@ -369,7 +370,8 @@ def test_run_that_two_instrumentations_record_under_ids_of_their_own_is_one(sett
             export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "other" if span is second else "some"}
             server.ask("POST", "/v1/traces", export)
             if number != 1:
-                # A run at another time, or by the same instrumentation, is a run of its own although its content is the same.
+                # A run at another time, or by the same instrumentation, counts as a run of its own even if its content is the
+                # same.
                 assert server.status(span["traceId"])["state"] == "decided"
         (event,) = wait_until(lambda: server.process.events("run_left_out"))
         assert (event["otel_trace_id"], event["reason"]) == (second["traceId"], "repeated")
@@ -511,7 +513,7 @@ def test_a_token_has_its_queue_for_traces_and_for_spans(
     file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
     both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 2}}, serve__tokens=str(file))
     own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    # A worker has done this before.
+    # The scripts must be loaded, as a worker would have done by now.
     store.ledger.load_scripts()
     with open_server(both, tmp_path / "server.log") as server:
         for headers in (own, others):
@@ -534,9 +536,9 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, 
         for headers in [others] * count + [own]:
             assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
         wait_until(lambda: server.process.events("run_submitted"))
-        # The first shows that the queue is full. Each of the others would have been tried before the run of the other queue.
+        # The first run shows that its queue is full, so the others need not be tried before the run of the other queue.
         assert len(server.process.events("runs_wait")) < count / 2
-        # The runs wait for room.
+        # The runs of the full queue still wait for room.
         assert store.runs.held()[0] == count
 
 
@@ -569,7 +571,7 @@ def test_requests_spans_and_runs_of_the_server_are_counted(
 ) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(TOKEN)
-    # The server has the port after that of a worker.
+    # The server shows its metrics on the port after that of a worker.
     port = free_port()
     metered = with_changed(settings, metrics__port=port - 1, serve__tokens=str(tokens))
     monkeypatch.setenv("CONSTANTS", "ServeSettings.run_spans=2 ServeSettings.runs=4 serve.submitter._SHOW_EVERY_S=0.2")
@@ -629,7 +631,7 @@ def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
 
 
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:
-    # The hostile tier shows that a run over the limit gets the same answer.
+    # Tests in ``tests/hostile`` show that a run over the limit gets the same answer.
     with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, serve__total_bytes=1_300) as server:
         first, second = new_run(), new_run()
         root = chat_span(first)
@@ -659,7 +661,7 @@ def test_a_run_that_ends_leaves_the_share_of_its_sender(
             assert collecting.runs.finish("b", "left_out")
             assert redis_client.hget(keys.runs_by_sender, "first") is None
         redis_client.delete(*map(keys.run, "bc"), *([keys.run("a")] if ended == "deleted" else []))
-        # A process that claims runs passes over deleted ones.
+        # A process that claims runs skips the deleted ones.
         wait_until(lambda: collecting.runs.claim() is None and not redis_client.exists(keys.runs_by_sender))
 
 
@@ -693,7 +695,7 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys
         assert collecting.runs.claim() is None
         assert collecting.runs.close(claimed, "")
         assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, b"{}")]) == ("closed", 1)
-        # The next process that claims it can only close it.
+        # The next process that claims the run can only close it.
         collecting.runs.wait(claimed, is_empty=False)
         redis_client.zadd(keys.runs, {"r": 0})
         assert collecting.runs.claim() == claimed._replace(attempts=2, closed=NO_WAIT)
@@ -729,7 +731,7 @@ def test_an_outcome_that_comes_while_its_run_is_claimed_is_not_overlooked(
         known = collecting.ledger.waiting_outcome(claimed.trace_id)
         assert known
         assert not known.success
-        # A process that claims the run after another has closed it learns the outcome with which it was closed.
+        # A process that claims the run after another one has closed it learns the outcome with which it was closed.
         assert collecting.runs.close(claimed, "", '{"success":false}')
         redis_client.zadd(keys.runs, {"r": 0})
         again = collecting.runs.claim()
@@ -745,7 +747,7 @@ def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
     with Store.open(changed) as collecting:
         collecting.runs.store(run_id, [ReceivedSpan("f" * 16, span)])
         for attempts in range(1, changed.worker.max_attempts + 1):
-            # The process that claims it ends, and its claim ends later.
+            # Each process that claims the run dies, after which its claim expires.
             claimed = wait_until(collecting.runs.claim)
             assert claimed
             assert claimed.attempts == attempts

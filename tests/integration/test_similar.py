@@ -1,4 +1,4 @@
-"""The kept runs most like a task: of files in every form, of a fleet, over HTTP, and by the Model Context Protocol."""
+"""The kept runs most like a task are found in files of every form, in a fleet's store, over HTTP, and over MCP."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry lead from who sends to the published decision, and nobody waits for the collector."""
+"""Spans of OpenTelemetry lead from the sender of a trace to its published decision, and nothing waits for the collector."""
 
 import json
 import signal
@@ -35,13 +35,13 @@ CONTEXT: Final = {"traceparent": f"00-{HEX[0]}-{HEX[1]}-01", "tracestate": "shop
 
 @pytest.fixture
 def collector() -> Iterator[tuple[Collector, dict[str, str]]]:
-    """A collector, and the variables that lead a worker to it."""
+    """A collector, and the variables with which a worker exports to it."""
     with collecting() as (listening, url):
         yield listening, {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "50", "OTEL_SERVICE_NAME": "judge"}
 
 
 def marked(count: int) -> list[dict[str, Any]]:
-    """Return traces with a marked content, which must not get into spans."""
+    """Return traces whose content has a mark, which must not get into spans."""
     return [
         {**trace, "task": {"objective": f"{MARKER} {number}"}, "metadata": {**trace["metadata"], "task_domain": MARKER}}
         for number, trace in enumerate(short_traces(count, seed=3))
@@ -49,7 +49,7 @@ def marked(count: int) -> list[dict[str, Any]]:
 
 
 def send(settings: Settings, trace: Any, headers: dict[str, Any]) -> None:
-    """Call the task as any program would that records spans of its own."""
+    """Call the task like a program that records spans of its own."""
     name = settings.queues.first
     exchange = "" if settings.broker.is_redis else name
     with confirming(settings.broker.url) as connection:
@@ -89,7 +89,7 @@ def test_spans_link_the_producer_to_the_published_decision(
         send(recorded, {"@type": "ReasoningTrace", "id": "no trace"}, {"traceparent": CONTEXT["traceparent"]})
         published = read(recorded, 5)
         wait_until(lambda: worker.events("trace_dead"))
-    # A worker that ends exports the remaining spans.
+    # A worker exports the remaining spans before it ends.
     assert worker.process.returncode == 0
     names = recorded.queues.first, recorded.queues.name("rejected")
     of_ours = collected.spans(format_trace_id(run.get_span_context().trace_id))
@@ -113,14 +113,14 @@ def test_spans_link_the_producer_to_the_published_decision(
 
 
 def follow(process: Span, spans: Sequence[Span], traceparent: str, names: tuple[str, str]) -> None:
-    """Check that the span of a message has that of its publishing, and that its decision has the context of that."""
+    """Check that a message's span has a child for the publishing, whose context the decision carries."""
     (publishing,) = [span for span in spans if span.parent == process.span]
     assert (process.name, publishing.name) == (f"process {names[0]}", f"send {names[1]}")
     assert process.started_ns <= publishing.started_ns <= publishing.ended_ns <= process.ended_ns
     assert process.attributes["kp_scorer.batch_size"] >= 1
     assert process.attributes["kp_scorer.look_up_ms"] > 0
     assert traceparent.startswith(f"00-{process.otel_trace}-{publishing.span}-")
-    # The lowest bit says whether it is sampled.
+    # The lowest bit says that the span is sampled.
     assert int(traceparent[-2:], 16) & 1
     assert (process.attributes["kp_scorer.outcome"], process.attributes["kp_scorer.domain"]) == ("rejected", "other")
 
@@ -130,12 +130,12 @@ def test_a_collector_that_hangs_delays_no_decision(
 ) -> None:
     collected, variables = collector
     collected.hangs.set()
-    # Anything that waited for an export would wait for longer than the test does.
+    # With this timeout, whatever waited for an export would outlast the test.
     variables["OTEL_EXPORTER_OTLP_TIMEOUT"] = "600"
     variables["OTEL_BSP_MAX_QUEUE_SIZE"] = variables["OTEL_BSP_MAX_EXPORT_BATCH_SIZE"] = "8"
     impatient = with_changed(settings, worker__grace_s=6.0)
     with at_work(impatient, tmp_path, variables=variables) as (worker, client):
-        # With two spans for each, which is more than are held.
+        # Each trace makes two spans, which is more than the queue of spans holds.
         submitted = client.submit_many(short_traces(12, seed=4))
         assert len(list(client.as_completed([str(trace_id) for trace_id in submitted], timeout_s=PATIENCE_S))) == 12
         with ending_within(impatient.worker.grace_s):
@@ -151,7 +151,7 @@ def test_the_context_goes_with_a_decision_by_whatever_way(settings: Settings, re
     streamed, called = decision("kp:trace:1", score=0.9), decision("kp:trace:3")
     again = {"traceparent": f"00-{HEX[0]}-{HEX[1][::-1]}-01"}
     with make_celery(settings) as app, Store.open(settings) as store:
-        # Each copy of a decision has the context of its own delivery.
+        # Each copy of a decision carries the context of its own delivery.
         copies = [Publication(streamed, CONTEXT), Publication(streamed, again), Publication(streamed)]
         assert Publisher(app, streaming, store).publish_all(copies) == [None] * 3
         assert Publisher(app, calling, store).publish_all([Publication(called, CONTEXT)]) == [None]

@@ -1,4 +1,4 @@
-"""`kp-scorer forget` and `export` reach everything of an agent or of a namespace, wherever it is in Redis."""
+"""`kp-scorer forget` and `export` reach all data of an agent or of a namespace, wherever it is in Redis."""
 
 import base64
 import json
@@ -31,14 +31,14 @@ RUN_ID: Final = f"{7:032x}"
 
 
 def trace_of(agent: str, name: str, **changes: Any) -> dict[str, Any]:
-    """A trace that names its agent in its id, its metadata and its texts."""
+    """Return a trace that names its agent in its id, its metadata and its texts."""
     payload = minimal_payload(trace_id=f"kp:trace:{NAMESPACES[agent]}:{name}", objective=f"text of {agent} {name}")
     payload["metadata"]["agent_id"] = agent
     return payload | changes
 
 
 def fill(settings: Settings, store: Store, client: redis.Redis, directory: Path, agents: tuple[str, ...]) -> None:
-    """Store decisions, a dead letter and an open run of each agent, and a trace that waits, all in Redis."""
+    """Store decisions and a dead letter of each agent, and submit a trace and a late outcome that nobody decides."""
     with at_work(settings, directory) as (worker, scorer):
         for agent in agents:
             for number in range(3):
@@ -59,7 +59,7 @@ def collect(store: Store, agent: str, run_id: str) -> None:
 
 
 def everything(client: redis.Redis) -> str:
-    """All keys and values of the server but reports of workers, with what messages hold in base64."""
+    """Return the server's keys and values, without reports of workers and with messages decoded, as one text."""
     reads: dict[Any, Any] = {
         b"string": client.get,
         b"list": lambda key: client.lrange(key, 0, -1),
@@ -83,13 +83,13 @@ def everything(client: redis.Redis) -> str:
 def test_all_data_of_a_subject_is_exported_and_erased_and_no_data_of_others(
     settings: Settings, store: Store, redis_client: redis.Redis, via: str, option: str, tmp_path: Path
 ) -> None:
-    # Others' decisions name the nearest trace by its id, until they expire.
+    # By default, decisions of others name the nearest trace by its id until they expire.
     chosen = with_changed(settings, results__via=via, results__with_trace=True, results__nearest=False, scoring__threshold=1.0)
     fill(chosen, store, redis_client, tmp_path, (ALICE, BOB))
     collect(store, ALICE if option == "--agent" else BOB, RUN_ID)
     asked = option, ALICE if option == "--agent" else NAMESPACES[ALICE]
     expected = {"decisions.rejected": 3, "traces": 2, "dead_letters": 1, "vectors": 3}
-    # A record each of three decisions, a dead trace, one that waits, and the late outcome.
+    # There is a record for each of three decisions, the dead trace, the one that waits, and the late outcome.
     expected |= {"records": 6} | ({"runs": 1} if option == "--agent" else {})
 
     before = everything(redis_client)
@@ -103,7 +103,7 @@ def test_all_data_of_a_subject_is_exported_and_erased_and_no_data_of_others(
     assert done.exit_code == 0, done.output
     places = ("vectors", "records", "dead_letters", "runs")
     rows = rows_in(done.stdout)
-    # The record of the dead trace goes with its dead letter.
+    # The record of the dead trace disappears with its dead letter, and is not counted.
     counts = expected | {"records": expected["records"] - 1}
     assert {place: sum(row[place] for row in rows) for place in places} == {place: counts.get(place, 0) for place in places}
     assert f"erased {len(rows)} traces: " in done.stderr

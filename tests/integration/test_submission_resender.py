@@ -1,4 +1,4 @@
-"""Lost traces are sent again, also through outages and while other workers decide them; the rest is in ``tests/model``."""
+"""The resender sends lost traces again, even through outages and while workers decide them; ``tests/model`` has the rest."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -35,14 +35,14 @@ class Scene(NamedTuple):
     monkeypatch: pytest.MonkeyPatch
 
     def resend_lost(self, before_sending: Callable[[str], None]) -> None:
-        """Have the resender look once, when both traces are due."""
+        """Have the resender look once, after both traces have become due."""
 
         def watched(app: Celery, queues: SubmissionQueues, traces: Sequence[tuple[str, bytes]]) -> None:
             for trace_id, _ in traces:
                 before_sending(trace_id)
             send_traces(app, queues, traces)
 
-        # Sent long ago, in this order.
+        # Both were sent long ago, in this order.
         self.redis_client.zadd(self.keys.pending, {FIRST: 1, SECOND: 2})
         self.monkeypatch.setattr(submission_resender, "send_traces", watched)
         self.monkeypatch.setattr(LedgerSettings, "max_resends", 1)
@@ -50,7 +50,7 @@ class Scene(NamedTuple):
         submission_resender.resend_lost(self.app, [self.queues], self.store, settings, Metrics(()), {})
 
     def states(self) -> list[str]:
-        """Return the states of the first and the second."""
+        """Return the states of both traces."""
         return [record.state for record in self.store.ledger.look_up([FIRST, SECOND]) if record]
 
     def on_queue(self) -> int:
@@ -61,7 +61,7 @@ class Scene(NamedTuple):
 def scene(
     settings: Settings, store: Store, redis_client: redis.Redis, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Scene]:
-    """Submit two traces whose messages never reach the queue."""
+    """Two traces that were submitted, but whose messages never reach the queue."""
     queues = first_queues(settings)
     store.ledger.submit([Submission(trace_id, DIGEST, trace_id.encode()) for trace_id in (FIRST, SECOND)])
     with make_celery(settings) as app:
@@ -70,7 +70,7 @@ def scene(
 
 
 def test_a_trace_resent_too_often_is_dead_lettered_before_others_are_resent(scene: Scene) -> None:
-    # The one to be dead-lettered is the last that is claimed.
+    # The resender claims this trace last, and must still dead-letter it first.
     scene.store.ledger.count_resend(SECOND)
     sent: list[tuple[str, list[str]]] = []
     scene.resend_lost(lambda trace_id: sent.append((trace_id, scene.states())))
@@ -96,6 +96,6 @@ def test_a_trace_that_cannot_be_resent_does_not_keep_others_from_being_resent(sc
     scene.resend_lost(refuse_one)
     assert scene.on_queue() == 1
     assert scene.states() == ["pending", "pending"]
-    # A submission that was not sent does not count as resent, so it is not dead-lettered for that.
+    # A submission that could not be sent does not count as resent. Otherwise outages would dead-letter it.
     resends = [scene.redis_client.hget(scene.keys.record(trace_id), "resends") for trace_id in (FIRST, SECOND)]
     assert resends == [None, b"1"]

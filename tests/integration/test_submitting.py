@@ -1,4 +1,4 @@
-"""Submitting one trace, and many in one call: as one by one, in fewer steps."""
+"""Submitting many traces in one call gives what submitting them one by one gives, in fewer steps."""
 
 import weakref
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def test_namespaces_keep_the_ids_of_producers_apart(settings: Settings) -> None:
         assert ids == ("kp:trace:billing:1", "kp:trace:search.2:1")
         assert [status and status.state for status in billing.look_up([*ids, "kp:trace:1"])] == ["pending", "pending", None]
         assert payload["id"] == "kp:trace:1", "a caller's object stays as it is"
-        # Submitted again, by its new name, or as a trace that is checked already.
+        # Submitting the trace again gives the same id, whether under its new name or as a trace that is already checked.
         assert billing.submit(payload | {"id": ids[0]}) == ids[0]
         assert billing.submit(decode_trace(payload, LIMITS)) == ids[0]
 
@@ -50,7 +50,7 @@ def kinds(answers: Sequence[object]) -> list[str]:
 
 
 def calls(redis_client: redis.Redis) -> int:
-    """Return the number of calls of a script, as the ledger's are, or of pushes onto a list."""
+    """Return the number of script calls, as the ledger makes them, and of pushes onto a list."""
     stats: Any = redis_client.info("commandstats")
     return sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("evalsha", "lpush"))
 
@@ -67,11 +67,11 @@ def test_each_trace_is_recorded_and_sent_once_and_in_order(settings: Settings, s
         assert client.submit_many(traces) == [trace["id"] for trace in traces]
     assert store.ledger.counts().pending == 250
     sent: Any = redis_client.lrange(settings.queues.first, 0, -1)
-    # Taken from the other end.
+    # Consumers take messages from the other end of the list.
     assert [trace["id"].encode() in item for trace, item in zip(traces, reversed(sent), strict=True)] == [True] * 250
 
 
-# A hundred short ones are a portion; of the large ones five are over 4 MiB.
+# A portion is a hundred of the short traces, but only four of the large ones, as five exceed 4 MiB.
 @pytest.mark.parametrize("traces", [short_traces(250, seed=3), large(12)], ids=["short", "large"])
 def test_a_portion_of_traces_costs_one_call_of_the_ledger_and_one_of_the_broker(
     alone: tuple[Settings, redis.Redis], traces: list[dict[str, Any]]
@@ -141,7 +141,7 @@ def test_traces_may_come_from_a_generator_and_few_are_held(settings: Settings) -
     def generated() -> Iterator[Watched]:
         nonlocal most
         for number, trace in enumerate(short_traces(700, seed=5)):
-            # The error of an invalid trace must not keep the traces around it alive.
+            # An invalid trace's error must not keep the traces around it in memory.
             watched = Watched(trace if number % 50 else {**trace, "outcome": None})
             in_memory.add(watched)
             most = max(most, len(in_memory))

@@ -1,4 +1,4 @@
-"""A worker notifies systemd that it is ready, alive and stopping; nobody else, and not for another process."""
+"""A worker notifies systemd that it is ready and stopping and, if systemd watches it, that it is alive."""
 
 import os
 import socket
@@ -15,7 +15,7 @@ from tests.support.processes import FAST_WORKER, start_worker, wait_until
 
 
 class Systemd:
-    """The receiving end of ``NOTIFY_SOCKET``, by a name in the abstract namespace."""
+    """The receiving end of ``NOTIFY_SOCKET``, under a name in the abstract namespace."""
 
     def __init__(self) -> None:
         self.address = f"@kp-scorer-test-{os.getpid()}"
@@ -36,7 +36,7 @@ def systemd() -> Iterator[Systemd]:
 
 
 def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Systemd, tmp_path: Path) -> None:
-    # While the interpreter starts, the worker cannot notify the watchdog.
+    # The interval is long enough for the interpreter to start, as the worker cannot notify the watchdog meanwhile.
     variables = {"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "1000000"}
     with start_worker(settings, tmp_path / "worker.log", command=FAST_WORKER, variables=variables) as worker:
         notifications = [systemd.receive()]
@@ -52,7 +52,7 @@ def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Syst
 
 def test_systemd_is_notified_no_more_often_than_it_asks(systemd: Systemd) -> None:
     supervisor = Supervisor({"NOTIFY_SOCKET": systemd.address, "WATCHDOG_USEC": "60000000"})
-    # Fed twice at once, within half of the interval, it sends one.
+    # Two feeds within half the interval send one notification.
     supervisor.feed()
     supervisor.feed()
     supervisor.notify("STOPPING=1")

@@ -1,4 +1,4 @@
-"""A URL that asks for TLS gets it, with a certificate that is verified, or no server learns anything."""
+"""A URL that asks for TLS gets it with a verified certificate; otherwise, no server learns anything."""
 
 import shutil
 import ssl
@@ -44,7 +44,7 @@ class Front(NamedTuple):
 
 @pytest.fixture(scope="module", params=["valid", "for another host", "expired", "of another authority"])
 def front(request: pytest.FixtureRequest, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Front:
-    """A server by its certificate, and whether that proves who it is."""
+    """A server with its certificate, and whether the certificate proves the server's identity."""
     match request.param:
         case "for another host":
             return Front(authority.server("DNS:elsewhere"), is_proved=False)
@@ -62,7 +62,7 @@ def broker_url(broker: BrokerName, request: pytest.FixtureRequest) -> str:
 
 
 def secure(url: str, authority: Authority, own: Pair | None = None) -> str:
-    """The URL of the same server by TLS and by its name, for a client that has a certificate of its ``own`` or none."""
+    """Return the URL of the same server by TLS and by its host name, with the client's ``own`` certificate if it has one."""
     client_files = f"&ssl_certfile={own[0]}&ssl_keyfile={own[1]}" if own else ""
     by_name = url.replace("://", "s://").replace("127.0.0.1", "localhost")
     return f"{by_name}?ssl_ca_certs={authority.certificate}{client_files}"
@@ -108,7 +108,7 @@ def test_a_server_is_used_only_if_its_certificate_is_valid(
 
 
 def settings_with(broker_url: str, redis_url: str) -> Settings:
-    """Settings that lead to a broker by TLS; with Redis as the broker, to the same server for all else."""
+    """Return settings with a broker behind TLS. If that is Redis, it is the store, too."""
     is_redis = broker_url.startswith("rediss")
     return load_settings({"broker.url": broker_url, "redis.url": broker_url if is_redis else redis_url, **QUICK})
 
@@ -119,7 +119,7 @@ def test_no_password_is_sent_without_tls(reach: Reach, broker: BrokerName, redis
     with Listener() as plain, pytest.raises(ServiceUnavailable):
         reach(settings_with(f"{scheme}://user:{SECRET}@localhost:{plain.port}/0", redis_url))
     assert plain.heard
-    # The first message of TLS, a handshake, and nothing else.
+    # All that the server hears are records of TLS's handshake, which comes first.
     assert all(chunk[:1] == b"\x16" and SECRET.encode() not in chunk for chunk in plain.heard if chunk)
 
 
@@ -163,7 +163,7 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
         with at_work(secured, tmp_path) as (worker, client):
             (trace, another, asked) = fresh_samples(3)
             assert client.wait(client.submit(trace), timeout_s=PATIENCE_S).trace_id == trace["id"]
-            # A connection that breaks is made anew, by TLS too.
+            # After a broken connection, the new one uses TLS, too.
             front.cut()
             store.cut()
             assert client.wait(client.submit(another), timeout_s=PATIENCE_S).trace_id == another["id"]

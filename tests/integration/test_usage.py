@@ -1,4 +1,4 @@
-"""`stats` shows how much of the memory of Redis each part takes."""
+"""`stats` shows how much of Redis' memory each part takes."""
 
 import json
 import random
@@ -37,12 +37,12 @@ PATTERNS: Final = {
     "dead_letters": ("kp:dead*",),
     "runs": ("kp:run*",),
 }
-"""The keys of each part."""
+"""The patterns of each part's keys."""
 
 
 def used_bytes(client: redis.Redis) -> int:
-    """Return what Redis uses once it no longer changes: Redis measures the buffers of its clients once a second."""
-    # Redis 8 also counts what Lua has not collected yet.
+    """Return the memory that Redis uses once it is stable, as Redis measures its clients' buffers only once a second."""
+    # Redis 8 also counts memory of Lua's that is not collected yet.
     client.script_flush()
     readings = [_used_bytes(client)]
     while len(readings) < 2 or abs(readings[-1] - readings[-2]) > 1_000:
@@ -53,12 +53,12 @@ def used_bytes(client: redis.Redis) -> int:
 
 def _used_bytes(client: redis.Redis) -> int:
     memory: Any = client.info("memory")
-    # Data that a slow disk has not written to the file yet belongs to no part.
+    # Data that a slow disk has not yet written to the file belongs to no part.
     return int(memory["used_memory"] - memory["mem_aof_buffer"] - memory["mem_clients_normal"])
 
 
 def fill(settings: Settings, client: redis.Redis, count: int) -> None:
-    """Store ``count`` items of each kind, but only ``count / 3`` log entries and runs."""
+    """Store ``count`` items of each kind, but only a third as many log entries and runs."""
     sizes = random.Random(7)
 
     def text() -> str:
@@ -93,7 +93,7 @@ def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executa
         settings = settings_at(server.url, results__via=via, serve__total_bytes=2**30, serve__keep_spans_s=600.0)
         with Store.open(settings) as store, make_celery(settings) as app:
             report = WorkerReport(node="worker", space=SPACE)
-            # Load all scripts now, so that they count before and after.
+            # Load all scripts now, so that their memory counts in both measurements.
             fill(settings, client, 3)
             look_at_backlog(app, settings, store, [report])
             client.flushall()
@@ -106,7 +106,7 @@ def test_the_parts_add_up_to_what_is_used_and_each_is_what_its_keys_take(executa
             assert sum(measured[part] for part in PATTERNS) == pytest.approx(filled - empty, rel=0.05)
             for part, patterns in PATTERNS.items():
                 names: list[Any] = [name for pattern in patterns for name in client.keys(pattern)]
-                # Deleting the keys frees as much only while Redis resizes no table.
+                # Ask Redis for the memory of the keys. Deleting them would free the same amount only if Redis resized no table.
                 taken: list[Any] = [client.memory_usage(name, samples=0) for name in names]
                 assert measured[part] == pytest.approx(sum(taken), rel=0.1), part
                 client.delete(*names)

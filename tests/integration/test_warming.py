@@ -1,4 +1,4 @@
-"""A fleet gets another embedder: its next log is warmed with what is decided meanwhile, and then the workers are replaced."""
+"""A fleet changes its embedder: the next log is warmed with what is decided meanwhile, and then the workers are replaced."""
 
 import sys
 import threading
@@ -30,13 +30,13 @@ from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, a
 from tests.support.traces import fresh_samples, new_id, rows_in, short_traces
 
 WINDOW: Final = 60
-IN_FLIGHT: Final = 4  # The traces in flight in each worker.
+IN_FLIGHT: Final = 4  # The number of traces in flight in each worker.
 DIGEST: Final = bytes(16)
 
 
 @contextmanager
 def under_load(settings: Settings, submitted: list[str]) -> Iterator[Callable[[], None]]:
-    """Submit some 40 traces a second, whose ids are added to ``submitted``, until the function is called that this yields."""
+    """Submit some 40 traces a second and add their ids to ``submitted``; yield the function that ends this."""
     ended = Event()
 
     def load() -> None:
@@ -60,7 +60,7 @@ def under_load(settings: Settings, submitted: list[str]) -> Iterator[Callable[[]
 
 
 def filled(settings: Settings) -> dict[str, float]:
-    """The share of its window that each log fills, by space."""
+    """Return by space how much of its window each log fills, from 0 to 1."""
     return {row["space"]: row["window_filled"] for row in rows_in(command(settings, "cache", "info").stdout)}
 
 
@@ -94,7 +94,7 @@ def test_a_fleet_under_load_changes_its_embedder_and_no_window_is_shorter(
     assert len(before) >= WINDOW
     assert set(after) == {each.trace_id for each in by_new}
     by_old = [each for each in old_log if each not in after]
-    # Traces are copied in the order of their decisions. Of those in flight when that began, some were placed later.
+    # Traces are copied in the order of their decisions. Some that were in flight when copying began were placed later.
     assert set(by_old[3 * IN_FLIGHT - len(before) :]) <= set(before), "a gap in the next log"
     assert set(before) <= set(by_old)
     assert len(next_log) == len(set(next_log))

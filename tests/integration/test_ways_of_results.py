@@ -1,4 +1,4 @@
-"""Each way for decisions to reach their readers: read once, with the client that a user would choose, whatever happens."""
+"""By each way of publishing, users' usual clients read each decision once, whatever happens."""
 
 import json
 import os
@@ -38,11 +38,11 @@ TRACES: Final = 20
 LIMIT: Final = 10
 ROOM: Final = Room(LIMIT)
 THRESHOLD: Final = 0.4
-"""At this threshold, some of the short traces are accepted and some are not."""
+"""A threshold that some of the short traces reach and some do not."""
 
 
 class Received(NamedTuple):
-    """One decision as its reader received it."""
+    """A decision as its reader received it."""
 
     message_id: str
     mark: str
@@ -50,13 +50,13 @@ class Received(NamedTuple):
 
 
 Reader = Callable[[Settings, str], list[Received]]
-"""Reads everything that is there now on the queue of this name."""
+"""A function that reads everything that is now on the queue of this name."""
 
 
 def read_messages(settings: Settings, name: str) -> list[Received]:
-    """Read messages with kombu, as any program in Python would."""
+    """Read messages with kombu, as any Python program might."""
     received = []
-    # A queue that nothing came to yet may not be there.
+    # A queue on which no message has arrived may not exist yet.
     with suppress(NotFound), Connection(settings.broker.url) as connection, connection.channel() as channel:
         while (message := channel.basic_get(name)) is not None:
             message = channel.message_to_python(message)
@@ -67,7 +67,7 @@ def read_messages(settings: Settings, name: str) -> list[Received]:
 
 @contextmanager
 def celery_worker(app: str, directory: Path, **variables: str) -> Iterator[Path]:
-    """Run a worker of another Celery app, a module in the directory or of ours; what it logs."""
+    """Run a worker of another Celery app, given by its module; yield the path of its log."""
     log = directory / f"{app}.log"
     program = [sys.executable, "-m", "celery", "-A", app, "--workdir", str(directory), "worker"]
     flags = ("--pool", "solo", "--loglevel", "info", "--without-gossip", "--without-mingle")
@@ -89,12 +89,12 @@ def with_shop(settings: Settings, directory: Path) -> Iterator[None]:
     variables = {"SHOP_BROKER": settings.broker.url, "SHOP_QUEUES": queues, "SHOP_STORE": settings.redis.url}
     with celery_worker("tests.support.shop", directory, **variables) as log:
         yield
-    # Only ids and names: the decision is not printed.
+    # Celery logs only ids and names, and must not print a decision.
     assert "threshold" not in log.read_text("utf-8")
 
 
 def read_shop(settings: Settings, name: str) -> list[Received]:
-    """Return the arguments of that app's task, by whichever queue it was called."""
+    """Return the arguments with which the task of the shop was called, whatever the queue."""
     received = []
     with redis.Redis.from_url(settings.redis.url) as client:
         while (called := client.lpop("shop:received")) is not None:
@@ -103,7 +103,7 @@ def read_shop(settings: Settings, name: str) -> list[Received]:
 
 
 def read_stream(settings: Settings, name: str) -> list[Received]:
-    """With XREADGROUP and XACK, in a group that the first reader makes."""
+    """Read a stream with XREADGROUP and XACK, as a group that the first reader makes."""
     received = []
     with redis.Redis.from_url(settings.redis.url, decode_responses=True) as client:
         with suppress(redis.ResponseError):
@@ -117,7 +117,7 @@ def read_stream(settings: Settings, name: str) -> list[Received]:
 
 
 class Way(NamedTuple):
-    """A way of publishing decisions, with the reader for it."""
+    """A way of publishing decisions, with its reader."""
 
     broker: str
     changed: dict[str, Any]
@@ -138,7 +138,7 @@ WAYS: Final = {
 
 
 class Scene(NamedTuple):
-    """A way of results, on servers that belong to the test."""
+    """A way of publishing, on servers that belong to the test."""
 
     way: Way
     settings: Settings
@@ -168,14 +168,17 @@ def scene_of(name: str, request: pytest.FixtureRequest, **changed: Any) -> Scene
 
 @pytest.fixture(params=WAYS)
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
-    """A way with whatever must run there; half of all traces are sampled for review, where no task would be called twice."""
+    """A way of publishing, with what it needs running.
+
+    Half of all traces are sampled for review, except where decisions call a task, which would be called twice.
+    """
     opened = scene_of(request.param, request, review__sample=0.0 if "task" in request.param else 0.5)
     with opened.way.around(opened.settings, tmp_path):
         yield opened
 
 
 def decisions(count: int) -> list[Decision]:
-    """Rejected decisions, each on a trace of its own."""
+    """Return rejected decisions, each on a different trace."""
     return [decision(f"kp:trace:{number}", outcome="rejected") for number in range(count)]
 
 
@@ -184,12 +187,12 @@ def publications(made: Iterable[Decision]) -> list[Publication]:
 
 
 def traces_in(received: Iterable[Received]) -> int:
-    """Return the number of traces with decisions. Copies of some may arrive before others arrive at all."""
+    """Return the number of traces that have a decision; some decisions may have several copies before others arrive at all."""
     return len({each.message_id for each in received})
 
 
 def assert_each_once(trace_ids: list[str], received: list[Received]) -> None:
-    """Assert that each trace has a decision, and that id and mark are the same for all copies of it alone."""
+    """Assert that each trace has one decision, and that only copies of the same decision share id and mark."""
     assert all(each.message_id == each.decision["trace_id"] for each in received)
     assert all(each.mark == each.decision["decided_at"] for each in received)
     once = {(each.message_id, each.mark): each.decision for each in received}
@@ -210,7 +213,7 @@ def test_each_decision_is_read_once_and_copies_of_a_killed_worker_have_its_mark(
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=21)]
         received = scene.read_until(lambda received: {each.message_id for each in received} >= set(submitted))
         assert len(list(client.as_completed(submitted, timeout_s=PATIENCE_S))) == TRACES
-    # More copies of the others may have come meanwhile.
+    # Meanwhile, more copies of the first decisions may have arrived.
     received = [each for each in [*received, *scene.read()] if each.message_id in submitted]
     assert len(received) == TRACES
     assert_each_once(submitted, received)
@@ -244,7 +247,7 @@ def test_calls_of_a_task_stop_at_the_limit_until_they_are_consumed(
             left = made[LIMIT:]
 
             def publish_left() -> bool:
-                # There may be room for one of them, and not yet for the others.
+                # There may be room for some of these, and not yet for the others.
                 errors = publisher.publish_all(publications(left))
                 left[:] = [decision for decision, error in zip(left, errors, strict=True) if error]
                 return not left
@@ -279,7 +282,7 @@ def test_a_task_of_another_app_gets_decisions_by_the_documented_example(
     chosen = tomllib.loads(code_with('task = "kept.store"'))
     changed = {f"{section}__{name}": value for section, values in chosen.items() for name, value in values.items()}
     with default_queues(rabbitmq_url, settings.redis.url) as default_names:
-        # As it is without these settings: this worker declares decisions.accepted.
+        # A worker without these settings comes first: it declares decisions.accepted.
         with at_work(default_names, tmp_path) as (_, client):
             client.wait(client.submit(first), timeout_s=PATIENCE_S)
         (tmp_path / "kept.py").write_text(code_with('Celery("kept"'))
@@ -312,7 +315,7 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     stream, name = store.decision_stream("decisions"), "decisions"
     made = decisions(4)
     stream.publish(publications(made), ROOM)
-    # Nobody is known to read it.
+    # While no group is known, all entries count as unread.
     assert stream.count_unread() == 4
     for group in ("quick", "slow"):
         redis_client.xgroup_create(name, group, id="0")
@@ -323,7 +326,7 @@ def test_stream_entries_stay_unread_until_every_group_has_acknowledged_them(redi
     redis_client.xreadgroup("slow", "consumer", {name: ">"}, count=3)
     assert stream.count_unread() == 4
     redis_client.xack(name, "slow", entries[0], entries[2])
-    # The second is pending, and the fourth was not delivered.
+    # For the slow group, the second entry is pending, and the fourth has not been delivered.
     assert stream.count_unread() == 3
     redis_client.xgroup_destroy(name, "slow")
     assert stream.count_unread() == 0

@@ -1,4 +1,4 @@
-"""The embedder without a model, in workers and commands: a log of its own, warmed, audited and forgotten like others."""
+"""The embedder of words in workers and commands: its log is separate, and is warmed, audited and erased like others."""
 
 import json
 import unicodedata
@@ -34,14 +34,14 @@ def settings(settings: Settings) -> Settings:
 
 @pytest.fixture
 def base_install(tmp_path: Path) -> dict[str, str]:
-    """Return variables that make packages outside the base install impossible to import."""
+    """The variables with which packages outside the base install cannot be imported."""
     blocked = "".join(f"; sys.modules[{name!r}] = None" for name in MODELS)
     (tmp_path / "sitecustomize.py").write_text(f"import sys{blocked}")
     return {"PYTHONPATH": str(tmp_path)}
 
 
 def arenas_of(pid: int) -> int:
-    """Return the number of malloc's arenas beside the main one; each begins with 64 MiB of addresses, partly used."""
+    """Return the number of malloc's arenas beside the main one. Each begins as 64 MiB of addresses, of which a part is used."""
     regions = []
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         addresses, access = line.split()[:2]
@@ -103,7 +103,7 @@ def test_copies_in_other_normal_forms_are_rejected_and_under_one_id_conflict(set
 
 
 def decide(client: Client, *traces: dict[str, Any]) -> list[Any]:
-    """Submit traces; return the earlier trace that each repeats."""
+    """Submit traces; return, for each, the earlier trace that it repeats."""
     return [client.wait(trace_id, timeout_s=PATIENCE_S).novelty.duplicate_of for trace_id in submit(client, traces)]
 
 
@@ -115,7 +115,7 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
         decide(client, *decided)
     (old_log,) = store.novelty_logs()
 
-    # The traces are one too many for the window, and one has an id with other content.
+    # The valid traces are one more than the window holds, and one has an id under which the ledger has other content.
     conflicting = minimal_payload(trace_id=decided[0]["id"])
     small = ("--set", f"novelty.max_elements={len(traces) + 1}")
     warmed = command(settings, "cache", "warm", "-", *small, stdin=jsonl(*fresh_samples(1), conflicting, "none", *traces))
@@ -129,7 +129,7 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     assert (again.exit_code, again.stdout) == (2, "")
     assert "has 5 entries already" in again.stderr
 
-    # In the order of submission: a copy that is decided later would be compared with none that old.
+    # A single worker slot keeps the order of submission: a copy decided later would have lost its original from the window.
     few = with_changed(settings, novelty__max_elements=len(traces) + 1, worker__concurrency=1)
     with at_work(few, tmp_path, command=KP_SCORER_WORKER) as (_, client):
         assert decide(client, *(trace | {"id": new_id()} for trace in traces)) == [trace["id"] for trace in traces]

@@ -263,8 +263,7 @@ class WatchedLog:
         self._places: list[str] = []
         self._is_reading_on = False
         self.expected: dict[str, float | None] = {}
-        """The similarity of each place in the batch that is being decided, according to the model's log when it was last read.
-        """
+        """The similarity of each place in the batch being decided, by the model's log when it was last read."""
 
     def append(self, candidates: Sequence[Candidate], cursor: Cursor | None) -> tuple[list[Place | None], Tail]:
         places, tail = _call("append", lambda: self.real.append(candidates, cursor))
