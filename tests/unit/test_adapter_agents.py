@@ -215,7 +215,7 @@ def test_errors_in_a_trajectory_name_the_place(change: Json, field: str) -> None
 
 
 def forked(*lines: Json) -> list[Json]:
-    """Return a session that goes on from ``CODEX``, with these lines behind those that it repeats."""
+    """Return a fork of the session ``CODEX``, which repeats its lines and goes on with these."""
     return [of_codex("session_meta", id="c2", forked_from_id="c1"), *CODEX, *at_hour(list(lines), 9)]
 
 
@@ -236,7 +236,7 @@ def test_a_fork_is_a_run_of_its_own_and_lines_that_it_repeats_count_once() -> No
 
 
 def of_chain(kind: str, content: object, own: str, parent: str | None, **fields: object) -> Json:
-    """Return a line of a session of Claude Code with its place in the chain of lines."""
+    """Return a line of a session of Claude Code that knows its own id and that of the line before it."""
     return of_claude(kind, content, uuid=own, parentUuid=parent, timestamp=f"2026-03-01T08:00:{len(own):02}Z", **fields)
 
 
@@ -265,7 +265,7 @@ def test_branch_that_was_given_up_is_no_part_of_the_run_and_parallel_calls_are()
     (trace,) = converted("", *CHAIN)
     assert trace["task"]["objective"] == "List the files"
     assert steps_in(trace) == LISTED
-    # Without a way back to a beginning, all is read.
+    # If the chain leads back to no beginning, all lines are read.
     assert len(steps_of("", *CHAIN[:-1], CHAIN[-1] | {"parentUuid": "lost"})) == len(LISTED) + 2
 
 

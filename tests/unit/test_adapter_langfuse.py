@@ -83,7 +83,7 @@ def test_all_forms_of_export_give_the_same_trace() -> None:
         (trace,) = converted("langfuse", *sources, supplied=UNDATED)
         assert (trace["task"], steps_in(trace)) == ({"objective": "Which berths are free?"}, STEPS)
         assert trace["id"] == "kp:trace:langfuse:tr-1"
-        # Without a record of the trace, it is the id of the first observation.
+        # Without a record of the trace itself, the time is that of the first observation.
         began_at = "2026-02-03T08:00:00" + ("" if sources in with_the_trace else ".250000") + "+00:00"
         assert trace["metadata"]["created_at"] == began_at
         assert (trace["steps"][0]["input"], trace["steps"][0]["latency_ms"]) == ({"pier": "B"}, 750)
@@ -211,7 +211,7 @@ def test_input_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(con
     for source in ([observation("SPAN", "book", 0, input=content, output=FREE)], TRACE | {"input": content}):
         traces, refused = converted_and_refused("langfuse", [source])
         assert [(each["task"]["objective"], steps_in(each)) for each in traces] == [(asked, [("thought", FREE)])] * bool(asked)
-        # JSON is nothing that a user says.
+        # Users do not speak JSON, so an object that is no message is no question.
         assert len(refused) == (not asked)
 
 
@@ -280,7 +280,7 @@ def test_errors_name_the_place(source: object, field: str) -> None:
 
 
 EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8")) if EXPORTS.is_dir() else {}
-"""A person's reading of real runs of agents in exports of Langfuse."""
+"""A person's account of each real run in an export of Langfuse, by the name of the file."""
 
 
 @pytest.mark.skipif(not EXPORTS.is_dir(), reason=f"there are no real exports in {EXPORTS}")

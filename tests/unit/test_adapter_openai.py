@@ -151,7 +151,7 @@ def test_calls_of_one_chat_are_one_trace() -> None:
         {"messages": [*TIDES[:2], *renumbered, *again[3:-1]], "choices": [{"message": again[-1]}]},
     ]
     chat, alone = converted("openai", *logs)[::-1]
-    # The newest may be first.
+    # The result is the same if the newest log comes first.
     assert sorted(trace["id"] for trace in converted("openai", *logs[::-1])) == sorted((chat["id"], alone["id"]))
     assert steps_in(chat) == steps_of("openai", again)
     assert steps_in(alone) == steps_of("openai", other)

@@ -193,7 +193,7 @@ def test_tool_retried_under_one_id_is_called_twice_and_a_later_call_is_new() -> 
     assert kinds(WINDY[0], *TRIED_AGAIN, *after) == [*tried_twice, "tool_call", "observation", "thought"]
 
 
-# The second begins, and may end, before the model has answered with its call.
+# The second tool may begin, and even end, before the answer in which the model calls it.
 @pytest.mark.parametrize("times_ms", [(31, 33), (25, 27), (25, 35), None])
 def test_tools_of_ids_that_each_answer_counts_anew_are_several(times_ms: tuple[int, int] | None) -> None:
     again = message("assistant", CALL | {"arguments": {"town": "Voss"}})
@@ -414,7 +414,7 @@ def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None
     (result,) = converter.feed(4, of_another_run(1, 12_000))
     assert isinstance(result, ConvertedRun)
     assert len(result.trace["steps"]) == len(STEPS)
-    # Later records are refused, with one error.
+    # Later records of a run that is converted already are refused, with a single error.
     refused = [*converter.feed(5, export(within[0])), *converter.feed(6, export(within[0]))]
     assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
 
@@ -464,11 +464,11 @@ def test_spans_on_a_console_are_read(tmp_path: Path) -> None:
     assert steps_in(dict(line.document)) == STEPS
 
 
-# Dialects: each row is a question, a call, its result and the answer, as the attributes of one exporter.
+# In each dialect, one exporter's attributes carry the same run: a question, a call, its result, and the answer.
 
 
 def dialect(**attributes: Any) -> tuple[Json, ...]:
-    """Return the spans of a run in a dialect: its root, a model that calls a tool, the tool, and the model that answers."""
+    """Return a run's spans in a dialect: the root, a model that calls a tool, the tool, and a model that answers."""
     asked = [{"role": "user", "content": "What is 17 times 31?"}]
     call = {"id": "call_7", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -522,7 +522,7 @@ def dialect(**attributes: Any) -> tuple[Json, ...]:
             "output": "genkit:output",
         },
         {
-            # Only a call of its name shows that a span is a tool's.
+            # Only a call by a model shows that the span of this name is a tool's.
             "kind": "some.kind",
             "kinds": {"agent": "", "model": "", "tool": ""},
             "input": "gcp.vertex.agent.llm_request",
@@ -590,7 +590,7 @@ def test_answer_is_before_the_tools_that_begin_during_the_span_of_its_model() ->
     first = message("assistant", text("I look."), CALL)
     failed = tool("get_wind", 5, 8, "call_1", status=FAILED, parent="chat some-model@0")
     spans = [chat(0, 10, [ASKED], [first]), failed, chat(11, 20, [ASKED, first], [again])]
-    # Whole milliseconds, by which this tool begins before its model.
+    # Some exporters record only whole milliseconds, so that this tool seems to begin before its model has answered.
     third = tool("get_wind", 11, 12, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"})
     third["startTimeUnixNano"] = str(START + 11 * MS - 400_000)
     assert steps(*spans, third, chat(30, 40, [ASKED, first, again], [ANSWERED])) == [
@@ -612,7 +612,7 @@ def test_words_that_only_the_next_prompt_has_are_before_their_call() -> None:
         *(("thought", "I look."), STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more.")),
         *STEPS,
     ]
-    # Gemini's calls have no ids, and a tool's span that has one may begin before that of its model ends.
+    # Gemini's calls have no ids. A tool's span that has an id may begin before the span of its model ends.
     unnumbered = message("assistant", text("I look."), {key: value for key, value in CALL.items() if key != "id"})
     used = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
     within = [chat(0, 10, [ASKED], [unnumbered]), tool("get_wind", 8, 9, "own-1", attributes=used)]
@@ -629,7 +629,7 @@ def test_call_whose_tool_has_an_id_of_its_own_is_one() -> None:
 def test_call_to_which_the_conversation_gives_another_id_is_one() -> None:
     renamed = message("assistant", CALL | {"id": "fc_1"})
     assert steps(chat(0, 10, [ASKED], [CALLED]), chat(30, 40, [ASKED, renamed, RETURNED], [ANSWERED])) == STEPS
-    # The answer may be missing.
+    # The model's answer with the call may be missing.
     own = span("get_wind", 11, 12, {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}, "output": "14 m/s"})
     assert steps(chat(0, 10, [ASKED], []), own, chat(30, 40, [ASKED, CALLED, RETURNED], [ANSWERED])) == STEPS
 
@@ -662,7 +662,7 @@ def test_calls_recorded_beside_each_other_are_one() -> None:
     tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, attributes=recorded) | {"spanId": "inner"}]
     assert steps(*WINDY, *beside, *tools) == STEPS
     assert steps(*WINDY, *WINDY) == STEPS
-    # Messages in two forms: the flat ones are those of an earlier call.
+    # The span has messages in two forms, of which the flat one repeats an earlier call.
     stale = {"gen_ai.completion.0.function_call.name": "get_wind", "gen_ai.completion.0.function_call.arguments": "{}"}
     answer = WINDY[1] | {"attributes": WINDY[1]["attributes"] + key_values(stale)}
     assert steps(WINDY[0], answer) == STEPS
@@ -690,7 +690,7 @@ def test_wrapped_values_are_unwrapped() -> None:
         "gen_ai.tool.call.arguments": json.dumps({"input_str": "{}", "inputs": {"town": "Bergen"}, "metadata": {}} | beside),
         "gen_ai.tool.call.result": json.dumps({"output": constructor} | beside),
     }
-    # Another instrumentation records the same call, and the same answer.
+    # A second instrumentation records the same call and the same answer.
     plain = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "Error: no wind"}
     tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, "call_1", attributes=plain)]
     history = [ASKED, CALLED, message("tool", {"type": "tool_call_response", "id": "call_1", "response": "Error: no wind"})]
@@ -780,11 +780,11 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     traces, (unfinished,) = converted_and_refused("otel", [export(lone[0])])
     assert (traces, type(unfinished)) == ([], Unfinished)
     more = message("user", text("And in Voss?"))
-    # So is what another instrumentation records around them, under a trace id of its own.
+    # Another instrumentation may record the same run around these spans, under a trace id of its own.
     around = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
     (trace,) = converted("otel", export(*lone), export(ROOT, *around))
     assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{TRACE.lower()}", STEPS)
-    # If several runs of one task begin in the same way, each of their ends is a run.
+    # If several runs of a task begin alike, each different end makes a run.
     second_end = chat(25, 35, [SYSTEM, ASKED, CALLED, RETURNED], [message("assistant", text("Windy."))])
     alike = [lone[0], lone[0] | {"traceId": "3" * 32}, lone[1], second_end | {"traceId": "4" * 32}]
     traces, refused = converted_and_refused("otel", [export(*alike)])
@@ -797,7 +797,7 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
 @pytest.mark.parametrize("resumed", ["null", '{"graph": null, "resume": "yes"}'], ids=["before a tool", "within a tool"])
 def test_a_run_that_waits_for_a_person_and_its_continuation_are_one_run(resumed: str) -> None:
     def invoked(number: int, put: str, *spans: Json) -> Json:
-        """Return the trace that LangGraph records until it waits, or after it goes on: each is a trace of its own."""
+        """Return one of the two traces that LangGraph records: until the run waits for a person, and after it goes on."""
         attributes = {"span.kind": "AGENT", "input.value": put, "metadata": '{"thread_id": "t-7"}'}
         own = [each | {"parentSpanId": "LangGraph@0"} for each in spans]
         return export(*(each | {"traceId": f"{number}" * 32} for each in (span("LangGraph", 0, 90, attributes), *own)))
@@ -805,7 +805,7 @@ def test_a_run_that_waits_for_a_person_and_its_continuation_are_one_run(resumed:
     raised = {"name": "exception", "attributes": key_values({"exception.type": "langgraph.errors.GraphInterrupt"})}
     waiting = [] if resumed == "null" else [tool("get_wind", 11, 12, "call_1", events=[raised])]
     began = invoked(1, "How windy is it in Bergen?", WINDY[0], *waiting)
-    # Neither the arguments in this form nor the id of the call are those of the model.
+    # This span has the arguments in another form than the model's call, and lacks the id of the call.
     went_on = tool("get_wind", 11, 12, attributes={"input.value": "Bergen", "output.value": "14 m/s"})
     ended = invoked(2, resumed, went_on, chat(20, 30, [ASKED, CALLED, RETURNED], [ANSWERED]))
     (trace,) = converted("otel", began, ended)

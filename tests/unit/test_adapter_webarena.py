@@ -1,4 +1,4 @@
-"""Trajectories of agents in a browser become traces: each step has what the agent saw before it acted."""
+"""Trajectories of agents in a browser become traces in which each step has what the agent saw before it acted."""
 
 from typing import Any, Final
 

@@ -35,12 +35,12 @@ EXAMPLES: Final[dict[str, object]] = {
 }
 """An example of each format, from the test of the format."""
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex", "session", "span-rows")
-"""Formats in which several records make a run, which is converted when it is complete."""
+"""Formats in which several records make up a run, so that it is converted only once it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 
 def chat(*turns: str) -> list[dict[str, Any]]:
-    """Return a short conversation: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is its result; ``!…>`` says and calls."""
+    """Return a conversation: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is a result, and ``!…>`` says and calls."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Do it."}]
     for text in turns:
         if text.startswith("<"):
@@ -129,7 +129,7 @@ SECRET: Final = "the mast is rotten"
 
 
 def spoilt(value: Any) -> Any:
-    """Return a value with a text before each list and instead of each number. Values under ``key`` stay."""
+    """Return a copy of a value with a text at the head of each list and in place of each number, except under ``key``."""
     if isinstance(value, list):
         return [SECRET, *map(spoilt, value)]
     if isinstance(value, dict):
@@ -219,9 +219,9 @@ ODD: Final[tuple[object, ...]] = (
     *("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "2026-01-01T00:00:00+23:59:59.999999", "2026-W01-1"),
     *([], ["x"], {}, {"x": {"y": []}}, 0, None, "", "x", "[0x" + "f" * 4_000 + ", '']"),
 )
-"""Numbers and times that no calendar or no JSON has, or that are too large for arithmetic, and values of every other type.
+"""Odd values: some that no calendar or JSON allows, some too large for arithmetic, and some of every other type.
 
-The last is Python for a number that has too many digits to be written.
+The last one is Python for a number with too many digits to be written.
 """
 
 RESPONSE: Final = {"input": "Is it windy?", "output": [{"role": "assistant", "content": "Very."}], "created_at": 1_767_225_600}
@@ -231,11 +231,11 @@ RESPONSE: Final = {"input": "Is it windy?", "output": [{"role": "assistant", "co
 def test_odd_values_anywhere_give_a_valid_trace_or_an_error_of_the_record(
     name: str, example: object, pytestconfig: pytest.Config
 ) -> None:
-    # A third of all pairs in each run, by its seed.
+    # Each run of the suite tries a third of all pairs, chosen by its seed.
     pairs = [*product(places_in(example), ODD)][int(pytestconfig.option.hypothesis_seed) % 3 :: 3]
     for path, odd in pairs:
         traces, refused = converted_and_refused(name, [replaced(example, path, odd)])
-        # An object may be one that has no run.
+        # Only an object may give nothing at all, because it may be a record that belongs to no run.
         assert traces or refused or not odd or isinstance(odd, dict)
         assert not any("defect" in str(error) for error in refused), (path, odd)
 
@@ -272,7 +272,7 @@ def langfuse_chat(turns: int) -> object:
 
 
 def otel_chain(spans: int) -> object:
-    """Return tools within tools, all of one name."""
+    """Return a chain of tools, each within another, which all have the same name."""
     chained = [test_adapter_otel.tool("f", n, spans, attributes={"gen_ai.tool.call.result": "ok"}) for n in range(spans)]
     for outer, inner in pairwise(chained):
         inner["parentSpanId"] = outer["spanId"]
@@ -280,7 +280,7 @@ def otel_chain(spans: int) -> object:
 
 
 def otel_calls_of_one_id(turns: int) -> object:
-    """Return answers that each call a tool, all under one id."""
+    """Return answers of a model that each call a tool, all under the same id."""
     answers = [test_adapter_otel.chat(n, n, [test_adapter_otel.ASKED], [test_adapter_otel.CALLED]) for n in range(turns)]
     return test_adapter_otel.export(*answers, *(test_adapter_otel.tool("get_wind", turns, turns, "call_1") for _ in answers))
 
@@ -340,7 +340,7 @@ def test_more_values_shown_by_python_than_any_trace_has_are_not_read() -> None:
         with pytest.raises(ValueError, match=r"^$"):
             shown_by_python("[" + "a," * 497_000 + "1]='", MOST_DEPTH)
 
-    # Reading to the end would take twenty times the calls.
+    # Reading the text to its end would take twenty times as many calls.
     assert calls_during(read_a_megabyte) < 1_000_000
 
 

@@ -28,7 +28,7 @@ from tests.support.commands import jsonl_file
 from tests.support.traces import rows_in, sample_traces
 
 DOMAINS: Final = {"code": 300, "customer service": 200, "d[b]\u0301": 30, "x": 40}
-"""The number of traces of each domain. The last two have too few."""
+"""The number of traces in each domain. The last two have too few for thresholds of their own."""
 
 
 def decided() -> list[Decision]:
@@ -51,7 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def labels(tmp_path: Path) -> Path:
-    """Write a file of labels, which name the good traces; return its path."""
+    """A file with the labels of ``GOOD``."""
     rows = [{"trace_id": trace_id, "good": bool(good)} for trace_id, good in GOOD.items()]
     return jsonl_file(tmp_path / "labels.jsonl", *rows)
 
@@ -124,7 +124,7 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_labels_compare_the_score_with_a_set_at_the_same_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "words")
-    # The highest scores are of failures, which nobody labels as good.
+    # The highest scores belong to failures, which are labelled as bad.
     failures = [minimal_payload(trace_id=f"kp:trace:f{n}", objective=f"Task {n % 5}", success=False) for n in range(60)]
     successes = [
         minimal_payload(trace_id=f"kp:trace:s{n}", objective=f"Task {n % 5}", confidence=0.1 + n / 1_000) for n in range(40)
@@ -195,7 +195,7 @@ def test_alias_counts_for_its_domain(file: Path, tmp_path: Path) -> None:
     (config := tmp_path / "mine.toml").write_text('[scoring.aliases]\n"customer service" = "code"\n')
     result = run(file, "--accept", "20%", "--config", config)
     assert tomllib.loads(result.stdout)["scoring"]["thresholds"].keys() == {"code"}
-    # The aliases apply to them.
+    # The suggested thresholds can be loaded together with the aliases.
     config.write_text(result.stdout + config.read_text())
     load_settings(config=config)
 
@@ -342,7 +342,7 @@ def test_a_notebook_calibrates_and_decides_again_without_a_subprocess() -> None:
     share = sum(decision.outcome == "accepted" for decision in again) / len(again)
     assert 0.2 <= share <= 0.4
     assert [decision.trace_id for decision in again] == [decision.trace_id for decision in scored]
-    # Labels by the score.
+    # Label the traces by their scores.
     good = {decision.trace_id: decision.score > 0.6 for decision in scored}
     assert kp_scorer.calibrate(scored, precision=0.9, good=good, settings=settings).scoring.threshold > 0.5
 

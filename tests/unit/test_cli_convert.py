@@ -1,4 +1,4 @@
-"""``kp-scorer convert``: its input, its output, and the options that it demands."""
+"""``kp-scorer convert`` reads what other tools recorded, writes traces, and demands the options that it needs."""
 
 import gzip
 import io
@@ -106,11 +106,11 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     done = run(json_lines(CHAT, CHAT["messages"]), confidence=None, domain=None, created_at=None)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "expected --success or --failed; or, where" in done.stderr
-    # Also the fields that only later runs lack.
+    # The message also names fields that only later runs lack.
     spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
     done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
     assert "expected --success or --failed; or" in done.stderr
-    # Once a run is converted, each of the others is refused by itself.
+    # Once a run has been converted, a run that lacks a field is refused alone, and the others go on.
     done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
     assert (done.exit_code, len(rows(done))) == (1, 1)
     assert "line 2: metadata.success: expected --success or --failed: the source does not state it\n" in done.stderr
@@ -205,7 +205,7 @@ def test_entries_of_a_folder_that_are_not_files_are_named(tmp_path: Path) -> Non
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     (tmp_path / "linked").symlink_to(tmp_path, target_is_directory=True)
     os.mkfifo(tmp_path / "pipe.jsonl")
-    # No folder can be listed by a path of more than 4,096 bytes.
+    # A folder whose path has more than 4,096 bytes cannot be listed.
     place = os.open(tmp_path, os.O_RDONLY)
     for _ in range(20):
         os.mkdir("x" * 250, dir_fd=place)

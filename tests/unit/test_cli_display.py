@@ -1,4 +1,4 @@
-"""The output of commands: progress, tables, ids by their beginning, and nothing that a terminal acts on."""
+"""Commands print progress, tables and ids that can be copied, and nothing that a terminal acts on."""
 
 import json
 import os
@@ -26,7 +26,7 @@ from tests.support.processes import PATIENCE_S
 
 
 def decision(outcome: str = "rejected", parts: dict[str, float] | None = None, **fields: Any) -> Decision:
-    """A decision on a trace of the domain code, whose dimensions are in the middle but for some parts."""
+    """Return a decision in the domain ``code`` with middling dimensions, except for those in ``parts``."""
     made = builders.decision("kp:trace:0123456789abcdef", score=0.525, **fields)
     return made.model_copy(update={"outcome": outcome, "dimensions": MIDDLING.model_copy(update=parts)})
 
@@ -174,7 +174,7 @@ except ValueError:
 
 @cache
 def logged(log_format: str, **variables: str) -> str:
-    """Return what that program writes to stderr."""
+    """Run ``LOGGING`` with this format of logs, and return its stderr."""
     program = [sys.executable, "-c", LOGGING, log_format]
     done = subprocess.run(program, env=os.environ | variables, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     return done.stderr

@@ -1,4 +1,4 @@
-"""Decisions to look at together, from files of traces, of decisions, and of what other commands print."""
+"""Commands gather the decisions to look at from files of traces, files of decisions, and the output of other commands."""
 
 import gzip
 import time
@@ -24,7 +24,7 @@ def no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gather(*arguments: str | Path, stdin: bytes = b"") -> tuple[Result, Gathered]:
-    """Run a command that gathers decisions; what came of it, and what it was given."""
+    """Run a command that gathers decisions; return its result and what it gathered."""
     results = [Gathered("nothing")]
 
     @click.command()

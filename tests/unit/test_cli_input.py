@@ -1,4 +1,4 @@
-"""Input of commands: lines, documents, gzip files, invalid and endless ones, and reading ahead."""
+"""Commands read lines, documents and compressed files, refuse invalid and endless input, and read ahead."""
 
 import bz2
 import errno
@@ -38,7 +38,7 @@ INVALID: Final = "invalid"
 
 
 def read(raw: bytes, limits: Limits = LIMITS) -> Lines:
-    """Number of each line, with its trace's id or that it is invalid."""
+    """Return the number of each line with the id of its trace, or with ``INVALID``."""
     lines = read_traces(io.BufferedReader(io.BytesIO(raw)), limits)
     return [(line.number, INVALID if isinstance(line.trace, InvalidTrace) else line.trace.id) for line in lines]
 
@@ -137,7 +137,7 @@ def test_limit_on_bytes_applies_to_each_trace_of_a_list() -> None:
 
 
 class Source(io.RawIOBase):
-    """A stream whose bytes come from a function, which is given the number of bytes to return at most."""
+    """A stream whose bytes come from a function, which gets the largest number of bytes that it may return."""
 
     def __init__(self, take: Callable[[int], bytes]) -> None:
         self._take = take
@@ -198,7 +198,7 @@ def test_byte_order_mark_is_skipped_and_compressed_files_are_unpacked(document: 
 def test_zstandard_frames_are_read_as_one_and_refused_if_cut_off_or_too_large() -> None:
     zstd = zstandard()
     frames = zstd.compress(FIRST + b"\n") + zstd.compress(SECOND)
-    # pzstd writes the size of each frame before it, in a frame that is skipped.
+    # pzstd writes the size of each frame before the frame, in a frame of its own that readers skip.
     skipped = b"\x50\x2a\x4d\x18\x04\x00\x00\x00size"
     assert read(frames) == read(skipped + frames) == [(1, "kp:trace:1"), (2, "kp:trace:2")]
     unsized = zstd.ZstdCompressor(options={zstd.CompressionParameter.window_log: 27})
@@ -245,7 +245,7 @@ def test_one_file_that_is_gone_leaves_the_others(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(FIRST)
     lines = read_files([str(tmp_path)], LIMITS)
     first = next(lines)
-    # Simulate a rotation of logs after the folder was listed.
+    # Simulate a log rotation that happens after the folder has been listed.
     (tmp_path / "b.json").unlink()
     invalid = [(Path(each.file).name, isinstance(each.trace, InvalidTrace)) for each in (first, *lines)]
     assert invalid == [("a.json", False), ("b.json", True), ("c.json", False)]
@@ -273,7 +273,7 @@ def test_damaged_gzip_file_is_refused(raw: bytes, problem: str) -> None:
         list(read_traces(io.BufferedReader(io.BytesIO(raw)), LIMITS))
 
 
-# Of lines and objects, one trace at most is held; a list, or JSON that other tools record, may be one document.
+# Lines and objects are held one at a time. A list, or JSON of other tools, may be one document, which is held as a whole.
 @pytest.mark.parametrize(
     ("read_all", "opening", "piece", "megabytes", "peak_bytes"),
     [
@@ -311,7 +311,7 @@ def line_of(number: int, objective: str = "count") -> bytes:
 
 
 def reading_of(directory: Path, count: int, objective: str = "count") -> ReadAhead:
-    """Write a file of ``count`` lines, and return it opened for reading ahead."""
+    """Write a file with ``count`` lines, and open it for reading ahead."""
     file = directory / "traces.jsonl"
     file.write_bytes(b"".join(line_of(number, objective) for number in range(count)))
     return ReadAhead([str(file)], LIMITS, BATCH_SIZE)

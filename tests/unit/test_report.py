@@ -36,7 +36,7 @@ def hostile_decisions() -> list[Decision]:
 
 
 class Elements(HTMLParser):
-    """The elements of a page, and the texts in them."""
+    """Parses a page into its elements and their texts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def page_html() -> str:
 @given(decisions())
 def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]) -> None:
     for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1, {}).split("\n"):
-        # Ids may be longer, and are never truncated.
+        # Long ids, which these decisions lack, may exceed the width, as they are never truncated.
         assert cell_len(line) <= COLUMNS
         assert escaped(line) == line
 
@@ -104,7 +104,7 @@ def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
         minimal_payload(trace_id=f"kp:trace:{number}", objective=objective, success=success)
         for number, (objective, success) in enumerate(ends)
     ]
-    # Other words for the same task.
+    # These three traces ask for one task in different words.
     for trace in traces[-3:]:
         trace["metadata"]["task"] = "one"
     file = jsonl_file(tmp_path / "traces.jsonl", *traces)
@@ -116,7 +116,7 @@ def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
         ["sometimes", "solved", "1", "2"],
         ["never", "solved", "1", "3"],
     ]
-    # A trace of each task that is not always solved, with its runs and successes, the least solved first.
+    # The table has a trace of each task that is not always solved, with the task's runs and successes, the least solved first.
     assert [line for line in lines if line[1:] in (["3", "0"], ["2", "1"])] == [["4", "3", "0"], ["2", "2", "1"]]
 
 
@@ -173,7 +173,7 @@ def test_page_can_be_read_without_seeing_its_charts(page_html: str) -> None:
 def test_page_needs_the_report_extra_and_text_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     line = hostile_decisions()[1].model_dump_json()
-    # The option is refused before FILE is opened.
+    # The missing extra is reported before FILE is opened.
     refused = CliRunner().invoke(report, ["no-such-file.jsonl"])
     assert isinstance(refused.exception, SettingsError)
     assert "kp-scorer[report]" in str(refused.exception)
