@@ -67,7 +67,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have the most slow tests: each runs in one process, and no other should wait for it at the end.
 
-    Files with tests that need RabbitMQ alone run after those: they would have to wait for each other.
+    Files with tests that need RabbitMQ to themselves run after those, because they would have to wait for each other.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     for path in {item.path for item in items if "impatient_rabbitmq" in getattr(item, "fixturenames", ())}:
@@ -121,14 +121,14 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
     """Return the keys that have neither a TTL nor another bound.
 
     Pending traces must not expire, however long their queue is: their records get a TTL, and leave the index, when they end.
-    Pinned sets stay until somebody removes them. The other bounded keys are one each, whatever is submitted.
+    Pinned sets stay until somebody removes them. Each of the other keys exists once, whatever is submitted.
     """
     pending: Any = connection.zrange(keys.pending, 0, -1)
     bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, keys.outcome_secret}
     bounded |= {keys.record(trace_id.decode()) for trace_id in pending}
     bounded |= {key.decode() for key in connection.scan_iter(keys.any_pinned_set)}
     owned: Any = connection.keys(f"{keys.prefix}:*")
-    # PTTL returns -1 without a TTL, and -2 if the key has gone since it was listed, as does the report of a worker that ends.
+    # PTTL returns -1 without a TTL, and -2 if the key has gone since it was listed, as a report goes with its worker.
     return [key for key in owned if connection.pttl(key) == -1 and key.decode() not in bounded]
 
 

@@ -31,7 +31,7 @@ def without_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the checkout, so that the build leaves nothing there and packs nothing left there."""
+    """The wheel, built from a copy of the checkout, so that the build leaves no files there and packs no stale ones."""
     directory = tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "node_modules")
     shutil.copytree(REPOSITORY, directory / "checkout", symlinks=True, ignore=ignored)

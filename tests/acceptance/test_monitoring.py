@@ -64,7 +64,7 @@ LOOKS_OFTEN: Final = {"CONSTANTS": "process.maintenance._LOOK_EVERY_S=0.5"}
 
 
 def health(port: int, *options: str) -> tuple[int, list[str]]:
-    """Ask for the worker's health as a supervisor does."""
+    """Ask for the worker's health as a supervisor does; return the exit code and the reasons."""
     done = invoked(commands, "health", *options, env={"KP_METRICS_PORT": str(port)})
     row = json.loads(done.stdout)
     asked = "ready" if options else "live"
@@ -238,7 +238,7 @@ def test_a_redis_that_cannot_rewrite_its_file_or_became_a_replica_is_named(setti
         shortcomings = 'kp_scorer_redis_shortcomings{server="redis"}'
         with at_work(apart, tmp_path, variables=LOOKS_OFTEN) as (worker, _):
             wait_until(lambda: scraped(apart).get(shortcomings) == 0)
-            # Simulate a full disk: no file can be made, but the open one is written.
+            # Simulate a full disk: Redis can create no file, but still writes to the open one.
             shutil.rmtree(directory)
             with suppress(redis.exceptions.ResponseError):
                 client.bgrewriteaof()
@@ -463,7 +463,7 @@ def test_a_namespace_with_most_of_the_window_is_named(settings: Settings, limit_
         for number in range(99):
             namespace = ("team-a:", "", "team-b:")[min(number % 6, 2)]
             log.append([Candidate(f"kp:trace:{namespace}{number}", bytes(16), np.zeros(384, dtype=np.float32))], None)
-        # With fewer than a hundred entries, a producer may have most of them.
+        # With fewer than a hundred entries, a producer that has most of them is not named.
         assert {row["state"] for row in diagnosed(settings)[1]["window"]} == {"ok"}
         log.append([Candidate("kp:trace:team-b:99", bytes(16), np.zeros(384, dtype=np.float32))], None)
     code, findings = diagnosed(settings)
@@ -544,7 +544,7 @@ def test_the_dashboard_names_only_existing_metrics(metric_names: set[str]) -> No
     recorded = {rule["record"]: rule["expr"] for rule in rules() if "record" in rule}
     assert {name for name in recorded if ":drift:" in name} <= {query.partition("{")[0] for query in asked}
     named |= set(METRIC.findall(" ".join(recorded.values())))
-    # Each metric must be seen somewhere: there is no need to expose one that nobody looks at.
+    # Every metric must appear somewhere: one that nobody looks at need not be exposed.
     assert {name for name in metric_names if name.startswith("kp_scorer_") and _is_unseen(name, named)} == set()
 
 
@@ -632,8 +632,8 @@ def test_promtool_accepts_configuration_rules_and_queries_and_alert_tests_pass(t
 def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decisions(tmp_path: Path) -> None:
     decided = decisions_of_two_weeks()
     expected = drift([each for each in decided if each.domain == "code"], LAST)
-    # The series have a value each half hour for two weeks. In each week the counters grow by 128ths of a count, which floats
-    # represent exactly, and not at the week's ends.
+    # The series have a value every half hour for two weeks. In each week the counters grow in 128 steps, which floats add up
+    # exactly, and stay constant at the week's ends.
     weeks = [exposed_by([each for each in decided if (time_of(each) > LAST - WEEK) == is_last]) for is_last in (False, True)]
     grown = {name: [samples[name] for samples in weeks] for name in weeks[0] if 'domain="code"' in name and "bin=" in name}
     # Another fleet has the same weeks in reverse. Its index is the same, but that of both fleets together would be 0.
@@ -661,14 +661,14 @@ def test_the_rules_compute_of_the_metrics_what_a_report_computes_of_the_decision
 
 
 def _counter(name: str, first: float, second: float) -> dict[str, str]:
-    """Return a series of Prometheus that grows by these amounts in each of two weeks."""
+    """Return a Prometheus series that grows by the first amount in one week, and by the second in the next."""
     both = first + second
     growth = f"0x2 {first / 128}+{first / 128}x127 {first}x207 {first + second / 128}+{second / 128}x127 {both}x207"
     return {"series": name, "values": growth}
 
 
 def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield promtool's expectations for a fleet; ``weeks`` names the weeks in which it made the decisions of the two weeks."""
+    """Yield promtool's expectations for a fleet; ``weeks`` are the rules' labels for the first and the second expected week."""
     for name, index in expected.indices.items():
         yield _is_near("index", f'{fleet},domain="code",dimension="{name}"', index)
     for number, week in enumerate(weeks):
@@ -678,7 +678,7 @@ def _tests_of(expected: Drift, fleet: str, weeks: Sequence[str]) -> Iterator[dic
 
 
 def decisions_of_two_weeks() -> list[Decision]:
-    """Return 400 decisions of one week and 700 of the next, with values in other bins; other domains get a copy of each."""
+    """Return 400 decisions of one week and 700 of the next, which shift to other bins, and a copy of each in another domain."""
     random = np.random.default_rng(7)
     decided = []
     for number in range(1_100):

@@ -35,7 +35,7 @@ class Watched:
         state, temporary, cache = self._own
         # OpenVINO takes these for signs of a CI job, in which it is quiet by itself.
         ci = ("CI", "TF_BUILD", "JENKINS_URL")
-        # Once a test has imported torch, this variable makes child processes write to another folder.
+        # Once a test has imported torch, TORCHINDUCTOR_CACHE_DIR makes child processes write to another folder.
         outer = {name: value for name, value in os.environ.items() if name not in (*ci, "TORCHINDUCTOR_CACHE_DIR")}
         places = {"HOME": self._home, "XDG_STATE_HOME": state, "XDG_CACHE_HOME": cache, "TMPDIR": temporary}
         self._environment = {**outer, **{name: str(path) for name, path in places.items()}, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -59,7 +59,7 @@ class Watched:
     def foreign(self) -> list[str]:
         """Return the calls that connected to another machine, looked up a name, or wrote outside our directories.
 
-        The paths of files in the home directory are added, where nothing may be written.
+        Files in the home directory, where nothing may be written, are added by their paths.
         """
         lines = self._record.read_text("utf-8", "replace").splitlines()
         assert any("kp_scorer" in line for line in lines), "nothing was seen"
@@ -70,7 +70,7 @@ class Watched:
         if ASKED_FOR_A_NAME.search(line) or any(address != "::1" and address[:4] != "127." for address in addresses):
             return True
         written = PATH.findall(line) if WRITES.search(line) else []
-        # Relative paths are Redis' own in its data directory, or lead to the home directory, which `foreign` looks through.
+        # Relative paths are Redis' own in its data directory, or lead to the home directory, whose files `foreign` reports.
         return any(path.startswith("/") and not path.startswith(("/dev/", *map(str, self._own))) for path in written)
 
 

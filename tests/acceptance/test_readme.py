@@ -1,4 +1,4 @@
-"""The README's commands, in its order, print the output that it shows; those that make a training file do make one."""
+"""The README's commands, run in its order, print the output that it shows, and the how-to's make a training file."""
 
 import json
 import re
@@ -28,7 +28,7 @@ TRACES: Final = 200
 """The number of real traces with which README's figures are measured."""
 
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
-"""One message at a time, so that each trace is compared with the same ones in every run, as for README's figures."""
+"""A worker that decides one message at a time compares each trace with the same ones in every run, as README's figures need."""
 
 
 def alike(expected: str, line: str) -> bool:

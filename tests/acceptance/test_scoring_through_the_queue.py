@@ -36,7 +36,7 @@ def client(working: tuple[Worker, Client]) -> Client:
 
 @pytest.fixture
 def foreign(working_settings: Settings) -> Iterator[Celery]:
-    """A Celery app of someone else, which knows only our URL and names."""
+    """Someone else's Celery app, which knows only our URL and names."""
     url = working_settings.broker.url
     with Celery("foreign", broker=url, backend=url, set_as_current=False) as app:
         yield app
@@ -47,7 +47,7 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
     process = psutil.Process(worker.process.pid)
     (loaded,) = worker.logged("embedder_loaded")
     assert loaded["engine"].startswith("openvino")
-    # It has not loaded the exporter of spans (google/_upb) either, because no variable names a collector.
+    # The worker has not loaded the span exporter (google/_upb) either, because no variable names a collector.
     mapped = [each.path for each in process.memory_maps()]
     assert [path for path in mapped if "torch" in path or "google/_upb" in path] == []
     # The weights take twice the memory if the processor has no bfloat16.
@@ -58,7 +58,7 @@ def test_a_ready_worker_holds_no_torch_and_little_memory(working: tuple[Worker, 
 
 @pytest.mark.usefixtures("client")
 def test_any_celery_app_can_call_the_task_by_name_and_ask_for_the_result(foreign: Celery) -> None:
-    # Content that looks like a value that kombu has serialized must remain the trace's content.
+    # Content that looks like kombu's encoding of a type is still content of the trace, and must not be decoded.
     kinds = [{"input_schema": {"__type__": kind, "__value__": "one"}} for kind in ("uuid", "unheard of")]
     first, second = (trace | {"task": trace["task"] | kind} for trace, kind in zip(fresh_samples(2), kinds, strict=True))
     call = partial(foreign.send_task, "score_trace", queue="traces", ignore_result=False)

@@ -18,7 +18,7 @@ from tests.support.traces import fresh_samples, rows_in
 
 @contextmanager
 def up(folder: Path, *options: str) -> Iterator[Path]:
-    """Run `kp-scorer up`, and yield the file with its output; at the end, stop it by `down`."""
+    """Run `kp-scorer up` and yield the file with its output; at the end, stop it with `down`."""
     log = folder / "up.log"
     ports = f"metrics.port={free_port()}"
     command = [*COMMAND, "up", "--set", "embedding.embedder=none", "--set", ports, *options]
@@ -109,7 +109,7 @@ def test_up_stops_by_a_signal_that_comes_while_it_forks() -> None:
 def test_a_terminal_gets_text_and_a_pipe_json_lines_also_on_the_first_day(tmp_path: Path, file: Path) -> None:
     with up(tmp_path, "--workers", "2"):
         wait_until(lambda: invoked(commands, "health", "--ready").exit_code == 0)
-        # Health asks all workers of `up`.
+        # `health` asks all workers of `up`.
         rows = rows_in(run("health", "--ready").stdout)
         assert [row["ready"] for row in rows] == [True, True]
         assert len({row["pid"] for row in rows}) == 2

@@ -102,7 +102,7 @@ def hostile(filler: str) -> ReasoningTrace:
 
 
 def endless_s() -> float:
-    """Return the time for a trace at which a check never ends, and for the next one, for which the process starts anew."""
+    """Return the time for a trace at which a check never ends, and for the next one, for which the process is restarted."""
     with tempfile.TemporaryDirectory() as directory:
         os.environ["PYTHONPATH"] = install(Path(directory))
         checks = Checks(load_settings({"checks.own": {"misbehave": "note"}}).checks)

@@ -38,7 +38,7 @@ Row = dict[str, Cell]
 MB: Final = 1_000_000
 BATCH: Final = WorkerSettings().batch_size
 CHARS: Final = {"short": 0, "medium": 1_000, "long": 10**9}
-"""The most characters of a text, by name. The whole objective always remains, so 0 leaves that alone."""
+"""The maximum length of a text in characters, by name. The objective is never cut, so 0 leaves only that."""
 
 RECIPES: Final = {
     "trace": {"novelty.recipe": "trace"},

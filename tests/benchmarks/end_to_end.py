@@ -1,4 +1,4 @@
-"""Measures one worker from submission through a real broker to published decision, beside the bare engine and the reference.
+"""Measures the rate of one worker with a real broker, from submission to published decision, beside those of bare engines.
 
 Traces are submitted in portions. The worker is paused while a portion is put on the queue, then decides it at full speed until
 the last decision arrives on its queue. After each portion, the bare engine embeds the same texts in this process, in batches
@@ -7,8 +7,8 @@ them all.
 
 - ``texts``: the length of the texts: whole, cut to their first 1,000 characters, or the objective alone.
 - ``traces_per_s``: the submissions decided and published per second, the median of the portions.
-- ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the worker's as a share of it.
-- ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the worker's in multiples of it.
+- ``engine_traces_per_s``, ``of_engine``: the bare engine's rate on the same texts, and the worker's rate as a share of it.
+- ``reference_traces_per_s``, ``ratio``: the reference engine's rate, and the worker's rate in multiples of it.
 """
 
 from collections.abc import Sequence

@@ -49,7 +49,7 @@ class Gate:
         self._lengths = np.array([float(len(each.embedding_text)) for each in traces])
 
     def by_score(self, vectors: Vectors, against: str) -> Rank:
-        """Return the ranking by score if successes are compared with all earlier traces, or with those that ``succeeded``."""
+        """Return the ranking by score, with successes compared with all earlier traces or with those that ``succeeded``."""
         similarities = vectors @ vectors.T
         counts = self._is_success if against == "succeeded" else np.ones(len(vectors), np.bool)
 

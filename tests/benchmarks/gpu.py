@@ -73,7 +73,7 @@ def _engine(embedder: Embedder, count: int) -> Row:
 
 
 def _differences() -> list[float]:
-    """Return the distance of each real trace's score from the reference's."""
+    """Return the difference between each real trace's score and the reference's."""
     items = real()
     if not items:
         return []

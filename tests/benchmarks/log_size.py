@@ -45,7 +45,7 @@ def rows_of(sizes: Sequence[int], repeats: int) -> Iterator[Row]:
         with own_redis() as url:
             with redis_of(url) as redis_client:
                 _prefill(redis_client, size)
-            # A new process measures each log, so that its memory has grown by no other.
+            # Measure each log in a new process, whose memory no earlier log has enlarged.
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 yield pool.submit(_measure, url, size, repeats).result()
 

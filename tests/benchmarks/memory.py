@@ -22,7 +22,7 @@ from tests.support.processes import launch_worker
 
 _PORTION: Final = 500
 _OWN_INTERPRETER: Final = {"PYTHONNOUSERSITE": "1"}
-"""A variable of Python's, because of which the worker is not forked from a process that has imported everything."""
+"""A variable that keeps the worker from being forked from a process that has already imported everything."""
 
 
 class Start(NamedTuple):

@@ -91,7 +91,7 @@ _REWORDED: Final[Mapping[str, Callable[[str], str]]] = {
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+|\n+")
 _IDENTIFIER: Final = re.compile(r"\b[a-z]+_[a-z]+_\d{4}\b|\b(?=[A-Z]*\d)[A-Z\d]{6}\b|'[A-Z][a-z]+'")
-"""A user, a reservation or a quoted name: tasks that share one are often the same task, as different benchmarks word it."""
+"""A user, a reservation or a quoted name: tasks that share one are often the same task, worded by different benchmarks."""
 _FALSE_ALARMS: Final = 0.001
 
 Floats = NDArray[np.float32]
@@ -157,7 +157,7 @@ def _way_to_redis(sentences: Vectors, entries: int) -> Row:
 
 
 def _similarities(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Iterator[tuple[str, Mapping[str, Floats]]]:
-    """Yield each kind of vector that is compared, with the similarities of runs (rows) to objectives (columns) by rewording."""
+    """Yield each kind of vector to compare and, by rewording, the similarities of runs (rows) to objectives (columns)."""
     texts = _of_plain(embedder, traces)
     runs = {name: [asking(trace, reword(trace.task.objective)) for trace in traces] for name, reword in _REWORDED.items()}
     yield "trace", {name: _of_traces(embedder, some) @ texts.T for name, some in runs.items()}

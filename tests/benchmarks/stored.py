@@ -81,7 +81,7 @@ def _commands_measured(records: int, letters: int, copy: str) -> Iterator[Row]:
 
 
 def _waiting_measured(count: int) -> Row:
-    """Measure the memory that traces which wait in RabbitMQ take in a Redis that holds nothing else."""
+    """Measure the memory that traces waiting in RabbitMQ take in an otherwise empty Redis."""
     traces = [trace.model_dump_json(exclude_none=True).encode() for trace in samples()]
     with own_redis() as url, redis_of(url) as client, Store.open(load_settings({"redis.url": url})) as store:
         client.config_set("appendonly", "no")
@@ -101,7 +101,7 @@ def _waiting_measured(count: int) -> Row:
 
 
 def _start_measured(directory: Path) -> Iterator[Row]:
-    """Measure how long Redis takes to load the copy in a directory, and how long a worker that starts with it takes."""
+    """Measure how long Redis takes to load a copy, and how long a worker that starts at the same time takes to be ready."""
     server = _server(directory)
     settings = load_settings({"broker.url": server.url, "redis.url": server.url, "embedding.embedder": "words"})
     server.launch("appendonly no")

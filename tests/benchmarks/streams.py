@@ -27,7 +27,7 @@ _TIMES: Final = 12
 
 
 class Pass(NamedTuple):
-    """The seconds of a text's pass on one core, while each other core has one, too, and on all cores."""
+    """The seconds of a text's pass: on one core, while the others run passes of their own, and on all cores."""
 
     one_s: float
     all_s: float
@@ -57,7 +57,7 @@ def rows_of(count: int) -> Iterator[Row]:
 
 
 def measured_passes(embedder: Embedder) -> list[Pass]:
-    """Return a pass for each typical text, in order: a random one of those of the longest text with its rounded lengths."""
+    """Return a pass for each typical text, in order: a random one of the passes measured for its rounded lengths."""
     texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical()]
     shapes = [tuple(rounded_up(len(row), embedder.step) for row in text.rows) for text in texts]
     longest = dict(sorted(zip(shapes, texts, strict=True), key=lambda each: each[1].tokens))

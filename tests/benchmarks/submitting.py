@@ -1,7 +1,7 @@
 """Measures how fast one process submits to a real Redis, both many traces at once and one by one.
 
 Copies of the real traces with new ids and contents, as parsed JSON, are submitted in portions, each way in turn, so that a
-machine that slows down for a minute slows both. A worker is there, but paused, so that it does not share the processor.
+machine that slows down for a minute slows both. The worker is paused meanwhile, so that it does not share the processor.
 
 - ``many_per_s``, ``single_per_s``: the traces per second by ``Client.submit_many`` and by ``Client.submit``, medians of the
   portions.

@@ -124,7 +124,7 @@ def decode(sent: Message, limits: Limits) -> tuple[object, ReasoningTrace] | str
 
 
 def resident_mb(sent: Message, limits: Limits) -> float:
-    """Return the resident MB of the copies of a submission that a worker may have in flight, each with its own parts."""
+    """Return the resident MB of as many decoded copies of a submission as a worker may have in flight, which share nothing."""
     process = psutil.Process()
     gc.collect()
     before = process.memory_info().rss

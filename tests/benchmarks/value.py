@@ -226,7 +226,7 @@ class Later:
 
 
 def _likeness(first: Sequence[str], second: Sequence[str]) -> float:
-    """Return 1 minus the Levenshtein distance of two sequences, divided by the length of the longer one."""
+    """Return 1 minus the Levenshtein distance of two sequences, normalised by the length of the longer one."""
     row = list(range(len(second) + 1))
     for number, each in enumerate(first, 1):
         before, row[0] = row[0], number
@@ -269,7 +269,7 @@ def rows_of(runs: Runs, shares: Sequence[float], shuffles: int, recurrence: str)
 
 
 def summarised(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the means over sets, their errors between sets, and in how many sets a way is better and worse by two errors."""
+    """Yield the means over sets, their errors, and the numbers of sets in which a way is better and worse by two errors."""
     groups = defaultdict[tuple[Any, ...], list[Row]](list)
     for row in rows:
         groups[row["recurrence"], row["share"], row["way"]].append(row)

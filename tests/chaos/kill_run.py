@@ -23,7 +23,7 @@ _IN_QUEUE = 200
 """Traces are submitted whenever fewer than this many wait, so that every kill meets a worker with messages in flight."""
 _GATED = {
     "novelty.against": "succeeded",
-    # `tasks` is a set of texts, whose matches `audit` cannot check: no log has the vectors that were compared.
+    # `audit` cannot check the matches of `tasks`, which is a set of texts: the log has no vectors of objectives.
     "novelty.pinned": {"tasks": {"similarity": 0.9, "beyond": "review"}, "runs": {"similarity": 0.95, "beyond": "reject"}},
     "checks.secrets": "note",
     "routing.gate": "coverage",

@@ -37,9 +37,9 @@ def perform(
     on_arena: Callable[[Arena, argparse.Namespace], dict[str, Any]],
     queues: Mapping[str, Any] = _NONE,
 ) -> int:
-    """Call ``on_arena`` with a new arena, print its summary as JSON, and return 1 if that names a violation, else 0.
+    """Run ``on_arena`` in a new arena and print its summary as JSON; return 1 if the summary names a violation, else 0.
 
-    ``queues`` are settings of queues; by default each run has queues with unique names.
+    ``queues`` overrides settings of the arena's queues, whose names are unique by default.
     """
     with (
         tempfile.TemporaryDirectory() as directory,

@@ -76,7 +76,7 @@ class _Soak:
         self._broken = Counter[str]()
         self._audits = 0
         self._memory: list[tuple[float, float]] = []
-        """The resident memory of the first worker in MB, each reading after the seconds since the start."""
+        """Readings of the first worker's resident memory: the seconds since the start, and the MB."""
 
     def run(self) -> dict[str, Any]:
         violation = None

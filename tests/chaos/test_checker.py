@@ -26,7 +26,7 @@ from tests.support.traces import short_traces
 
 
 class Scene(NamedTuple):
-    """Five decided and published traces, and the store and publisher by which a test tampers with them."""
+    """Five decided and published traces, with the store and the publisher through which a test tampers with them."""
 
     settings: Settings
     store: Store

@@ -44,7 +44,7 @@ def impatient_rabbitmq(broker: BrokerName, request: pytest.FixtureRequest) -> It
             yield
         finally:
             for name, answer in before.items():
-                # The answer is a term of Erlang, such as {ok, 1800000}.
+                # The answer is an Erlang term, such as {ok, 1800000}.
                 evaluated(f"{{ok, Before}} = {answer}, application:set_env(rabbit, {name}, Before).")
 
 

@@ -74,7 +74,7 @@ def test_every_acknowledged_run_is_decided_once(
             exporting = [pool.submit(export, [first, second], numbers, acknowledged, is_over) for _ in range(AGENTS)]
             try:
                 for _ in range(KILLS):
-                    # Wait for a run before each kill: agents retry only some seconds after the last one.
+                    # Wait until another run gets through, because agents retry only some seconds after a kill.
                     before = len(acknowledged)
                     wait_until(lambda before=before: len(acknowledged) > before)  # type: ignore[misc]
                     time.sleep(choice.uniform(0.1, 0.7))

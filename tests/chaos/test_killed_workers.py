@@ -94,7 +94,7 @@ DEADLY_LIVES: Final = 5
 
 
 def crash_plan(place: int, life: int) -> Mapping[str, str]:
-    """Have each worker die once at every point, one point a life, in a random order; its later lives survive."""
+    """Have each worker die once at every point, one per life, in a random order; its later lives survive."""
     if life >= DEADLY_LIVES:
         return {}
     points = random.Random(f"{SEED}:{place}").sample(POINTS, len(POINTS))
@@ -120,7 +120,7 @@ def test_workers_that_die_at_every_step(arena: Arena) -> None:
 
 
 def test_a_worker_killed_after_it_stored_a_dead_letter_leaves_exactly_one(arena: Arena) -> None:
-    # The client allows larger messages than the worker, so these are dead-lettered, and again by the next worker.
+    # The worker's limit is below the client's, so it dead-letters these messages, and so does the worker that replaces it.
     *some, allowed = traces(6)
     refused = [trace | {"steps": trace["steps"] * 20} for trace in some]
     strict = arena.settings(queues__message_bytes=len(json.dumps(allowed)))

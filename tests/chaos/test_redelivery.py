@@ -1,4 +1,4 @@
-"""A trace is decided once even if its message is redelivered too early, delivered twice at once, or read by a wrong clock."""
+"""A trace is decided once even if its message is redelivered too early or delivered twice at once, or if clocks are wrong."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

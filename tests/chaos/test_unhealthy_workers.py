@@ -1,4 +1,4 @@
-"""Workers lose no trace when they end, be it with exit code 4 because they are unhealthy or by SIGTERM under load."""
+"""Workers lose no trace when they end, whether as unhealthy with exit code 4 or on SIGTERM under load."""
 
 import os
 import subprocess

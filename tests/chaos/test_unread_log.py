@@ -26,7 +26,7 @@ _STALLED: Final = 4
 
 @contextmanager
 def unread(path: Path) -> Iterator[int]:
-    """Make a pipe at a path, with room for a few lines, that nobody reads; yield its descriptor."""
+    """Make a pipe at a path, with room for a few lines, and read nothing from it; yield its descriptor."""
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR)
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

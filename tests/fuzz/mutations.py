@@ -1,4 +1,4 @@
-"""Makes submissions such as careless, foreign and hostile producers send, from good ones.
+"""Turns good submissions into the kinds that careless, foreign and hostile producers send.
 
 Mutations change values; damage changes bytes, as broken producers, proxies and disks do.
 
@@ -122,7 +122,7 @@ def _place(chance: random.Random, root: Holder) -> tuple[Holder, Any]:
 
 
 def _swap_type(chance: random.Random, holder: Holder, key: Any) -> None:
-    """Replace a value with another type of the same: a number as text, a text in a list, an object as a list of pairs."""
+    """Convert a value to another type: a number to text, a text to a list, an object to a list of pairs."""
     value = holder[key]
     match value:
         case bool() | int() | float():
@@ -173,7 +173,7 @@ _WEIGHTS: Final = (2, 4, 2, 2, 3, 2, 1)
 
 
 def damaged(chance: random.Random, raw: bytes) -> bytes:
-    """Return the bytes of a submission with one or two damages."""
+    """Return the bytes of a submission after one or two kinds of damage."""
     for _ in range(chance.choice((1, 1, 2))):
         raw = chance.choice(_DAMAGES)(chance, raw)
     return raw

@@ -105,7 +105,7 @@ def _check_that_it_can_be_scored(trace: ReasoningTrace, novelty: float) -> None:
     for figure in (scored.score, scored.composite, *parts.model_dump().values()):
         assert math.isfinite(figure)
         assert 0 <= figure <= 1
-    # A decision also needs the text to embed, the digest, and a copy that JSON preserves.
+    # A decision also needs the text to embed and the digest, and the trace must survive a round trip through JSON.
     trace.embedding_text.encode()
     assert len(trace.digest()) == 16
     assert decode_json(trace.model_dump_json(exclude_none=True).encode(), LIMITS) == trace

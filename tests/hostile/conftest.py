@@ -47,7 +47,7 @@ class ShippedArena(Arena):
         self._of_store, self._of_broker = store.shipped, users or store.shipped
         self.producer_url = self._of_broker.url("producer")
         self.share = slice(None)
-        """The slice of the attacks for every broker that is carried out in this arena."""
+        """The slice of the common attacks that is carried out in this arena."""
 
     def settings_of(self, user: str, **changed: object) -> Settings:
         urls = {"broker.url": self._of_broker.url(user), "redis.url": self._of_store.url(user)}
@@ -113,6 +113,6 @@ def fleet(shipped_arena: ShippedArena, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     settings = shipped_arena.settings_of("worker", **{"embedding.embedder": "words"})
     with start_fleet(settings, shipped_arena.directory / "logs", 1, CONTAINER_WORKER) as started:
-        # The tests inspect what the worker leaves with the administrator's settings.
+        # With the administrator's settings, the tests inspect what the worker leaves behind.
         started.settings = shipped_arena.settings()
         yield started

@@ -56,7 +56,7 @@ TEXTS: Final[dict[str, tuple[str, str]]] = {
     "halves of characters": ('{"a": "\\ud800"}', "['" + "\\ud800" * 140_000 + "']"),
 }
 
-# The server itself sets these bounds, so one kind of Redis is enough; that also shows that its user may do all of this.
+# The server itself sets these bounds, so one kind of Redis is enough, also to show that the server's user may do all this.
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)]
 
 
@@ -105,7 +105,7 @@ def probed(server: HttpServer) -> Iterator[None]:
             started_s = time.monotonic()
             assert server.ask("GET", "/livez").status == 200
             elapsed_s = time.monotonic() - started_s
-            # Measure how slow the machine is only if the answer was late: that takes processor time from the conversion.
+            # Measure how slow the machine is only after a late answer, because that takes processor time from the conversion.
             longest_s.append(elapsed_s if elapsed_s < PROBE_S else elapsed_s / slowness())
             # A child may end before its memory is read.
             with suppress(psutil.NoSuchProcess):

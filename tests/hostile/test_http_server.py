@@ -36,7 +36,7 @@ LIMITS: Final = (
     f"serve.bodies._BODY_WITHIN_S={BODY_S} serve.server._REQUEST_WITHIN_S={HEADERS_S}"
 )
 
-# The server itself sets these bounds, so one kind of Redis is enough; that also shows that its user may do all of this.
+# The server itself sets these bounds, so one kind of Redis is enough, also to show that the server's user may do all this.
 pytestmark = pytest.mark.parametrize("shipped_redis", redis_servers()[:1], indirect=True)
 
 
@@ -119,7 +119,7 @@ def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServ
         return int(post(server, export_of(span), authorization=f"Bearer {token}").status)
 
     begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
-    # A token may begin runs while it holds no more than is free, of 10 runs or of four fifths of 8 MiB.
+    # A token may begin runs as long as it holds less than is free, of the 10 runs and of four fifths of the 8 MiB.
     assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
     # A token's open runs accept further spans, whatever other tokens begin, until they take half of all bytes.
     (first, *_) = [run.run_id for run in store.runs.collected()]
@@ -217,7 +217,7 @@ def test_no_run_costs_more_than_its_bounds(server: HttpServer) -> None:
         ids = delimited(1, bytes.fromhex(run_id)), delimited(2, bytes([number] * 8))
         parent = delimited(4, bytes([number + 1] * 8)) if number < 15 else b""
         span = delimited(1, delimited(2, delimited(2, *ids, parent, b"\x4a\x00" * 340_000)))
-        # The run may be dead before its last span, its root, comes.
+        # The run may be dead before its last span, the root, arrives.
         assert post(server, span, content_type=PROTOBUF).status == 200
     path, headers = f"/traces/kp:trace:otel:{run_id}", {"authorization": f"Bearer {TOKEN}"}
     wait_until(lambda: server.ask("GET", path, **headers).status == 200)
@@ -263,7 +263,7 @@ def test_no_request_costs_more_than_its_bounds(
         sockets[name].sendall(sent)
     ends = {name: pool.submit(lambda each: (each.recv(100), time.monotonic()), each) for name, each in sockets.items()}
 
-    # A peer that sends too much, or has no valid token, gets its answer once it has sent all.
+    # A peer that sends too much, or has no valid token, gets its answer once it has sent everything.
     large = b"[" * 8 * MIB
     assert post(server, large + b"[").status == 413
     assert post(server, large, authorization="Bearer none").status == 401

@@ -97,7 +97,7 @@ def test_messages_just_under_the_limit_take_bounded_memory_while_the_ledger_is_a
             for body in bodies:
                 put(Attack("", body, {}, {"no envelope": True} if arena.broker == "redis" else {}))
         wait_until(lambda: worker.events("message_waits"))
-        # No condition tells that the worker receives no more, so let some time pass.
+        # No condition shows that the worker receives no more messages, so let some time pass.
         threading.Event().wait(OUTAGE_S)
         proxy.accept()
         # These are more dead letters than may be stored, so the oldest are dropped.

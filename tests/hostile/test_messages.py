@@ -67,7 +67,7 @@ def _attack(arena: ShippedArena, messages: Sequence[Attack]) -> list[dict[str, A
 
 
 def _stored_body(arena: Arena, body: bytes) -> bytes:
-    """Return what a dead letter stores of a body: all of it, but only the beginning of a too large one from RabbitMQ."""
+    """Return the part of a body that a dead letter stores: all of it, or its beginning if RabbitMQ carried too large a body."""
     is_cut = arena.broker == "rabbitmq" and len(body) > largest_body_bytes(arena.settings().limits)
     return body[:BEGINNING_BYTES] if is_cut else body
 

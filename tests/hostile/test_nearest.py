@@ -1,4 +1,4 @@
-"""With ``results.nearest`` off, a decision reveals no other producer's trace id to one that probes, on any path."""
+"""With ``results.nearest`` off, a producer that probes for similar traces learns no other producer's trace id, on any path."""
 
 import base64
 import json

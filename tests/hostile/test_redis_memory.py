@@ -1,4 +1,4 @@
-"""Redis bounds the memory that a user with few permissions can take beyond its maxmemory, as far as its version can."""
+"""A user with few permissions takes only bounded memory beyond Redis' maxmemory, as far as its version has bounds."""
 
 import socket
 from collections.abc import Callable, Iterator
