@@ -121,7 +121,7 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
     """Return the keys that have neither a TTL nor another bound.
 
     Pending traces must not expire, however long their queue is: their records get a TTL, and leave the index, when they end.
-    Pinned sets stay until somebody removes them. Each of the other keys exists once, whatever is submitted.
+    Pinned sets stay until somebody removes them. The other keys that may lack a TTL exist only once, whatever is submitted.
     """
     pending: Any = connection.zrange(keys.pending, 0, -1)
     bounded = {keys.pending, keys.counts, keys.dropped, keys.tallies, keys.outcome_secret}
@@ -134,7 +134,7 @@ def _boundless(connection: redis.Redis, keys: Keys) -> list[bytes]:
 
 @pytest.fixture
 def limit_memory(redis_client: redis.Redis) -> Iterator[Callable[[int], object]]:
-    """A function that limits the memory of that Redis, in bytes, until the test is over."""
+    """A function that limits the memory of the session's Redis, in bytes, until the test is over."""
     yield lambda limit_bytes: redis_client.config_set("maxmemory", limit_bytes)
     redis_client.config_set("maxmemory", 0)
 
@@ -175,7 +175,7 @@ def rabbitmq(rabbitmq_url: str, settings: Settings) -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def store(settings: Settings) -> Iterator[Store]:
-    """The scorer's store in that Redis."""
+    """The scorer's store in the session's Redis."""
     with Store.open(settings) as opened:
         yield opened
 

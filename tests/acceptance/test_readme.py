@@ -28,7 +28,7 @@ TRACES: Final = 200
 """The number of real traces with which README's figures are measured."""
 
 IN_ORDER: Final = {"KP_WORKER_CONCURRENCY": "1"}
-"""A worker that decides one message at a time compares each trace with the same ones in every run, as README's figures need."""
+"""A worker that decides one message at a time compares each trace with the same ones in every run, as for README's figures."""
 
 
 def alike(expected: str, line: str) -> bool:

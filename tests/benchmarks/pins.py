@@ -1,13 +1,13 @@
 """Measures how well a pinned set of plain texts finds the tasks that it holds, asked in other words, on the real traces.
 
 The set holds the objectives of half of the tasks, drawn at random; runs of the other half must not be found. A run is found if
-it is more similar than a threshold, which is set so that, over all draws, one in a thousand runs of the other half is found.
+its similarity exceeds a threshold, which is set so that, over all draws, one in a thousand runs of the other half is found.
 Objectives that differ only in numbers, or share a user, a reservation or a quoted name, count as one task.
 
 - ``compares``: the vector with which each text is compared: the one that a run has anyway (``trace``), or that of its
   ``objective`` alone.
-- ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the set's tasks that are found by a run that asks as the set
-  does; politely; with synonyms; or with both and its last part in front. Numbers stay.
+- ``same``, ``polite``, ``synonyms``, ``reordered``: the share of the set's tasks whose run is found if it asks in the set's
+  words, politely, with synonyms, or with both and the last part in front. Numbers stay as they are.
 - ``beyond``: the threshold.
 
 A second table shows the cost of comparing objectives with ``--entries`` entries of 384 dimensions, on one thread, as in a

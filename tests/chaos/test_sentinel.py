@@ -104,7 +104,7 @@ def test_a_replica_takes_over_from_a_primary_killed_under_load(watched: Watched,
         assert undecided & safe, "too late to test anything"
         watched.primary.kill()
         wait_until(watched.replica.is_primary)
-        # This succeeds once the connections have followed; then traces that the replica did not get are unknown.
+        # Submitting succeeds once the clients have followed the failover; traces that the replica lacks are then unknown.
         submitted += submit(client, load[REPLICATED + AT_RISK :])
         lost = {trace_id for trace_id, status in zip(submitted, client.look_up(submitted), strict=True) if status is None}
         assert lost <= set(submitted) - safe

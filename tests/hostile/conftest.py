@@ -65,19 +65,19 @@ def shipped_redis(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="session")
 def redis_url(shipped_redis: Shipped) -> str:
-    """The administrator's URL, with which the tests inspect and change that Redis."""
+    """The administrator's URL, with which the tests inspect and change the shared Redis."""
     return shipped_redis.url("administrator")
 
 
 @pytest.fixture
 def settings(shipped_redis: Shipped, redis_client: redis.Redis) -> Settings:
-    """The settings of a worker on that Redis, which is empty when the test begins."""
+    """The settings of a worker on the shared Redis, which is empty when the test begins."""
     return shipped_redis.settings("worker")
 
 
 @pytest.fixture
 def client(shipped_redis: Shipped, store: Store) -> Iterator[Client]:
-    """A client of that Redis, into which a worker has loaded the scripts."""
+    """A client of the shared Redis, into which a worker has loaded the scripts."""
     store.ledger.load_scripts()
     with Client(shipped_redis.settings("client")) as opened:
         yield opened
