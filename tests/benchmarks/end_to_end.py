@@ -1,4 +1,6 @@
-"""Measures the rate of one worker with a real broker, from submission to published decision, beside those of bare engines.
+"""Measures the rate of one worker, from submission through a real broker to published decision, beside those of two engines.
+
+The engines are the worker's own without the rest of the worker, and the reference SDK's.
 
 Traces are submitted in portions. The worker is paused while a portion is put on the queue, then decides it at full speed until
 the last decision arrives on its queue. After each portion, the bare engine embeds the same texts in this process, in batches

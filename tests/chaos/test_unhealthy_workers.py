@@ -1,4 +1,4 @@
-"""Workers lose no trace when they end, whether as unhealthy with exit code 4 or on SIGTERM under load."""
+"""Workers lose no trace when they end, whether with exit code 4 because they are unhealthy or on SIGTERM under load."""
 
 import os
 import subprocess
