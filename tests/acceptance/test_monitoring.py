@@ -320,7 +320,7 @@ def test_clients_workers_and_doctor_report_an_alarm_of_rabbitmq(settings: Settin
 
 @contextmanager
 def filling(client: redis.Redis, queue: str) -> Iterator[None]:
-    """Put a hundred messages a second on a queue that is not empty before."""
+    """Put a message on a queue, and then a hundred a second until the block ends."""
     client.lpush(queue, "{}")
     stopping = threading.Event()
 
