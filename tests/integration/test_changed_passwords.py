@@ -31,7 +31,7 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_redis(tmp_path: Pa
         variables = {**NO_URLS, "KP_BROKER_URL_FILE": str(file), "KP_REDIS_URL_FILE": str(file)}
         with at_work(from_file, tmp_path, variables=variables) as (worker, client), make_celery(from_file) as app:
             client.wait(client.submit(first), timeout_s=30)
-            # The old password ends before the file has the new one, an order that the page advises against.
+            # Revoke the old password before the file has the new one, an order that the page advises against.
             admin.execute_command("ACL", "SETUSER", "worker", "resetpass", ">second")
             admin.client_kill_filter(user="worker")
             wait_until(lambda: "WRONGPASS" in worker.text())

@@ -62,23 +62,23 @@ def noted(store: Store) -> bytes:
 
 
 def refused(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter a message as a worker does that parses it and whose limits it exceeds."""
+    """Dead-letter a message like a worker that parses it and whose limits it exceeds."""
     return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "steps: too many", TRACE_ID), STRICT)
 
 
 def unread(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter a message as a worker does that cannot parse it."""
+    """Dead-letter a message like a worker that cannot parse it."""
     return dead_letter(store.dead_letters, sent, DeadLettering("invalid", "$: too many values", TRACE_ID), STRICTER)
 
 
 def poisonous(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter a message as a worker does that finds too many attempts in its record."""
+    """Dead-letter a message like a worker that finds too many attempts in its record."""
     why = DeadLettering("poison", "5 workers died", TRACE_ID, digest_of(submission()))
     return dead_letter(store.dead_letters, sent, why, Limits())
 
 
 def poisonous_unread(store: Store, sent: Any) -> Decision | None:
-    """Dead-letter a message as a worker does that does not read it, because others have died of it."""
+    """Dead-letter a message like a worker that does not read it, because others have died of it."""
     return dead_letter(store.dead_letters, sent, poison(sent, 5), Limits())
 
 
@@ -88,7 +88,7 @@ def failed(store: Store, sent: Any) -> Decision | None:
 
 
 def lost(store: Store, _: Any) -> Decision | None:
-    """Dead-letter a submission as the resender does, which has only what the client noted."""
+    """Dead-letter a submission like the resender, which has only what the client noted."""
     payload = submission()
     return store.dead_letters.dead_letter(
         payload, DeadLettering("lost", "sent 4 times", TRACE_ID, digest_of(payload), deliveries=0)

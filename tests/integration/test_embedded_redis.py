@@ -120,7 +120,7 @@ def test_note_with_the_password_and_its_folder_are_private_whatever_was_there(no
     note.parent.mkdir()
     note.touch()
     note.chmod(0o666)
-    # Under a umask of 002 other programs may have made the folder like this.
+    # Under a umask of 002, another program may have made the folder like this.
     note.parent.chmod(0o777)
     with embedded_redis(tmp_path / "data", advertise={}) as url:
         assert [path.stat().st_mode & 0o777 for path in (note.parent, note)] == [0o755, 0o600]

@@ -31,7 +31,7 @@ TASKS: Final = ("pay the invoice of May", "route the parcel to Rome", "close the
 
 
 def decider_on(store: Store, settings: Settings, **routing: object) -> Decider:
-    """Return the decider of a worker on this store, which is ready to decide."""
+    """Return a worker's decider on this store, ready to decide."""
     settings = with_changed(settings, routing__gate="coverage", **{f"routing__{name}": each for name, each in routing.items()})
     embedder, window = WordEmbedder(), settings.novelty.window()
     meter, facts = NoveltyMeter(embedder, store.novelty_log(embedder.space), window), store.facts(embedder.space)

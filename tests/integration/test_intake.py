@@ -38,7 +38,7 @@ def settings_here(rabbitmq: RabbitMQ) -> Settings:
 
 @pytest.fixture
 def intake(settings_here: Settings, store: Store) -> Iterator[QueueDrainer]:
-    """What drains the intake, on an app whose queues are declared."""
+    """A drainer of the intake, on an app whose queues are declared."""
     queues = first_queues(settings_here)
     assert queues.intake
     with make_celery(settings_here) as app:
@@ -59,7 +59,7 @@ def put(settings: Settings, bodies: Sequence[bytes], **properties: Any) -> None:
 
 
 def get_all(settings: Settings) -> list[Any]:
-    """Return all messages that are on the queue of traces, acknowledged."""
+    """Receive all messages on the queue of traces, and return them."""
     with Connection(settings.broker.url) as connection:
         return list(iter(lambda: connection.default_channel.basic_get(settings.queues.first, no_ack=True), None))
 
@@ -94,7 +94,8 @@ def test_copies_left_by_a_worker_that_dies_before_acknowledging_are_decided_once
         statuses = list(client.as_completed([trace["id"] for trace in traces], timeout_s=PATIENCE_S))
         assert {status.state for status in statuses} == {"decided"}
         wait_until(lambda: rabbitmq.waiting("intake") == rabbitmq.waiting("traces") == 0)
-        # These are both copies of the second batch, at least. The first worker died before it wrote some of its log lines.
+        # The next worker decides at least both copies of the second batch. The first one died before it wrote all its log
+        # lines.
         wait_until(lambda: len(next_worker.events("trace_decided")) >= 40)
     assert store.ledger.counts() == (120, 0, 120, 0)
 

@@ -134,7 +134,7 @@ def test_a_set_is_chosen_among_the_traces_that_a_fleet_has_decided(asked: Path, 
     assert done.exit_code == 0, done.output
     (row,) = rows(done.stdout)
     assert (row["trace_id"], row["stands_for"], row["kept"]) == ("kp:trace:refund", 5, True)
-    # The same traces are chosen as without files, which hold the texts that Redis lacks.
+    # With the files, which hold the texts that Redis lacks, the same trace is chosen.
     assert rows(keep(asked, "--best", "1", *fleet).stdout) == [ASKED[4]]
     assert rows(keep("--best", "100%", "--since", "1h", *fleet).stdout) == rows(keep("--best", "100%", *fleet).stdout)
     assert "kept 0 of 0 traces" in keep("--best", "1", "--since", "2999-01-01", *fleet).stderr

@@ -1,4 +1,7 @@
-"""The ledger keeps a label as long as its decision, and erases it with that. All that reads stored decisions reads labels."""
+"""The ledger keeps a label as long as its decision, and erases both together.
+
+Whatever reads stored decisions reads labels, too.
+"""
 
 import os
 from collections.abc import Callable

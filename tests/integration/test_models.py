@@ -77,7 +77,7 @@ def on_torch(tiny: Tiny) -> Embedder:
 def test_vectors_are_those_of_sentence_transformers(tiny: Tiny) -> None:
     embedder = on_torch(tiny)
     expected = tiny.encode(TEXTS)
-    # The texts must differ; otherwise it would show nothing that their vectors agree.
+    # The texts must have different vectors, or it would prove nothing that both libraries agree.
     assert (expected @ expected.T)[np.triu_indices(4, 1)].max() < 0.99
     for vectors in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
         assert (vectors * expected).sum(axis=1).min() > 1 - 1e-4

@@ -70,7 +70,7 @@ def test_messages_in_flight_while_a_neighbour_has_our_key_are_not_lost(
             transaction.execute()
         client.submit(trace)
         wait_until(lambda: worker.events("trace_waits"))
-        # After this time, a message that is nowhere would long count as lost.
+        # By this time, a message that is nowhere would have counted as lost twice over.
         due_ms = wait_until(empty_since_ms) + 7_000
         wait_until(lambda: empty_since_ms() > due_ms)
         assert list(store.dead_letters.read()) == []

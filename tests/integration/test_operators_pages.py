@@ -80,7 +80,7 @@ class Fleet:
 
 @pytest.fixture(params=["queue", "stream"])
 def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Fleet]:
-    """A shipped Redis with a worker. With decisions on a stream, it is another server, and a group reads the stream."""
+    """A Redis as shipped, with a worker. If decisions go to a stream, it is another server, and a group reads the stream."""
     another = shutil.which("redis-server") if request.param == "stream" else None
     server = Shipped(tmp_path, another or default_server(), more="maxmemory 1gb\n")
     try:

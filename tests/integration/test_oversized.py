@@ -26,7 +26,7 @@ Keep = Callable[[Sequence[bytes]], list[bytes]]
 
 @pytest.fixture(params=["received", "reclaimed"])
 def keep(request: pytest.FixtureRequest, settings: Settings, redis_client: redis.Redis) -> Any:
-    """A function that puts messages over 10 bytes through one of two ways, and returns those kept beside the queue."""
+    """A function that has a channel receive or reclaim large messages, and returns those that it keeps beside the queue."""
     options = {"largest_bytes": 10}
     with Connection(
         settings.broker.url, transport="kp_scorer.broker.redis_transport.channel:Transport", transport_options=options

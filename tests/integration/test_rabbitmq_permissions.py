@@ -95,7 +95,7 @@ def _send_beyond(url: str) -> None:
 
 
 def _declare_and_send(url: str, trace: dict[str, Any]) -> None:
-    """Submit a trace as clients do that declare the queue to which they send."""
+    """Submit a trace like a client that declares the queue to which it sends."""
     with confirming(url) as connection, connection.channel() as channel:
         channel.exchange_declare("default", "direct", durable=True, auto_delete=True)
         channel.queue_declare("traces.intake", durable=True, auto_delete=False)
@@ -157,7 +157,7 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_
 
 
 def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool:
-    """Return whether a user may do any of these acts, given that everything that they need exists."""
+    """Make all that these acts need, and return whether a user may perform any of them."""
     for queue in (*QUEUES, INTAKE):
         admin.default_channel.queue_declare(queue, durable=True, auto_delete=False)
     admin.default_channel.exchange_declare("traces", "direct", durable=True, auto_delete=False)

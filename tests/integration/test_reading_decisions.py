@@ -264,7 +264,7 @@ def test_the_example_writes_what_is_read_to_parquet(settings: Settings, tmp_path
         wait_until(lambda: len(list(tmp_path.glob("*.parquet"))) == 3 and journal.read_bytes().count(b"\n") == 1)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-    import polars  # which takes a second, in every process that collects this file
+    import polars  # Importing polars takes a second, which every process that collects this file would spend.
 
     table = polars.concat(map(polars.read_parquet, sorted(tmp_path.glob("*.parquet"))), how="vertical_relaxed")
     assert Counter(table["trace_id"]) == Counter([*ids_of(made), made[0].trace_id])

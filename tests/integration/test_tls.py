@@ -108,7 +108,7 @@ def test_a_server_is_used_only_if_its_certificate_is_valid(
 
 
 def settings_with(broker_url: str, redis_url: str) -> Settings:
-    """Return settings with a broker behind TLS. If that is Redis, it is the store, too."""
+    """Return settings with a broker behind TLS. If the broker is Redis, it is the store, too."""
     is_redis = broker_url.startswith("rediss")
     return load_settings({"broker.url": broker_url, "redis.url": broker_url if is_redis else redis_url, **QUICK})
 
@@ -119,7 +119,7 @@ def test_no_password_is_sent_without_tls(reach: Reach, broker: BrokerName, redis
     with Listener() as plain, pytest.raises(ServiceUnavailable):
         reach(settings_with(f"{scheme}://user:{SECRET}@localhost:{plain.port}/0", redis_url))
     assert plain.heard
-    # All that the server hears are records of TLS's handshake, which comes first.
+    # The server hears nothing but records of TLS's handshake, which comes first.
     assert all(chunk[:1] == b"\x16" and SECRET.encode() not in chunk for chunk in plain.heard if chunk)
 
 

@@ -42,7 +42,7 @@ PATTERNS: Final = {
 
 def used_bytes(client: redis.Redis) -> int:
     """Return the memory that Redis uses once it is stable, as Redis measures its clients' buffers only once a second."""
-    # Redis 8 also counts memory of Lua's that is not collected yet.
+    # Redis 8 also counts the garbage that Lua has not collected yet.
     client.script_flush()
     readings = [_used_bytes(client)]
     while len(readings) < 2 or abs(readings[-1] - readings[-2]) > 1_000:

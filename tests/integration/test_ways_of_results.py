@@ -1,4 +1,4 @@
-"""By each way of publishing, users' usual clients read each decision once, whatever happens."""
+"""Decisions published in any of the ways are read once each, whatever happens, by clients that users would choose."""
 
 import json
 import os

@@ -1,1 +1,4 @@
-"""A model of the ledger, the logs and the dead letters, which what Redis holds is compared with in any order of scripts."""
+"""A model of the ledger, the logs and the dead letters.
+
+In whatever order the scripts run, Redis must hold what the model holds.
+"""

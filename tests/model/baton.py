@@ -12,7 +12,7 @@ class Gone(BaseException):
 
 
 class Violation(AssertionError):
-    """What Redis holds differs from the specification. It reaches the test even if a handler swallows it on its way."""
+    """Raised when Redis does not hold what the specification says. No handler on its way can hide it from the test."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class Stretch:
         self._back.release()
 
     def stop(self, next_call: str) -> None:
-        """Wait until the function, which calls this itself, may make its next call."""
+        """Wait, in the function's own thread, until the function may make its next call."""
         self.next_call = next_call
         self._back.release()
         self._go.acquire()

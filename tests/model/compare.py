@@ -59,7 +59,7 @@ def _expected(model: Reference) -> dict[str, object]:
 
 
 def _record(record: TraceRecord) -> dict[str, bytes]:
-    # A dead record has the field even if there is no detail.
+    # A dead record always has the field of its detail, even if that is empty.
     is_dead = record.state == "dead"
     fields = _fields({name: value for name, value in vars(record).items() if value or (is_dead and name == "detail")})
     return fields | dict.fromkeys(fields.keys() & {"fact"}, _SOME)

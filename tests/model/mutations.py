@@ -59,7 +59,7 @@ def _instead_of(condition: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole_statement(lines: list[str]) -> str:
-    """Return the first line with as many of the next as close all its brackets."""
+    """Return the first line, and as many of the next ones as it takes to close all brackets."""
     statement = lines[0]
     for line in lines[1:]:
         if _is_balanced(statement):

@@ -1,4 +1,4 @@
-"""What clients, the resender and people at the command line do to the ledger and the dead letters, step by step."""
+"""The work of clients, the resender and people at the command line on the ledger and the dead letters, step by step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress

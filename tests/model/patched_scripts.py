@@ -11,7 +11,7 @@ NOW_KEY: Final = "model:now"
 DEADLINES_KEY: Final = "model:deadlines"
 
 MOST_NAMES: Final = 2
-"""The number of domains that get a tally of their own though the settings do not name them. Some must be left over."""
+"""The number of domains that get a tally of their own although no settings name them. It is so small that some get none."""
 
 LETTER_BYTES: Final = 1
 """The bytes that a dead letter counts beside its payload. With so few, letters can be too many before they are too large."""
@@ -23,7 +23,8 @@ _COUNTS: Final = {"commit": 1, "ledger": 1}
 _CLOCK: Final = re.compile(r"local function now_ms\(\)\n.*?\nend\n", re.DOTALL)
 _BOUND: Final = re.compile(r"local (MOST_NAMES|LETTER_BYTES) = \d+")
 
-# Keys must not expire by Redis' own clock. The prelude notes each lifetime instead, and the test deletes the key in time.
+# Keys must not expire by Redis' own clock. The prelude notes each lifetime instead, and the test deletes the key when it is
+# due.
 _PRELUDE: Final = f"""
 local server = redis
 local function now_ms()

@@ -281,7 +281,7 @@ class Reference:
         return {kind: str(size) for kind, size in sums.items()}
 
     def next_to_go(self) -> tuple[str, str] | None:
-        """Return the letter to remove next and the reason it had, empty if it has expired; None if all is within bounds."""
+        """Return the letter to remove next and its reason, empty if it has expired; return None if all is within bounds."""
         if not self.letter_index:
             return None
         oldest, newest = (least_or_most(self.letter_index, key=self._age) for least_or_most in (min, max))

@@ -76,7 +76,8 @@ class LogModel:
             return record.entry
         place = self._append(books, epoch, LogEntry(0, 0, trace_id, digest, counts, visible if visible != digest else b""))
         if record.state in ("decided", "dead"):
-            # A trace that has ended keeps the place that its end rests on. Only the worker uses this one, for its comparison.
+            # A trace that has ended keeps the place that its end rests on. Its worker uses the new place only for the
+            # comparison.
             return place
         record.digest, record.epoch, record.entry = digest, epoch, place
         books.records[trace_id] = record

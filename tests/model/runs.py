@@ -15,7 +15,7 @@ from tests.model.workers import Worker
 from tests.model.world import World
 
 _ROUNDS: Final = 60
-"""The rounds in which everybody finishes in good order what was begun. After these, nothing may be left over."""
+"""The number of rounds within which all work must be finished. Nothing may be left over after them."""
 
 
 class Failure(NamedTuple):

@@ -47,7 +47,8 @@ class Server:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        # By default, trimming a stream waits until a node is full. There is no need to keep data beyond the test.
+        # Trim streams at once, which Redis by default only does when a node is full. Write no file, as nothing outlives the
+        # test.
         client.config_set("stream-node-max-entries", 1)
         client.config_set("appendonly", "no")
         self._dump = client.register_script(_DUMP)

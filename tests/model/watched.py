@@ -235,7 +235,10 @@ class WatchedLetters:
 
 
 class WatchedFacts(RedisFacts):
-    """The facts as one worker reads them, which happens in the step that appends to the novelty log before."""
+    """The facts as one worker uses them.
+
+    It reads them in the same step of the model as the append to the novelty log before.
+    """
 
     def __init__(self, books: Books) -> None:
         super().__init__(books.client, KEYS, WordEmbedder.space, BOUNDS)

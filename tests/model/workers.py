@@ -81,7 +81,7 @@ class Worker:
         self.ended.append(Ended(message, DeadLettering("invalid", "steps: expected fewer", trace_id, b"")))
 
     def take(self, message: Message) -> None:
-        """Receive a message, and set those apart that can never be decided."""
+        """Receive a message. If it can never be decided, note how it ends."""
         message.deliveries += 1
         self.in_flight.append(message)
         payload = message.payload
@@ -131,7 +131,7 @@ class Worker:
         return bool(self.ready) or self.finishing is not None
 
     def finish(self, *, fails: bool) -> str:
-        """Run one more script that finishes the group which was ready first, or let the script fail, as in an outage."""
+        """Run one more script that finishes the oldest ready group, or let the script fail, as in an outage."""
         if self.finishing is None:
             group, self.ready = self.ready[:LARGEST_BATCH], self.ready[LARGEST_BATCH:]
             self.finishing = group, Stretch(partial(self.decider.finish, [each.pending for each in group]))

@@ -89,7 +89,7 @@ class World:
                     raise Violation(f"{self._name(worker)} knows other facts than a worker that starts now")
 
     def close(self) -> None:
-        """Let all workers and operators die that still have work to do."""
+        """Let all workers and operators die, whatever they still have to do."""
         for operator in self.operators:
             operator.die()
         for worker in self.workers:

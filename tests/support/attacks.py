@@ -160,7 +160,8 @@ def _packed(traces: Traces) -> Iterator[Attack]:
     attack = _attack(next(traces), {"compression": GZIP})
     yield attack._replace(body=zlib.compress(attack.body))
     yield attack._replace(trace_id="", body=zlib.compress(attack.body)[:-10])
-    # Workers rename the header ``compression`` to this when they receive a message. They drop it if a producer sends it.
+    # Workers rename the header ``compression`` to this when they receive a message, and drop what a producer sends under the
+    # name.
     gzip = {PACKED_BY: GZIP}
     yield _attack(next(traces), gzip)
     alone = _attack(next(traces), gzip)

@@ -1,4 +1,4 @@
-"""Builders for one line each: traces and their JSON, decisions, policies, candidates of the novelty log and embedders."""
+"""Builders of traces and their JSON, decisions, policies, candidates and embedders, which take one line each."""
 
 import copy
 import hashlib

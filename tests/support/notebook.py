@@ -39,7 +39,7 @@ def shown_by(cells: list[Cell], folder: Path) -> list[list[Cell]]:
     """Run cells one after the other in a process that begins in ``folder``; return the outputs of each, as texts.
 
     Raises:
-        RuntimeError: one of them fails; it ends with what stderr had.
+        RuntimeError: a cell fails; the message is what the process wrote to stderr.
     """
     sources = json.dumps(["".join(cell["source"]) for cell in cells])
     done = subprocess.run(

@@ -5,7 +5,7 @@ from textwrap import dedent
 from typing import Final
 
 MARKER: Final = "Quetzalcoatl"
-"""A word in all that a check prints, raises, or returns against the rules. It may appear nowhere."""
+"""A word that the checks print, raise or return against the rules. It may appear nowhere."""
 
 _CHECKS: Final = f"""
     import os, re, sys, time

@@ -130,8 +130,8 @@ class Proxy:
             # Once one side has closed the connection, the other one must be closed, too.
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         except (OSError, asyncio.CancelledError):
-            # Either the server is down, as the client is about to find out, or the proxy closes; asyncio would complain if the
-            # cancellation reached it.
+            # Ignore both errors: the client is about to find out that the server is down, and asyncio would complain of a
+            # cancelled handler when the proxy closes.
             pass
         finally:
             connection.abort()

@@ -161,7 +161,7 @@ def evaluated(expression: str) -> str:
     # rabbitmqctl would start a virtual machine for each call, which takes a second of processor time. erl_call, which comes
     # with Erlang, starts none.
     if erl_call := shutil.which("erl_call"):
-        # erl_call needs the cookie of the server's user, whom Debian's rabbitmqctl acts as, too.
+        # erl_call needs the cookie of the server's user, so it runs as that user, as Debian's rabbitmqctl does.
         as_server = ["runuser", "-u", "rabbitmq", "--"] if os.geteuid() == 0 else []
         reply = _output_of(*as_server, erl_call, "-sname", "rabbit", "-e", stdin=f"{expression}\n")
         if reply.startswith("{ok, "):

@@ -137,7 +137,7 @@ class RedisServer:
             old.execute_command("CLIENT", "UNPAUSE")
 
     def is_primary(self) -> bool:
-        """Return whether it is a primary. One that becomes a replica disconnects its clients."""
+        """Return whether this server is a primary; False also while it disconnects its clients to become a replica."""
         try:
             with self.connect() as client:
                 return bool(client.info("replication")["role"] == "master")

@@ -1,4 +1,4 @@
-"""Tests whether work takes time in proportion to its input: by processor time, for an input and for one four times as large."""
+"""Tests whether work takes processor time in proportion to its input, by an input and one that is four times as large."""
 
 import gc
 import time

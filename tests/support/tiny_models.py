@@ -47,7 +47,7 @@ def mpnet(directory: Path) -> SentenceTransformer:
 
 
 def roberta(directory: Path) -> SentenceTransformer:
-    """Make a model whose positions begin after the padding token's id, with byte-level tokens, max pooling, a dense module."""
+    """Make a model with positions after the padding token's id, byte-level tokens, max pooling and a dense module."""
     config = transformers.RobertaConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1, type_vocab_size=1)
     body = _transformer(
         directory, transformers.RobertaModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>", longest=128

@@ -236,7 +236,7 @@ def test_a_fork_is_a_run_of_its_own_and_lines_that_it_repeats_count_once() -> No
 
 
 def of_chain(kind: str, content: object, own: str, parent: str | None, **fields: object) -> Json:
-    """Return a line of a session of Claude Code that knows its own id and that of the line before it."""
+    """Return a line of a Claude Code session with its own id and the id of the line before it."""
     return of_claude(kind, content, uuid=own, parentUuid=parent, timestamp=f"2026-03-01T08:00:{len(own):02}Z", **fields)
 
 
@@ -265,7 +265,7 @@ def test_branch_that_was_given_up_is_no_part_of_the_run_and_parallel_calls_are()
     (trace,) = converted("", *CHAIN)
     assert trace["task"]["objective"] == "List the files"
     assert steps_in(trace) == LISTED
-    # If the chain leads back to no beginning, all lines are read.
+    # If the chain of lines does not lead back to a beginning, all lines are read.
     assert len(steps_of("", *CHAIN[:-1], CHAIN[-1] | {"parentUuid": "lost"})) == len(LISTED) + 2
 
 

@@ -211,7 +211,7 @@ def test_input_of_a_span_and_of_a_trace_is_a_message_only_in_the_form_of_one(con
     for source in ([observation("SPAN", "book", 0, input=content, output=FREE)], TRACE | {"input": content}):
         traces, refused = converted_and_refused("langfuse", [source])
         assert [(each["task"]["objective"], steps_in(each)) for each in traces] == [(asked, [("thought", FREE)])] * bool(asked)
-        # Users do not speak JSON, so an object that is no message is no question.
+        # Users do not speak JSON, so an object that is not a message cannot be the question.
         assert len(refused) == (not asked)
 
 

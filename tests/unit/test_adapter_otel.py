@@ -20,7 +20,7 @@ from tests.support.converting import SUPPLIED, converted, converted_and_refused,
 Json = dict[str, Any]
 TRACE: Final = "5B8EFFF798038103D269B633813FC60C"
 START: Final = 1_767_225_600_000_000_000
-"""The beginning of 2026."""
+"""The beginning of 2026, in nanoseconds."""
 MS: Final = 1_000_000
 FAILED: Final = {"code": 2, "message": "timed out"}
 
@@ -226,7 +226,7 @@ def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: boo
     assert trace["metadata"]["success"] is success
 
 
-# OpenInference
+# The following tests use spans by the conventions of OpenInference.
 
 
 def flat(prefix: str, messages: Sequence[Json]) -> Json:

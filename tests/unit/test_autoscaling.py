@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 def simulate(scaling: Scaling, arrivals: Loads) -> Outcome:
-    """Return the number of replicas at each second, and how long traces wait for their decision: all but the slowest 5%."""
+    """Return the number of replicas at each second, and the 95th percentile of the time until traces are decided."""
     replicas = ready = scaling.least
     starting: list[int] = []
     wanted: list[tuple[int, int]] = []

@@ -46,7 +46,7 @@ def unlabelled(scores: Any) -> Sample:
 
 
 def labelled(scores: Floats, labels: Integers) -> Sample:
-    """Return a sample in which every pair of score and label is that of one trace."""
+    """Return a sample in which each pair of score and label belongs to one trace."""
     return Sample(scores, labels, np.ones_like(labels))
 
 

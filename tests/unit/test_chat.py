@@ -1,4 +1,4 @@
-"""A run as a chat: its turns as they were, the system's texts, and the tools' definitions, from whatever records it has."""
+"""A run becomes a chat with its turns as they were, the system's texts and the tools' definitions, whatever recorded them."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Commands print progress, tables and ids that can be copied, and nothing that a terminal acts on."""
+"""Commands print progress and tables, take ids by their beginning, and show nothing that a terminal acts on."""
 
 import json
 import os

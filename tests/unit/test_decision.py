@@ -115,7 +115,7 @@ def resting_on(entry: str, novelty: float) -> Decision:
 
 
 def audited(novelty: float, digest: bytes, entry: str = "1000-1") -> Report:
-    """Return the audit of such a decision against a log that holds only ``ENTRY``."""
+    """Return the audit of a decision with these values, against a log that holds only ``ENTRY``."""
     decided = DecidedTrace(resting_on(entry, novelty), digest)
     return audit([ENTRY], lambda ids: [decided], Window(10, 60_000, 0, 0), lambda done, total: None)
 
@@ -145,7 +145,7 @@ def test_entries_after_a_place_are_audited_against_windows_that_begin_before_it(
     assert (later.entries, later.agreeing, later.undecided, later.last) == (3, 2, 1, Place(1_000, 3))
     nothing = since(str(later.last))
     assert (nothing.entries, nothing.agreeing, nothing.last) == (1, 0, None)
-    # Damaged entries are counted only after the place, too.
+    # Damaged entries that lie before the place are not counted either.
     damaged = [log[0]._replace(trace_id=""), log[1], log[2]._replace(trace_id="")]
     assert [since(place, damaged).damaged for place in ("0-0", "1000-1", "1000-3")] == [2, 1, 0]
 

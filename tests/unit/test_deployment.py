@@ -206,7 +206,8 @@ def test_the_deployed_server_gets_existing_settings_and_needs_its_token(
 
 def test_the_secrets_are_for_nobody_else_on_this_machine(secrets: Path) -> None:
     assert secrets.stat().st_mode & 0o777 == 0o700
-    # Each container reads the files as a different user; the mode of the folder keeps others on this machine out.
+    # Each container reads the files as a different user, so all may read them. The folder's mode keeps others on this machine
+    # out.
     assert {file.stat().st_mode & 0o777 for file in secrets.iterdir()} == {0o644}
 
 

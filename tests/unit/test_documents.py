@@ -26,7 +26,7 @@ FIELDS: Final = {
     for section, field in model.model_fields.items()
     for name in getattr(field.annotation, "model_fields", ())
 }
-"""Section and name of all settings, and of the fields in those parts of a decision that share the name of a section."""
+"""The section and the name of every setting, and of every field in a part of a decision that shares a section's name."""
 SUFFIXES: Final = ("conf", "json", "jsonl", "log", "lua", "md", "py", "toml")
 
 COMMAND: Final = re.compile(r"(?<![\w./-])kp-scorer((?: +[a-z][a-z|-]*)+)")
@@ -171,13 +171,13 @@ def is_path(span: str) -> bool:
         return False
     first, slash, _ = span.partition("/")
     if slash:
-        # Files below ``build`` exist only after make has built them, so they are not looked for.
+        # Files below ``build`` exist only after make has built them, so they do not count as paths.
         return first != "build" and any((base / first).exists() for base in (REPOSITORY, PACKAGE))
     return span.endswith((".py", ".md", ".lua"))
 
 
 def is_there(document: str, span: str) -> bool:
-    """Return whether a path exists below the repository, the document's folder or the package, or a bare name is any file's."""
+    """Return whether a path exists below the repository, the document's folder or the package, or some file has a bare name."""
     path = re.sub(r":\d+$", "", span).rstrip("/")
     if any(any(base.glob(path)) for base in (REPOSITORY, (REPOSITORY / document).parent, PACKAGE)):
         return True

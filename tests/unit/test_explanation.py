@@ -1,4 +1,4 @@
-"""The terms of a decision, and the sentences of `kp-scorer explain`, against the scoring itself."""
+"""The terms of a decision and the sentences of `kp-scorer explain` agree with the scoring itself."""
 
 import pytest
 from hypothesis import given

@@ -31,7 +31,7 @@ PLACES: Final = {
     "KP_CONFIG": SCORE,
     "KP_BROKER_URL_FILE": SCORE,
 }
-"""The arguments of a command for each place that can name a file. A path follows them, or is in the variable."""
+"""The arguments of a command for each place that can name a file. The path follows them, or is the variable's value."""
 
 Refusal = Callable[..., str]
 

@@ -187,7 +187,7 @@ def test_traces_that_were_kept_long_ago_do_not_keep_others_out() -> None:
         fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, 1_000, UP))
         gate.catch_up()
         added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
-        # The first run also counts as asking for the task, and the less the longer ago it was.
+        # The first run counts as a request for the task, too, and counts less the longer ago it was.
         assert added == pytest.approx(expected * (1 + 2.0 ** (-weeks / 2)), abs=0.05)
 
 

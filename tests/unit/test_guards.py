@@ -106,7 +106,7 @@ def test_calibration_accepts_nothing_that_a_guard_rejects() -> None:
     assert {decision.is_guarded for decision in decisions} == {True, False}
     unguarded = 1 - sum(decision.is_guarded for decision in decisions) / len(decisions)
     samples = samples_of(((decision, None) for decision in decisions), {})
-    # The guard rejects copies at any threshold, so 90% cannot be reached.
+    # The guard rejects copies at any threshold, so no threshold accepts 90% of the traces.
     cohort = calibrate_samples(samples, Target("accept", 0.9)).domains["code"]
     assert (cohort.suggestion, cohort.lack) == (None, "out_of_reach")
     suggestion = calibrate_samples(samples, Target("accept", 0.5)).domains["code"].suggestion

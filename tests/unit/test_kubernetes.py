@@ -19,7 +19,7 @@ from tests.support.rendering import container_variables, kubernetes, overlay_set
 FLEETS: Final = ("divided/code", "divided/rest")
 OVERLAYS: Final = ("redis", "rabbitmq", "gpu", "teams", *FLEETS)
 VERSIONS: Final = ("1.28", "1.37")
-"""The oldest and the newest version of Kubernetes by whose schemas the objects are checked."""
+"""The oldest and the newest version of Kubernetes whose schemas the objects must match."""
 
 FOREIGN: Final = {
     "ScaledObject": "scaleTargetRef minReplicaCount maxReplicaCount advanced triggers",

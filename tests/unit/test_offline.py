@@ -22,7 +22,7 @@ WORDS = ("invoice", "ledger", "parcel")
 
 
 class PoisonedEmbedder(WordEmbedder):
-    """An embedder that fails on the word "poison" and all that comes with it, and on everything while ``unhealthy``."""
+    """An embedder that fails on a batch with the word "poison", and on everything while ``unhealthy``."""
 
     unhealthy = False
 

@@ -33,7 +33,7 @@ AWAY: Final = ServiceUnavailable("results: away")
 
 
 class RecordingAcknowledger:
-    """Records which deliveries it acknowledges and requeues."""
+    """An acknowledger that records which deliveries it acknowledges and requeues."""
 
     def __init__(self) -> None:
         self.acknowledged: list[list[Delivery]] = []
@@ -58,7 +58,7 @@ class RecordingAcknowledger:
 
 
 class Scene:
-    """A pipeline with an acknowledger that records, and a publisher that fails while ``is_away`` is set."""
+    """A pipeline with a recording acknowledger, and with a publisher that fails while ``is_away`` is set."""
 
     def __init__(self, decider: Decider | None = None) -> None:
         self.acknowledger = RecordingAcknowledger()
@@ -147,7 +147,7 @@ def test_messages_that_waited_together_are_acknowledged_together(scene: Scene) -
     scene.is_away.clear()
     wait_until(lambda: len(scene.acknowledger.completed) == 5)
     assert set(scene.acknowledger.completed) == set(deliveries)
-    # A retry may have come between their failures, so that they were published in two groups.
+    # A retry may have come before all of them had failed, so that they were published in two groups.
     assert len(scene.acknowledger.acknowledged) <= 2
 
 

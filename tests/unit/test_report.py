@@ -66,7 +66,7 @@ def page_html() -> str:
 @given(decisions())
 def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]) -> None:
     for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1, {}).split("\n"):
-        # Long ids, which these decisions lack, may exceed the width, as they are never truncated.
+        # Only a line with a long id may be longer, as ids are never truncated; these decisions have short ids.
         assert cell_len(line) <= COLUMNS
         assert escaped(line) == line
 

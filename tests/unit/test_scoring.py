@@ -1,4 +1,4 @@
-"""The formulas and the overrides, against values worked out by hand and against the reference's own scores."""
+"""The formulas and the overrides give the values that were worked out by hand, and the reference's own scores."""
 
 import json
 import math

@@ -85,7 +85,7 @@ INVISIBLE: Final = "expected no control, format or other invisible characters"
         ("max_elements = 5\n", "^max_elements: "),
         ("[scoring.profiles.code]\ncomplexity = 1.0\n", r"^scoring\.profiles\.code\.novelty: "),
         ("[scoring.thresholds]\ncode = 1.5\n", r"^scoring\.thresholds\.code: "),
-        # With a share this small, the bar would accept ten times as much.
+        # With a share this small, the bar would accept ten times the share.
         ("[routing]\nshare = 0.001\n", r"^routing\.share: Input should be greater than or equal to 0\.005"),
         (
             f"[scoring.profiles]\ntravel = {OWN_PROFILE.replace('0.4', '0.5')}\n",

@@ -24,7 +24,7 @@ from tests.unit.test_adapters import EXAMPLES
 CHARS: Final = 10_000
 ITEMS: Final = 50
 SOME_UNITS: Final = ("a", "7", " ", "\n", "'", '"', "\\", "[", "{},", "a.", "a_", "```bash\n", "user: a\n", "\u4e00")
-"""The units for those kinds of places that are too numerous for all units."""
+"""A selection of units, for records with too many places to try every unit in each."""
 
 RECORDS: Final = EXAMPLES | {
     "commands in texts": {

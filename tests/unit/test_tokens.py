@@ -55,7 +55,7 @@ def whole_text_tokenizer(file: Path) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def reference(tokenizer_file: Path) -> Tokenizer:
-    """Tokenize as the reference does: the whole text, special tokens included, then the cut."""
+    """Tokenize as the reference does: read the whole text, add the special tokens, and only then cut."""
     return whole_text_tokenizer(tokenizer_file)
 
 
@@ -113,7 +113,7 @@ def test_runs_of_any_length_give_the_ids_of_the_whole_text(
 
 def test_every_character_is_treated_as_the_tokenizer_does(tokenizer_file: Path, reference: Tokenizer) -> None:
     ours = Tokens(tokenizer_file, longest=10_000)
-    # Of the planes without assigned characters and the private ones, the first 256 characters stand for all.
+    # Each plane that is private or has no assigned characters is represented by its first 256 characters.
     for start in (*range(0, 0x40000, 256), *range(0x40000, 0xE0000, 0x10000), *range(0xE0000, 0xE0200, 256), 0xF0000, 0x100000):
         if not 0xD800 <= start < 0xE000:
             text = "".join(f"o{char}o {char}. " for char in map(chr, range(start, start + 256)))

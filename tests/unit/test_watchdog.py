@@ -1,4 +1,4 @@
-"""The threads beside the consumer: the times that the watchdog looks at, and periodic tasks."""
+"""The threads beside the consumer: the timers that the watchdog reads, and periodic tasks."""
 
 import threading
 import time

@@ -32,7 +32,7 @@ PLACES: Final = {
 }
 """The dimension and the sign of each word.
 
-If one changes, the space needs another name, or vectors that differ are compared.
+If they changed, the space would need another name, so that no different vectors are compared.
 """
 
 UNRELATED: Final = {
