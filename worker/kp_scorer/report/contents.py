@@ -308,7 +308,7 @@ def _share(part: int, total: int) -> str:
 
 
 def _share_in_brackets(part: int, total: int) -> str:
-    """Return a share in brackets after a space; empty for a total below ten, where it means little."""
+    """Return a space and a share in brackets; nothing for a total below ten, where a share means little."""
     return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
 
 

@@ -272,7 +272,7 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
         yield "This trace"
         yield from _quote(trace)
     else:
-        yield from flowing("With --traces FILE, of a file that has the trace, it would show how the dimensions came about.")
+        yield from flowing("To see how the dimensions came about, pass --traces FILE with a file that has the trace.")
     if novelty.nearest:
         similarity = f"similarity {novelty.nearest.similarity:.4f}{', of the same content' if novelty.duplicate_of else ''}"
         yield ""

@@ -12,7 +12,7 @@ from kp_scorer.report.calibration import domain_of
 from kp_scorer.report.intervals import Booleans, Floats, Share, weighted_share
 
 LEAST_LABELS: Final = 50
-"""A domain with fewer labels has no estimate of its own. Tests hold the intervals from here on."""
+"""A domain with fewer labels has no estimate of its own. Tests verify that intervals hold from this number on."""
 
 
 class Estimate(NamedTuple):

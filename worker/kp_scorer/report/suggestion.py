@@ -22,7 +22,7 @@ _FEWEST_ACCEPTED: Final = 20
 STEPS: Final = 10_000
 # The number of fine steps in one of three decimals. Thresholds are rounded to three decimals where possible.
 _COARSE: Final = 10
-SAME: Final = 1e-9  # Scores that differ by less are equal, and only summed in another order.
+SAME: Final = 1e-9  # Scores that differ by less are equal: their parts were only summed in another order.
 _ROUNDING: Final = 1e-12
 _RESAMPLE_SEED: Final = 1
 _RESAMPLES: Final = 1_000

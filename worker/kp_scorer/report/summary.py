@@ -55,7 +55,7 @@ class DomainSummary(NamedTuple):
 
 
 class Stretch(NamedTuple):
-    """Consecutive traces, by their first and last place from 1, and the quartiles of their novelty."""
+    """Consecutive traces: the places of the first and the last, counted from 1, and the quartiles of their novelty."""
 
     first: int
     last: int
