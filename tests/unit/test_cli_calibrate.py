@@ -111,7 +111,7 @@ def test_success_of_traces_labels_them(tmp_path: Path, monkeypatch: pytest.Monke
     path = jsonl_file(tmp_path / "traces.jsonl", *traces)
     result = run(path, "--precision", "90%")
     assert result.exit_code == 0, result.output
-    assert "# good is what the traces say of themselves (metadata.success)" in result.stdout
+    assert "# a trace counts as good if it says so itself (metadata.success)" in result.stdout
     threshold = tomllib.loads(result.stdout)["scoring"]["threshold"]
     scored = CliRunner().invoke(commands, ["score", str(path)]).stdout
     scores = {row["trace_id"]: row["score"] for row in rows_in(scored)}

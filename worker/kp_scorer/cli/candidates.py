@@ -78,7 +78,7 @@ class Candidates:
         self._files.close()
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
-        """Add a run that was kept before. It stands for runs of its domain, and is no longer a candidate."""
+        """Add a run that was kept before. It can stand for other runs of its domain, and is no candidate itself."""
         if trace_id not in self._all_ids:
             self._all_ids.add(trace_id)
             self._earlier.setdefault(domain, []).append((trace_id, vector))

@@ -22,8 +22,8 @@ _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", 
 _ASSUMED: Final = {"confidence": 0.5, "task_domain": "default"}
 """The values that are assumed, with a note, if neither the source of a run nor an option states them."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
-_MOST_LINES: Final = 1 << 40  # More lines than a file has: lines are counted through all files.
-MOST_PLACES: Final = 3  # The lines that a report on a file names.
+_MOST_LINES: Final = 1 << 40  # No file has as many lines: one number stands for a line of any of the files.
+MOST_PLACES: Final = 3  # A report on a file names at most this many of its lines.
 UNKNOWN: Final = (
     "neither a trace, as `kp-scorer schema trace` describes, nor anything that `kp-scorer convert` reads: spans, messages with "
     f"roles, or calls with names and arguments, in any list ({', '.join(FORMATS)})"
@@ -166,10 +166,17 @@ _OPTIONS: Final = (
     click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
     click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1 [0.5, with a note]."),
     click.option("--domain", "task_domain", help="The domain of the tasks [default, with a note]."),
-    click.option("--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who sees them [private]."),
-    click.option("--privacy-level", type=click.Choice(get_args(PrivacyLevel)), default="private", help="How shared [private]."),
-    click.option("--success/--failed", default=None, help="How runs ended whose source does not say it."),
-    click.option("--created-at", metavar="TIME", help="When such runs were (ISO 8601) [the file's time]."),
+    click.option(
+        "--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who may see the traces [private]."
+    ),
+    click.option(
+        "--privacy-level",
+        type=click.Choice(get_args(PrivacyLevel)),
+        default="private",
+        help="How the traces may be shared [private].",
+    ),
+    click.option("--success/--failed", default=None, help="How runs ended whose source does not say so."),
+    click.option("--created-at", metavar="TIME", help="When such runs took place (ISO 8601) [the file's time]."),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
 )
 """The options for converting."""

@@ -1,4 +1,4 @@
-"""Finds the lines or the documents of an input, each within a bounded memory."""
+"""Divides an input into lines or documents, each in bounded memory."""
 
 import codecs
 import io
@@ -14,8 +14,8 @@ from kp_scorer.errors import InvalidTrace
 from kp_scorer.limits import check_values
 
 _OTHER_FORMAT: Final = re.compile(rb'.{,16}[\0-\x08\x0e-\x1f].*|"?[A-Za-z][\w .-]*+"?+(?:[,;\t]"?+[\w .-]*+"?+)++', re.DOTALL)
-"""A first line that is not JSON: bytes that are no text, as in other compressed files or UTF-16, or the names of columns."""
-_AROUND_BYTES: Final = 4_096  # The white space around a trace on its line, its end included.
+"""Matches a first line that is not JSON: binary data, as in other compressed files or UTF-16, or the header of a table."""
+_AROUND_BYTES: Final = 4_096  # The room for white space around a trace on its line, and for the end of the line.
 _SPREAD: Final = 8  # A trace in an indented document may be this many times as long as on one line.
 MOST_BYTES: Final = 2**28
 """The size of the longest line that is skipped, and the limit for a list of traces or for JSON that is not traces."""
@@ -28,10 +28,10 @@ _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A st
 
 
 def framed(stream: io.BufferedReader, message_bytes: int) -> tuple[int, int, Iterator[tuple[int, bytes, int]]]:
-    """Return the number of the first line, the most bytes of a line or document, and the lines or documents.
+    """Return the number of the first line, the most bytes that a line or document may have, and the lines or documents.
 
-    They are documents if the first one ends on a later line than it begins. Each is a line number, bytes, and their size; one
-    that is too large is cut, so that its bytes are fewer than the size.
+    The input consists of documents if the first one ends on a later line than it begins. Each item is a line number, the bytes,
+    and their size. An item that is too large is cut off, so it has fewer bytes than its size says.
     """
     number, line = _first_line(stream, message_bytes)
     if line.startswith(b"[") or _may_be_large(line):
@@ -43,7 +43,7 @@ def framed(stream: io.BufferedReader, message_bytes: int) -> tuple[int, int, Ite
 
 
 def _first_line(stream: IO[bytes], most_bytes: int) -> tuple[int, bytes]:
-    """Return the first line that is not blank, as far as ``_lines`` holds it, and its number; refuse other formats."""
+    """Return the number of the first line that is not blank, and the line, cut off as by ``_lines``; refuse other formats."""
     number, line = 1, read_bytes(stream.readline, most_bytes + _AROUND_BYTES)
     line = line.removeprefix(codecs.BOM_UTF8)
     if _OTHER_FORMAT.fullmatch(line.rstrip()):
@@ -71,7 +71,7 @@ def _is_document(stream: io.BufferedReader, line: bytes) -> bool:
 
 
 def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
-    """Yield the number, about the first ``most_bytes`` and the size of this line and of each later one that is not blank."""
+    """Yield this line and each later one that is not blank: its number, about its first ``most_bytes``, and its size."""
     while line:
         if not line.endswith(b"\n") and _may_be_large(line):
             line = _entire(stream, line)
@@ -89,9 +89,8 @@ def _lines(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iter
 def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> Iterator[tuple[int, bytes, int]]:
     """Yield for each document from this line on the number of its first line, its bytes and their size.
 
-    A document ends on the line where its brackets close. Counting them outside of strings takes linear time, reads nothing
-    beyond the document, and finds the next document behind one that is not JSON; with a parser, each line would need another
-    attempt.
+    A document ends on the line where its brackets close. Counting brackets outside of strings takes linear time, reads nothing
+    beyond the document, and finds the next document after one that is not JSON; a parser would have to start anew at each line.
     """
     while line:
         first, pieces, size_bytes, depth = number, list[bytes](), 0, 0

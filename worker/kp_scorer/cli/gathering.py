@@ -54,7 +54,7 @@ class Gathered:
 
     source: str
     traces: Iterable[GatheredTrace] = ()
-    """Can be read once: in the order of a file, or for a sample of the ledger in the order of the log."""
+    """They can be read once: in the order of a file, or, if they are a sample of the ledger, in the order of the log."""
     refused: int = 0
     """The number of lines without trace or decision, or of damaged records in the ledger; complete once all are read."""
     are_of_domains: bool = False  # True if --domain has chosen some domains.
@@ -64,7 +64,7 @@ class Gathered:
     dead_letters: int = 0  # The number of dead letters, of all producers; 0 unless the ledger was read.
 
     def filter(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
-        """Keep only the decisions that an option with these values chooses, if it has any."""
+        """Keep only the decisions that an option chooses by its values; without values keep all."""
         if values:
             problem = f"there are no {self.kind} in {self.source} with {option} {' or '.join(map(repr, values))}"
             self.traces = _some((each for each in self.traces if is_chosen(each.decision)), escaped(problem))

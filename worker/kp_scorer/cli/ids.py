@@ -17,7 +17,7 @@ _MOST_NAMED: Final = 10
 
 
 def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: Callable[[], Iterable[str]] = tuple) -> str:
-    """Return the id of the only trace that matches; the argument itself if none does, BadParameter if several do.
+    """Return the id of the only trace that matches, or the argument itself if none does; raise BadParameter if several do.
 
     ``ids_elsewhere`` reads further ids that may match, if the ledger has no record of the exact id.
     """
@@ -28,7 +28,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
     if exact not in candidates:
         in_ledger = ledger.ids_beginning(id_or_beginning, _MOST_NAMED + 1)
         if in_ledger is None:
-            # Without SCAN, the ledger may hold further ids with this beginning besides the one that can be read here.
+            # Without SCAN nobody knows how many ids in the ledger have this beginning.
             print_note(f"{id_or_beginning}: this user of Redis may not look for ids that begin so (SCAN); give the exact id")
             return id_or_beginning
         candidates.update(in_ledger)
@@ -57,7 +57,7 @@ def exact_trace_id(typed_id: str) -> str:
     """Return an id with ``kp:trace:``, whether it was typed with the prefix or without it."""
     own = typed_id.removeprefix(TRACE_ID_PREFIX)
     if not own:
-        # A shell replaces an unset variable by an empty text, which must not match the only id that there is.
+        # An unset variable of a shell becomes an empty text, which would match the only id that there is.
         raise click.BadParameter("expected an id, or its beginning", param_hint="ID")
     try:
         own.encode()

@@ -17,7 +17,7 @@ from kp_scorer.cli.output import note_ids, print_note
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
 _NEAR_COPY: Final = 0.7
-"""The similarity by words from which people take two runs for the same task, done in the same way."""
+"""From this similarity by words on, people take two runs for the same task, done in the same way."""
 # The runs that are compared with all kept ones at once: with 10,000 of these, their similarities take 20 MB.
 _COMPARED: Final = 512
 _MOST_ROWS: Final = 50
@@ -34,7 +34,7 @@ class Choice:
     def __init__(
         self, candidates: Candidates, domain: str, places: Sequence[int], most: int, rank: Rank, most_by_task: float = math.inf
     ) -> None:
-        """Choose up to ``most`` of the runs at these places, batch after batch in their order, or the highest scores."""
+        """Choose up to ``most`` of the runs at these places: in their order, batch by batch, or those of the highest scores."""
         self._candidates, self.domain, self._places, self._runs = candidates, domain, places, candidates.runs
         self._earlier_ids, earlier = candidates.earlier(domain)
         self._coverage = Coverage(earlier)
@@ -79,10 +79,10 @@ class Choice:
             yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
     def summary(self) -> dict[str, int | str]:
-        """Return the numbers of the domain's runs and tasks by their fates, for a row of a table.
+        """Count the domain's runs and tasks by what becomes of them, for a row of a table.
 
-        ``always`` counts the tasks whose runs are all eligible, so that there is little to learn; ``never`` counts those whose
-        runs are all not.
+        ``always`` counts the tasks whose runs are all eligible, so that there is little to learn; ``never`` counts those that
+        have no eligible run.
         """
         runs = [self._runs[place] for place in self._places]
         near = [place for place, stand_in in self._stand_ins.items() if stand_in.similarity >= _NEAR_COPY]
@@ -97,8 +97,8 @@ class Choice:
     def verdicts(self) -> Iterator[dict[str, Any]]:
         """Yield a row about each run: the kept ones in the order of choice, then the others in that of the input.
 
-        A kept run has what it ``adds`` for coverage, the number of runs that it ``stands_for``, and the ``nearest`` of these.
-        Of another run, ``nearest`` is the kept one that stands for it.
+        For a kept run, ``adds`` is the coverage that it adds, ``stands_for`` the number of runs that it stands for, and
+        ``nearest`` the nearest of these. For another run, ``nearest`` is the kept run that stands for it.
         """
         like: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
         for place, stand_in in self._stand_ins.items():

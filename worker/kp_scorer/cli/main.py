@@ -127,7 +127,7 @@ def run() -> None:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """Return click's message about wrong usage, and the command that prints the right one."""
+    """Return click's message on one line; after wrong usage, with the command that prints the right one."""
     message = " ".join(error.format_message().split())
     # The message of a wrong value is complete.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:

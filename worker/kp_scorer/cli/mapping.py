@@ -42,7 +42,7 @@ def point_of(trace: ReasoningTrace, *, is_kept: bool) -> Point:
 
 
 def map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Place points along the two directions in which their vectors differ most; of many show some, evenly chosen.
+    """Place points along the two directions in which their vectors differ most; of many points return some, evenly chosen.
 
     The kept ones come last, to be drawn above the others.
     """

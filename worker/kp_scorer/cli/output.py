@@ -37,7 +37,7 @@ def print_note(text: str) -> None:
 
 def print_json(row: Mapping[str, Any]) -> None:
     """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raise OutputFailed."""
-    # Python would also write NaN and Infinity, which are no JSON.
+    # Python would also write NaN and Infinity, which are not JSON.
     print_text(json_line(row, allow_nan=False))
 
 
@@ -58,7 +58,7 @@ def print_row(row: dict[str, Any], text: str | None = None) -> None:
 
 
 def in_words(value: Any) -> str:
-    """Return JSON for people, as names and values without punctuation."""
+    """Return parsed JSON as names and values for people, without its brackets and quotes."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {in_words(each)}" for name, each in value.items()) or "none"
     if isinstance(value, list):
@@ -112,7 +112,7 @@ def open_output(name: str, mode: str = "a", *, is_atomic: bool = False) -> Itera
 
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, file: str = "") -> dict[str, Any]:
-    """Print the error in a line of the input to stderr, for unknown formats once a file; return it as a row for programs."""
+    """Print the error in a line of the input to stderr, an unknown format once for each file; return it as a row."""
     place = {name: value for name, value in (("file", file), ("line", line_number)) if value}
     where = f"line {line_number}" if line_number else ""
     if isinstance(error, UnknownFormat) and error.count > 1:
@@ -127,7 +127,7 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, f
 
 
 def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
-    """Print the number of traces or domains and ``what_became`` of them, and name the first ones; print nothing for none."""
+    """Print how many traces or domains there are, ``what_became`` of them, and the first names; without any print nothing."""
     if trace_ids:
         more = f" and {len(trace_ids) - _MOST_NAMED} more" if len(trace_ids) > _MOST_NAMED else ""
         print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")

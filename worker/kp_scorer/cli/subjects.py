@@ -30,7 +30,7 @@ _SHOWN_EVERY: Final = 1_000
 
 
 class Owner(NamedTuple):
-    """The trace that a content is about, and its agent; either is empty if the content does not say it."""
+    """The trace and the agent that some content belongs to; either is empty if the content does not name it."""
 
     trace_id: str = ""
     agent: object = ""
@@ -48,10 +48,10 @@ class Subject(NamedTuple):
 
 
 def subject_options(command: Command) -> Command:
-    """Add the options that name a subject, and pass the command the ``subject``; None if neither is there."""
+    """Add the options that name a subject, and pass the command the ``subject``, which is None if neither is given."""
 
-    @click.option("--agent", metavar="ID", default="", help="All of the agent with this metadata.agent_id.")
-    @click.option("--namespace", metavar="NAME", default="", help="All with this namespace in their id.")
+    @click.option("--agent", metavar="ID", default="", help="Everything of the agent with this metadata.agent_id.")
+    @click.option("--namespace", metavar="NAME", default="", help="Everything with this namespace in its id.")
     @wraps(command)
     def with_subject(agent: str, namespace: str, **options: Any) -> None:
         if agent and namespace:
@@ -65,7 +65,7 @@ class Search:
     """Searches every place in Redis for the data of a subject, in chunks. An item may come twice if it changes meanwhile."""
 
     def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
-        """Call ``advance`` to show how much was searched."""
+        """Search these places; call ``advance`` now and then with the number of items that were searched."""
         self.unread = 0
         """The number of dead letters so far that do not say whose they are."""
         self._store = store
@@ -86,7 +86,7 @@ class Search:
     def vectors(self) -> Iterator[tuple[str, str, str, Any]]:
         """Yield space, place, trace id and vector of the entries of novelty logs, and of the facts of gates.
 
-        Which of them are an agent's, only the records of their traces say.
+        Only the records of their traces tell which of them belong to an agent.
         """
         for log in self._store.novelty_logs():
             yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))
@@ -122,7 +122,7 @@ class Search:
         return (each for each in self._store.runs.collected() if self._owns(_owner_of_run(each)))
 
     def messages(self, *, remove: bool = False) -> Iterator[tuple[str, Any]]:
-        """Yield what waits on queues in Redis and on streams, each with the name of its place; with ``remove``, remove it."""
+        """Yield each message on queues in Redis and on streams, with the name of its place; with ``remove``, remove it."""
         settings = self._settings
         if settings.broker.is_redis:
             for name in [*settings.queues.traces, *results_queues(settings, settings.kinds)]:
@@ -159,18 +159,18 @@ class Search:
     def _owner(self, content: object) -> Owner:
         owner = owner_of(content)
         if self._subject.agent and isinstance(content, dict) and content.get("@type") == "LateOutcome":
-            # Only the record of its trace says whose it is.
+            # Only the record of its trace tells whose it is.
             for trace_id, fields in self._store.ledger.records([owner.trace_id]):
                 return self._owner_of_record(trace_id, fields)
         return owner
 
     def _owner_of_record(self, record_id: str, fields: dict[str, str]) -> Owner:
         text, is_outcome = fields.get("decision") or fields.get("submission") or "", record_id.startswith(OUTCOME_ID_PREFIX)
-        # JSON without an escape holds each text as it is. Parsing all records would take twice as long.
+        # JSON without escapes contains each text as it is, so most records need no parsing, which would take twice as long.
         is_of_others = text and self._subject.agent not in text and "\\" not in text
         if not is_outcome and (self._subject.namespace or is_of_others):
             return Owner(record_id)
-        # Only the dead letter says whose a dead trace is.
+        # Only the dead letter tells whose a dead trace is.
         content = text.encode() or self._store.dead_letters.payload(fields.get("letter", ""))
         owner = self._owner(_parsed(content))
         return owner if is_outcome else Owner(record_id, owner.agent)
@@ -180,7 +180,7 @@ def owner_of(content: object) -> Owner:
     """Return the owner of a submission, a late outcome, a decision, or an export of spans."""
     if not isinstance(content, dict):
         return Owner()
-    # A trace may have any additional field.
+    # A trace may have a field ``trace_id`` too, as it may have any additional field.
     if content.get("@type") != "ReasoningTrace" and isinstance(trace_id := content.get("trace_id"), str):
         return Owner(trace_id, content.get("agent_id"))
     if "resourceSpans" in content:

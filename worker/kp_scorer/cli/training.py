@@ -37,7 +37,7 @@ _TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction",
 
 
 def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision | None) -> Row:
-    """Return the row of a run in a shape, still without the number of runs that it stands for."""
+    """Return the row of a run in a shape; the number of runs that it stands for is still missing."""
     place = {"file": line.file, "line": line.number}
     score = decision.score if decision else None
     if shape == "source":
@@ -53,7 +53,7 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
 
 
 def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], stands_for: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the rows of the runs at these places; each says how many others the run stands for, by id."""
+    """Yield the rows of the runs at these places. ``stands_for`` has by id how many other runs each of them stands for."""
     failures = _failures(candidates, places) if shape == "pairs" else {}
     for place in places:
         run = candidates.runs[place]
@@ -168,7 +168,7 @@ class TrainingFile:
         print_note(f"wrote {self._path}")
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
-        """Write the manifest, as JSON, and the card, as Markdown: equal for equal inputs."""
+        """Write the manifest, as JSON, and the card, as Markdown. Equal inputs give equal files."""
         succeeded = self._counts["success"]["True"]
         manifest = {
             "file": self._path.name,

@@ -26,7 +26,10 @@ _Damage: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error, *([_zstd.Z
 
 
 def open_input(name: str) -> io.BufferedReader:
-    """Open a file, or standard input for ``-`` with a buffer of its own: Python aborts if a thread reads sys.stdin."""
+    """Open a file, or standard input for ``-``.
+
+    Standard input gets a buffer of its own: Python aborts if it ends while a thread reads through that of ``sys.stdin``.
+    """
     try:
         return open(sys.stdin.fileno() if name == "-" else name, "rb", closefd=name != "-")
     except OSError as error:
@@ -48,7 +51,7 @@ class _AvailableBytes:
 
 
 def _is_zstandard(beginning: bytes) -> bool:
-    # pzstd begins with a frame that is to be skipped.
+    # A file of pzstd begins with a skippable frame.
     return beginning.startswith(b"(") or beginning[1:4] == b"*M\x18"
 
 

@@ -43,7 +43,7 @@ def _since(text: str) -> Place:
 )
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
-    """Recompute the novelty of every decision, its similarity to pinned traces and what it added, and report what differs.
+    """Recompute the novelty of every decision, its similarity to pinned traces and what it added, and report each difference.
 
     Prints a line for each difference. Exits with 1 if there is any, or if an entry or a record is damaged; with 5 if nothing
     could be checked, or if entries that --since asks for have left the log. Decisions without an embedder have no entry in any
@@ -87,7 +87,7 @@ class _Totals:
 
 
 def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
-    """Audit what the traces of a space added to the kept ones, print a summary, and add to the totals."""
+    """Audit what the traces of a space added to the kept ones; print a summary, and add its figures to the totals."""
     report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
     totals.add(facts.space, report.differences, report.agreeing)
     print_note(
@@ -97,7 +97,7 @@ def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
 
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
-    """Audit one log, print a summary, and add to the totals; ``window`` serves a log that notes none."""
+    """Audit one log; print a summary, and add its figures to the totals. A log that notes no window has ``window``."""
     # By trace id, as a trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
 

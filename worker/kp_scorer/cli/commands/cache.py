@@ -82,7 +82,7 @@ def _filled(state: LogInfo) -> float:
 def warm(file: str | None, yes: bool, settings: Settings) -> None:
     """Fill the cache of a new space, before workers compare in it.
 
-    A space is new if the model, the recipe or the type of vectors is another one.
+    A space is new if the model, the recipe or the type of vectors has changed.
 
     Embeds traces with the settings that those workers will have, and decides nothing. Without FILE these are the traces that
     the present workers decide until Ctrl-C or SIGTERM. With FILE (- for standard input), in the form that `submit` reads, they
@@ -90,8 +90,8 @@ def warm(file: str | None, yes: bool, settings: Settings) -> None:
     its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
-    line for each trace that is invalid, that has no vector, or whose id has another content, and one with the space, the number
-    of traces added, and its number of entries.
+    line for each trace that is invalid, that has no vector, or whose id is taken by other content, and one with the space, the
+    number of traces added, and its number of entries.
     """
     with Store.open(settings) as store:
         embedder = _embedder(settings.embedding, settings.novelty.recipe)
@@ -126,7 +126,7 @@ def _warm_from(file: str, store: Store, meter: NoveltyMeter, settings: Settings)
 
 
 def _follow(store: Store, meter: NoveltyMeter, log: RedisLog, settings: Settings) -> tuple[int, int]:
-    """Append each trace that workers decide, until this process is told to stop; return how many were added and refused."""
+    """Append each trace that workers decide, until a signal comes; return how many were added and refused."""
     stopping = stopped_by_signals()
     warmed = read = 0
     store.copies.begin(stopping)

@@ -36,7 +36,7 @@ _HEAD: Final = (
 )
 
 _OF_THEMSELVES: Final = (
-    "good is what the traces say of themselves (metadata.success), a part of their scores; --labels says it apart"
+    "a trace counts as good if it says so itself (metadata.success), a part of its score; --labels is independent of that"
 )
 _GATED: Final = 'a gate decided, so a threshold has no effect until routing.gate is "score"'
 
@@ -139,7 +139,7 @@ def _labelled(
 
 
 def _note_producers(option: str, traces: Counter[str]) -> None:
-    """Print the producers of the traces that the suggestion rests on: each can move it with traces made for that purpose."""
+    """Print whose traces the suggestion rests on: every producer can shift it by traces made for that purpose."""
     if len(traces) > 1:
         # Print names as JSON: producers choose them, and a name may look like several, or like none.
         shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]

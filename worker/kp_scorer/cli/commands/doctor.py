@@ -36,7 +36,7 @@ _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
 Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
-"""The finding of a check and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
+"""What a check finds and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
 
 
 @click.command(epilog="Example: kp-scorer doctor")
@@ -128,7 +128,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
     if all_exist and settings.broker.is_redis:
         own = settings.queues.traces
         for name in sorted({name for each in queues for name in lists_beside(app, each.traces)} - {*own}):
-            # A list whose name only ends like one of ours may be the queue of another fleet.
+            # A list with another beginning may be the queue of another fleet.
             state: Literal["wrong", "advice"] = "wrong" if name.startswith(tuple(own)) else "advice"
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
             yield state, f"{name!r} has messages that none of these workers receives: {remedy}"
@@ -174,7 +174,7 @@ def _workers(store: Store) -> Findings:
     if 0 < len(without) < len(reports):
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
     for name, of in (("settings", attrgetter("settings")), ("spaces of vectors", attrgetter("space"))):
-        # The report of a worker that has only just started has neither.
+        # A worker that has only just started reports neither.
         if len({of(report) for report in reports} - {""}) > 1:
             named = ", ".join(f"{report.node} {of(report)}" for report in reports)
             yield "wrong", f"workers have different {name}, {named}: unless you are replacing them, give all the same"

@@ -19,16 +19,16 @@ from kp_scorer.store import Store
 
 
 @click.command(epilog="Example: WEBHOOK_SECRET=… kp-scorer forward --to webhook --url https://hooks.example.org/kp --follow")
-@click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="What receives them.")
+@click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="The kind of receiver.")
 @click.option(
-    "--url", default="", help="Its address; by default, but for webhook, in LANGFUSE_HOST or OTEL_EXPORTER_OTLP_ENDPOINT."
+    "--url", default="", help="Its address; a webhook needs it, others have it in LANGFUSE_HOST or OTEL_EXPORTER_OTLP_ENDPOINT."
 )
 @click.option("--outcome", type=click.Choice(KINDS), help="Only decisions with this outcome, or revisions.")
 @click.option(
     "--share-of-rest",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="With otlp-spans, also hand on this share of the runs that are not accepted, as one in a whole number.",
+    help="With otlp-spans, also hand on this share of the runs that are not accepted, rounded to one in a whole number.",
 )
 @click.option("--group", default="", help="The consumer group to read streams as.")
 @click.option("--follow", is_flag=True, help="Wait for more decisions.")
@@ -54,9 +54,9 @@ def forward(
 
     webhook posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks are. langfuse posts a score to the run's
     trace, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. otlp posts an event gen_ai.evaluation.result, under the span of the
-    agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS. otlp-spans posts, with the same headers, the spans of
-    accepted runs that `serve` keeps for serve.keep_spans_s. With --share-of-rest, it also posts those of a
-    sample of the other runs, whose attribute SampleRate says how many runs each stands for.
+    agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS. otlp-spans posts, with the same headers, the spans of accepted
+    runs, which `serve` keeps for serve.keep_spans_s. With --share-of-rest, it also posts the spans of a sample of the other
+    runs; their attribute SampleRate says how many runs each of these stands for.
 
     While the receiver is away, decisions wait in their queue. A decision that it refuses is added to --dead-letters.
     """

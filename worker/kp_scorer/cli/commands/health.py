@@ -27,7 +27,7 @@ _MOST_BYTES: Final = 65_536
 @click.option("--port", type=click.IntRange(1, 65_535), help="Port of the worker; by default metrics.port.")
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
 def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
-    """Ask the worker on this machine, or all that `up` runs for this user, for progress: exit code 0 if they make it, else 1.
+    """Ask whether the worker on this machine, or all that `up` runs for this user, make progress; exit with 0 if so, else 1.
 
     A worker that waits for Redis or the broker counts as making progress, because a restart would not help. It is ready if its
     model is loaded, Redis and the broker answer, it has read the window of the novelty log, and it is not stopping. Prints a
@@ -73,7 +73,7 @@ def _port(value: str) -> int:
 
 
 def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, list[str]]:
-    """Ask the worker on a port, which must be a child of ``parent`` if that is given; return its process id and the reasons."""
+    """Ask the worker on a port, which must be a child of ``parent`` if that is not 0; return its process id and its reasons."""
     # Unlike urllib, http.client obeys no variable that names a proxy.
     connection = http.client.HTTPConnection(_LOOPBACK_OF.get(host, host), port, timeout=_TIMEOUT_S)
     try:

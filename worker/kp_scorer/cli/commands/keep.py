@@ -56,7 +56,7 @@ def _best(text: str) -> Best:
     "--into",
     type=click.Path(file_okay=False, path_type=Path),
     callback=lambda _context, _option, path: path and KeptFolder(path),
-    help="With --best, a folder that has what was kept before: add what adds.",
+    help="With --best, a folder of traces kept before: add a file of those that add to them.",
 )
 @click.option("--why", type=click.Path(), help="With --best, a file for a line about each trace: why it is kept or not.")
 @click.option("--output", type=click.Path(allow_dash=True), default="-", help="Where to write, in place of stdout.")
@@ -69,8 +69,8 @@ def _best(text: str) -> Best:
     default="traces",
     help="What to write: traces, the records as they came, chats for trainers, or pairs of a kept success and a failure.",
 )
-@click.option("--secrets", type=click.Choice(get_args(SecretsAction)), default="replace", help="What trainers get of secrets.")
-@click.option("--against", metavar="FILE", type=click.Path(), help="Leave out runs whose task is in it, such as a benchmark's.")
+@click.option("--secrets", type=click.Choice(get_args(SecretsAction)), default="replace", help="How to treat secrets.")
+@click.option("--against", metavar="FILE", type=click.Path(), help="Leave out runs whose task is in FILE, such as a benchmark.")
 @click.option("--licence", help="The licence of the runs, for the card.")
 @click.option("--review", "outcome", flag_value="review", default="accepted", help="Keep what goes to review.")
 @click.option("--rejected", "outcome", flag_value="rejected", help="Keep what is rejected.")

@@ -29,7 +29,7 @@ _BATCH_SIZE: Final = 100
 @files_argument
 @click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
-@click.option("--namespace", default="", help="Goes into every id, after kp:trace:, to keep it apart from other producers'.")
+@click.option("--namespace", default="", help="Put into every id after kp:trace:, to keep ids of several producers apart.")
 @service_options
 @converting_options
 def submit(
@@ -127,7 +127,7 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
 @click.option("--success", type=bool, required=True, help="Whether the task was solved: true or false.")
 @click.option("--confidence", type=click.FloatRange(0, 1), help="How sure that is, 0 to 1 [as the trace says].")
 @click.option("--reason", help="Up to 200 characters, which the decision repeats.")
-@click.option("--id", "outcome_id", help="kp:outcome: and a text that nobody can guess [from the above].")
+@click.option("--id", "outcome_id", help="kp:outcome: and a text that nobody can guess [derived from the rest].")
 @service_options
 def outcome(
     trace_id: str, success: bool, confidence: float | None, reason: str | None, outcome_id: str | None, settings: Settings
@@ -168,7 +168,7 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 @click.option("--outcome", type=click.Choice(KINDS), help="Only the queue of this outcome, or of revisions.")
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
 @click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
-@click.option("--group", default="", help="Read streams, as this consumer group; it is made if it is missing.")
+@click.option("--group", default="", help="Read streams, as this consumer group, which is created if it is missing.")
 @service_options
 def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
     """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.

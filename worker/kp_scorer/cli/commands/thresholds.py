@@ -52,10 +52,9 @@ def quality(gathered: Gathered, settings: Settings) -> None:
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
     trace weighs 1 / the probability by which it was sampled. In a FILE without sampled decisions, all with a label in --labels
-    count the same. An interval holds in 19 of 20 cases, if all sampled traces are
-    labelled, or some that were chosen without knowing them. Prints a JSON line for the gate and for each threshold, of all
-    domains together and of each domain with 50 labels or more; smaller domains are together (domain null). To a terminal it
-    prints a table.
+    count the same. An interval holds in 19 of 20 cases if all sampled traces are labelled, or a random part of them. Prints a
+    JSON line for the gate and for each threshold, first of all domains together, then of each domain with 50 labels or more;
+    the smaller domains are together the last (domain null). To a terminal it prints a table.
     """
     labelled = [(each.decision, each.label) for each in gathered.traces]
     is_sample = any(decision.sampled for decision, _ in labelled)
@@ -103,10 +102,10 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     The decisions stay as they are, in FILE and in the ledger. Nothing is embedded. How many change is printed for all domains
     and for those where most do, with an interval that holds in 19 of 20 samples.
 
-    The tried file wins over variables and flags, which for a worker would win over it. What it does not name in its section
-    scoring comes from the settings in force, so pass the --config of your workers. What depends on the traces themselves stays
-    as it was decided: scoring.cap_step_term and scoring.max_confidence change nothing here, and a threshold that a submission
-    requested counts only if it was applied.
+    The file of --thresholds wins over variables and flags here, although for a worker they would win over it. Settings that its
+    section scoring does not name are those in force, so pass the --config of your workers. Results that depend on the traces
+    themselves stay as they were decided: scoring.cap_step_term and scoring.max_confidence change nothing here, and a threshold
+    that a submission requested counts only if it was applied.
     """
     policy = load_scoring(thresholds, settings)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -127,7 +126,7 @@ def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
 
 
 def _note_flips(counts: Mapping[str, Counter[str]]) -> None:
-    """Print how many decisions flip, with intervals for the case that they are a sample, and the domains where most do."""
+    """Print how many decisions flip, in all and in the domains where most do, with intervals in case they are a sample."""
     total = sum(counts.values(), Counter())
     print_note(_flips(total))
     flipping = sorted((name for name, each in counts.items() if each["flips"]), key=lambda name: -counts[name]["flips"])

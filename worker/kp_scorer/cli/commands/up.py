@@ -49,7 +49,7 @@ _DEMO_TIMEOUT_S: Final = 600.0
 def up(workers: int, fresh: bool, settings: Settings) -> None:
     """Run an embedded Redis and workers until Ctrl-C or `down`; other commands use this Redis, and these settings, by default.
 
-    Its data are kept for the next time.
+    Its data are kept until the next start.
     """
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
@@ -210,7 +210,7 @@ def demo(settings: Settings) -> None:
 
 
 def _watch(client: Client, trace_ids: Sequence[str], worker: Process) -> list[Status]:
-    """Wait until all traces have ended, and return how; raise ServiceUnavailable if the worker ends, or takes too long."""
+    """Wait until all traces are decided or dead, and return their states; raise ServiceUnavailable if that takes too long."""
     deadline, completed = time.monotonic() + _DEMO_TIMEOUT_S, dict[str, Status]()
     with progress("scored") as advance:
         while left := [trace_id for trace_id in trace_ids if trace_id not in completed]:
