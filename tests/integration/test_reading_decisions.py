@@ -1,4 +1,4 @@
-"""``read_decisions`` yields each decision once, by each way, with or without traces, whatever happens to reader and servers."""
+"""``read_decisions`` yields each decision once, however it is published and whatever happens to reader and servers."""
 
 import json
 import math

@@ -23,7 +23,7 @@ IDS: Final = ("kp:trace:0", "kp:trace:1", "kp:trace:acme:2", "kp:trace:acme:3", 
 _TEXTS: Final = ("pay the invoice", "route a parcel", "pay the parcel", "close the ticket of today", "pay the  invoice")
 
 DOMAINS: Final = ("cod1", "code", "cod2", "cod3", "cod1")
-"""The domain of each text. Similar texts share the first domain, and the settings name only one of them."""
+"""The domain of each text. The first and the last text are similar and share a domain; the settings name only one domain."""
 
 KINDS: Final = ("first", "first again", "second", "third", "undecodable", "nameless", "solved later", "failed later", "forged")
 """The kinds of submissions. The second has the content of the first in other bytes; "nameless" has an id in its header only.

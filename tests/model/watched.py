@@ -308,7 +308,7 @@ class WatchedLog:
         return erased
 
     def check_novelty(self, decision: Decision) -> None:
-        """Check that the novelty of a decision, which is about to be stored, is what the log gives."""
+        """Check that a decision about to be stored has the novelty that the log gives."""
         nearest, place = decision.novelty.nearest, decision.novelty.entry or ""
         if place not in self.expected:
             raise Violation(f"novelty of {decision.trace_id}: it rests on {place}, where it is not placed")

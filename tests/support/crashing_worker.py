@@ -62,7 +62,7 @@ KILLS_READERS = "kills-whoever-reads-it"
 """A message with this word kills the worker that decodes it, before the ledger can note the message."""
 
 STALLS = "stalls-the-batch"
-"""The first time that a process embeds a text with this word, that takes ``STALL_S`` seconds."""
+"""The first time that a process embeds a text with this word, embedding takes ``STALL_S`` seconds."""
 
 
 class CrashPoint:
@@ -123,7 +123,7 @@ def _before(point: CrashPoint) -> Function:
 
 
 def _after(point: CrashPoint, times: Callable[..., int] = lambda result, *args: 1) -> Function:
-    """Pass a point after each call, as often as ``times`` says, given the call's result and arguments."""
+    """Return a wrapper that passes a point after each call, as often as ``times`` says of the call's result and arguments."""
 
     def call_or_die(function: Function, *args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)

@@ -11,7 +11,7 @@ from kp_scorer.settings import Settings
 from tests.support.processes import PATIENCE_S, Worker, launch_worker, wait_until
 
 Variables = Callable[[int, int], Mapping[str, str]]
-"""Returns the variables of a worker beside its settings, given its place and the number of its predecessors there."""
+"""Returns the variables of a worker beside its settings, from its place and from the number of its predecessors there."""
 
 
 class Fleet:

@@ -29,7 +29,7 @@ CRASHING_WORKER = ("tests.support.crashing_worker",)
 
 CONTAINER_BYTES = 1_536 * 2**20
 SOON_STALLED: Final = {"CONSTANTS": "WorkerSettings.stalled_after_s=3"}
-"""A variable for the two above, with which a worker without progress ends soon."""
+"""A variable for the two workers above, with which a worker without progress ends soon."""
 CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), *KP_SCORER_WORKER)
 """A worker with the memory that deploy/kubernetes gives its container."""
 

@@ -42,7 +42,7 @@ OTHERS: Final[dict[str, object]] = {
     "steps.1.step_id": 7,
     "steps.0.latency_ms": 12.25,
 }
-"""Another value for each field that cannot hold an arbitrary one."""
+"""Another valid value for each field that accepts only some values."""
 
 
 def digest(payload: Payload) -> bytes:
