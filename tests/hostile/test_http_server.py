@@ -16,8 +16,17 @@ import pytest
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 
-from tests.support.http_server import CONTAINER_SERVE, HttpServer, chat_span, export_of, new_run, open_server, packed_zeros
-from tests.support.processes import PATIENCE_S, slowness, wait_until
+from tests.support.http_server import (
+    CONTAINER_BYTES,
+    SERVE,
+    HttpServer,
+    chat_span,
+    export_of,
+    new_run,
+    open_server,
+    packed_zeros,
+)
+from tests.support.processes import PATIENCE_S, free_port, slowness, wait_until
 from tests.support.servers import redis_servers
 from tests.support.shipped import Shipped
 from tests.support.tls import Authority
@@ -102,10 +111,17 @@ def test_costly_requests_of_one_token_keep_no_other_waiting(server: HttpServer) 
     assert {each.result().status for each in working} == {200}
 
 
-def test_connections_use_up_no_descriptors_that_others_need(settings: Settings, tmp_path: Path) -> None:
-    with open_server(settings, tmp_path / "server.log", *CONTAINER_SERVE) as server, ExitStack() as sockets:
-        for _ in range(600):
-            sockets.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+# A supervisor may allow no more than 1,024 files.
+@pytest.mark.parametrize("files", ["512:4096", "1024:1024"])
+def test_connections_use_up_no_descriptors_that_others_need(files: str, settings: Settings, tmp_path: Path) -> None:
+    command = ("tests.support.limited", str(CONTAINER_BYTES), files, *SERVE)
+    grpc_port = free_port()
+    with (
+        open_server(settings, tmp_path / "server.log", *command, serve__grpc_port=grpc_port) as server,
+        ExitStack() as sockets,
+    ):
+        for port in (server.port, grpc_port) * 600:
+            sockets.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
         assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run()))).status == 200
         assert "out of system resource" not in server.process.text()
 

@@ -23,7 +23,7 @@ SERVE: Final = ("tests.support.constants", "kp_scorer.cli", "serve")
 CONTAINER_BYTES: Final = 2**30
 """The memory of the server's container in deploy."""
 
-CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), *SERVE)
+CONTAINER_SERVE: Final = ("tests.support.limited", str(CONTAINER_BYTES), "512:4096", *SERVE)
 SUPPLIED: Final[Mapping[str, Any]] = {
     "serve__confidence": 0.8,
     "serve__success": True,

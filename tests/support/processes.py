@@ -30,10 +30,10 @@ CRASHING_WORKER = ("tests.support.crashing_worker",)
 CONTAINER_BYTES = 1_536 * 2**20
 SOON_STALLED: Final = {"CONSTANTS": "WorkerSettings.stalled_after_s=3"}
 """A variable for the two workers above, with which a worker without progress ends soon."""
-CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), *KP_SCORER_WORKER)
+CONTAINER_WORKER = ("tests.support.limited", str(CONTAINER_BYTES), "512:4096", *KP_SCORER_WORKER)
 """A worker with the memory that deploy/kubernetes gives its container."""
 
-SMALL_WORKER = ("tests.support.limited", str(2**30), *FAST_WORKER)
+SMALL_WORKER = ("tests.support.limited", str(2**30), "512:4096", *FAST_WORKER)
 """The fast worker, limited to 1 GB of memory."""
 
 

@@ -31,7 +31,6 @@ _OPTIONS: Final[Mapping[str, int]] = {
     "grpc.max_receive_message_length": ServeSettings.body_bytes,
     # gRPC would unpack a message whole, however large it becomes, before it checks the size or we check the token.
     "grpc.per_message_decompression": 0,
-    "grpc.max_allowed_incoming_connections": 512,
     "grpc.max_concurrent_streams": 100,
     # Close the connections of peers that send nothing, or stop reading. Exporters connect again by themselves.
     "grpc.server_handshake_timeout_ms": 15_000,
@@ -53,7 +52,7 @@ _CODES: Final = {
 }
 
 
-async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_requests: int) -> Any:
+async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_connections: int, most_requests: int) -> Any:
     """Start a server on ``serve.grpc_port``, and return it; the caller stops it.
 
     If there is more than one token, each may use half of the memory for messages. Raises SettingsError if the port cannot be
@@ -61,7 +60,8 @@ async def start(settings: ServeSettings, app: ASGIApp, tokens: int, most_request
     """
     # gRPC logs errors with their messages, which may quote a trace.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
-    server = grpc.aio.server(options=list(_OPTIONS.items()), maximum_concurrent_rpcs=most_requests)
+    options = {**_OPTIONS, "grpc.max_allowed_incoming_connections": most_connections}
+    server = grpc.aio.server(options=list(options.items()), maximum_concurrent_rpcs=most_requests)
     exports = _Exports(app, BODIES // 2 if tokens > 1 else BODIES)
     for signal in ("trace", "logs", "metrics"):
         # Register a stream of requests, although only one comes: otherwise gRPC reads it before the handler sees the token.

@@ -35,9 +35,8 @@ _REQUEST_WITHIN_S: Final = 15.0  # A connection that does not send all headers o
 _HEADER_BYTES: Final = 16_384
 _MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on average than this:
 _LEAST_CHUNK_BYTES: Final = 64
-_MOST_CONNECTIONS: Final = 512
+_MOST_CONNECTIONS: Final = 512  # Of each port.
 _MOST_HANDSHAKES: Final = 128
-_OPEN_FILES: Final = 4_096  # All connections of both ports and to Redis are more than the usual limit of 1,024.
 # These include requests whose connections are closed, until they are answered. Requests beyond them get 503.
 _MOST_REQUESTS: Final = 1_024
 
@@ -51,9 +50,8 @@ def serve(settings: Settings) -> None:
     """
     tokens = read_tokens(settings.serve.tokens)
     check_certificate(settings.serve)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(_OPEN_FILES, hard)), hard))
-    listener = _listener(settings.serve)
+    most_connections = _connections_within_limit()
+    listener = _listener(settings.serve, most_connections)
     # A record of TLS has at most this size. Asyncio's own buffers take 256 kB for each connection, even a closed one until it
     # is collected.
     SSLProtocol.max_size = 16_384
@@ -74,7 +72,7 @@ def serve(settings: Settings) -> None:
         config = _config(settings, app, listener)
         if settings.serve.certificate:
             listener.before_accept = Renewal(settings.serve, partial(_load_certificate, config)).renew
-        server = _Server(config, settings.serve, len(tokens))
+        server = _Server(config, settings.serve, len(tokens), most_connections)
         # Handle a signal that comes before uvicorn runs, and the one that uvicorn raises again after its shutdown.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
@@ -82,12 +80,23 @@ def serve(settings: Settings) -> None:
     log.info("serve_stopped")
 
 
+def _connections_within_limit() -> int:
+    """Return how many connections each port may have, and raise the limit on open files for them as far as it goes.
+
+    The rest of the files is for handshakes and Redis. Without any, nobody is answered, and asyncio logs that all the time.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = max(soft, min(4 * _MOST_CONNECTIONS, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return min(_MOST_CONNECTIONS, files // 4)
+
+
 class _Server(uvicorn.Server):
     """Serves gRPC in the same loop as HTTP, from the start until the requests in progress are answered."""
 
-    def __init__(self, config: uvicorn.Config, settings: ServeSettings, tokens: int) -> None:
+    def __init__(self, config: uvicorn.Config, settings: ServeSettings, tokens: int, most_connections: int) -> None:
         super().__init__(config)
-        self._settings, self._tokens = settings, tokens
+        self._settings, self._tokens, self._most_connections = settings, tokens, most_connections
         self._grpc: Any = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -102,7 +111,8 @@ class _Server(uvicorn.Server):
                 raise SettingsError(
                     f"serve.grpc_port: there is no {error.name}: install kp-scorer[serve], or set 0 for none"
                 ) from None
-            self._grpc = await grpc_server.start(settings, self.config.loaded_app, self._tokens, _MOST_REQUESTS)
+            limits = self._most_connections, _MOST_REQUESTS
+            self._grpc = await grpc_server.start(settings, self.config.loaded_app, self._tokens, *limits)
         await super().startup(sockets)
         port = sockets[0].getsockname()[1] if sockets else settings.port
         grpc_port = settings.grpc_port or None
@@ -120,7 +130,7 @@ class _Server(uvicorn.Server):
 def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(_Protocol, listener.handshakes),  # type: ignore[arg-type]  # uvicorn only calls it
+        http=partial(_Protocol, listener),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="none",
         lifespan="off",
         log_config=None,
@@ -138,8 +148,9 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
 class _Listener(socket.socket):
     """Closes the oldest of too many connections in TLS's handshake; asyncio waits a minute for each of them."""
 
-    def __init__(self, fileno: int) -> None:
+    def __init__(self, fileno: int, most_connections: int) -> None:
         super().__init__(fileno=fileno)
+        self.most_connections = most_connections
         self.handshakes: dict[Any, socket.socket] = {}  # By the address of the peer.
         self.before_accept: Callable[[], None] = lambda: None
 
@@ -147,7 +158,7 @@ class _Listener(socket.socket):
         self.before_accept()
         connection, peer = super().accept()
         self.handshakes[peer] = connection
-        if len(self.handshakes) > _MOST_HANDSHAKES:
+        if len(self.handshakes) > min(_MOST_HANDSHAKES, self.most_connections):
             # The connection may be closed by now.
             with suppress(OSError):
                 self.handshakes.pop(next(iter(self.handshakes))).shutdown(socket.SHUT_RDWR)
@@ -186,17 +197,17 @@ class _Protocol(H11Protocol):
     connections peers hold open.
     """
 
-    def __init__(self, handshakes: dict[Any, socket.socket], **options: Any) -> None:
+    def __init__(self, listener: _Listener, **options: Any) -> None:
         super().__init__(**options)
         self.conn = _Parser(lambda: self.transport.abort())
-        self._handshakes = handshakes
+        self._listener = listener
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
-        self._handshakes.pop(transport.get_extra_info("peername"), None)
+        self._listener.handshakes.pop(transport.get_extra_info("peername"), None)
         self._expect_request()
-        if len(self.connections) > _MOST_CONNECTIONS:
+        if len(self.connections) > self._listener.most_connections:
             others: set[Any] = self.connections
             longest = min(others, key=_Protocol._precedence)
             others.remove(longest)
@@ -242,10 +253,10 @@ def _load_certificate(config: uvicorn.Config) -> None:
     context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
 
 
-def _listener(settings: ServeSettings) -> _Listener:
+def _listener(settings: ServeSettings, most_connections: int) -> _Listener:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         created = socket.create_server((settings.host, settings.port), family=family, backlog=256)
     except OSError as error:
         raise SettingsError(f"serve.host, serve.port: cannot listen there: {error.strerror}") from None
-    return _Listener(fileno=created.detach())
+    return _Listener(created.detach(), most_connections)
