@@ -127,3 +127,19 @@ def test_lines_for_a_full_disk_are_counted_and_announced_once_there_is_room(tmp_
     finally:
         root.removeHandler(handler)
         os.close(descriptor)
+
+
+def test_loggers_that_were_used_before_the_thread_began_write_through_it(tmp_path: Path) -> None:
+    script = """
+import structlog
+from kp_scorer.logs import configure_logs
+from kp_scorer.settings.sections import LogSettings
+log = structlog.get_logger("kp_scorer.test")
+configure_logs(LogSettings())
+log.info("before")
+configure_logs(LogSettings(), in_background=True)
+for _ in range(1_000):
+    log.info("after")
+"""
+    with unread(tmp_path / "log") as pipe:
+        subprocess.run([sys.executable, "-c", script], stderr=pipe, check=True, timeout=PATIENCE_S)

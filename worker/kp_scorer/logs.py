@@ -128,11 +128,13 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
     if handler is None:
         handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)
     # Lines of our own do not become records of the standard library, which would take two thirds of their time.
+    background = handler if isinstance(handler, BackgroundHandler) else None
     structlog.configure(
         processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(settings.level),
-        logger_factory=partial(_LineLogger, handler.put if isinstance(handler, BackgroundHandler) else _write_to_stderr),
-        cache_logger_on_first_use=True,
+        logger_factory=partial(_LineLogger, background.put if background else _write_to_stderr),
+        # A cached logger would go on writing to stderr itself after a later call has asked for the thread.
+        cache_logger_on_first_use=background is not None,
     )
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
