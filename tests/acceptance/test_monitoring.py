@@ -438,7 +438,7 @@ def test_a_networked_server_is_wrong_without_password_and_noted_without_encrypti
         url = server.url.replace("127.0.0.1", "127.1")
         code, findings = diagnosed(settings_at(url))
         assert (code, [row["state"] for row in findings["redis"][:2]]) == (1, ["wrong", "advice"])
-        assert findings["redis"][0]["detail"].startswith("127.1 lets in whoever reaches it")
+        assert findings["redis"][0]["detail"].startswith("127.1 lets in anyone who reaches it")
         assert "use TLS" in findings["redis"][1]["detail"]
         client.config_set("requirepass", "secret")
         closed = url.replace("127.1", ":secret@127.1")

@@ -45,7 +45,7 @@ def test_up_names_what_it_keeps_and_other_commands_use_its_settings(tmp_path: Pa
         assert {row["decision"]["threshold"] for row in rows_in(first.stdout)} == {0.75}
         assert "decided before" not in first.stderr
     with up(tmp_path, "--config", str(thresholds)) as log:
-        wait_until(lambda: "keeps 3 decisions from earlier: they stand" in log.read_text())
+        wait_until(lambda: "has 3 decisions from earlier: they stand" in log.read_text())
         again = run("submit", str(file))
         assert "3 of them were decided before" in again.stderr
         assert [row["state"] for row in rows_in(again.stdout)] == ["decided"] * 3

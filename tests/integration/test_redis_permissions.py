@@ -160,7 +160,7 @@ def test_clients_look_up_whole_ids_alone(server: Shipped) -> None:
         client.submit(trace)
     done = command(settings, "status", str(trace["id"]), str(trace["id"]).removeprefix("kp:trace:")[:-1])
     assert [json.loads(line)["state"] for line in done.stdout.splitlines()] == ["pending", "unknown"]
-    assert "may not look for ids that begin so (SCAN); give the exact id" in done.stderr
+    assert "may not search for beginnings of ids (SCAN); give the exact id" in done.stderr
 
 
 VERBS: Final[dict[str, Sequence[str]]] = {

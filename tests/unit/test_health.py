@@ -94,7 +94,7 @@ def test_health_accepts_only_the_answer_of_a_worker(answer: bytes) -> None:
                 connection.sendall(answer)
 
         Thread(target=reply).start()
-        assert asked(KP_METRICS_PORT=port)[1]["reasons"] == [f"what answers on port {port} is no worker"]
+        assert asked(KP_METRICS_PORT=port)[1]["reasons"] == [f"the program on port {port} is not a worker"]
 
 
 @pytest.mark.parametrize(("path", "status"), [("/metrics", 200), ("/livez", 200), ("/readyz", 503), ("/", 404)])

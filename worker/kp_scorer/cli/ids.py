@@ -29,7 +29,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
         in_ledger = ledger.ids_beginning(id_or_beginning, _MOST_NAMED + 1)
         if in_ledger is None:
             # Without SCAN nobody knows how many ids in the ledger have this beginning.
-            print_note(f"{id_or_beginning}: this user of Redis may not look for ids that begin so (SCAN); give the exact id")
+            print_note(f"{id_or_beginning}: this user of Redis may not search for beginnings of ids (SCAN); give the exact id")
             return id_or_beginning
         candidates.update(in_ledger)
     return resolve_among(id_or_beginning, candidates)

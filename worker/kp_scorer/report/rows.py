@@ -45,7 +45,7 @@ class _Fields(NamedTuple):
     is_guarded: bool
     """True if a guard or a check kept the trace from being accepted, whatever its score."""
     sampled: float | None
-    """The share of all traces that is sampled for ``kp-scorer quality``, if this one is. A sampled trace weighs 1 over it."""
+    """The share of all traces that is sampled for ``kp-scorer quality``, where this one weighs 1 / share; None if it is not."""
     novelty_source: str
     """``embedding``, ``empty_cache``, ``no_embedder`` or ``unreadable``."""
     nearest_id: str | None
@@ -82,7 +82,7 @@ class Row(_Fields):
 
     __slots__ = ()
     # polars 2.1 reads the types of columns from the annotations of a row, which from Python 3.14 on does not inherit them.
-    # Without types it takes a column that begins with None for one of nulls, and refuses its first value.
+    # Without types it takes a column that begins with None for a column of nulls, and refuses its first value.
     __annotations__ = _Fields.__annotations__
 
 

@@ -20,7 +20,7 @@ _WIDEST_PRECISION: Final = 0.15  # The same limit for a precision, which only th
 _FEWEST: Final = 10  # With fewer traces on one side of a threshold, its place is a guess.
 _FEWEST_ACCEPTED: Final = 20
 STEPS: Final = 10_000
-# The number of fine steps in one of three decimals. Thresholds are rounded to three decimals where possible.
+# The number of steps in a thousandth. Thresholds are rounded to three decimals where possible.
 _COARSE: Final = 10
 SAME: Final = 1e-9  # Scores that differ by less are equal: their parts were only summed in another order.
 _ROUNDING: Final = 1e-12

@@ -86,8 +86,8 @@ def warm(file: str | None, yes: bool, settings: Settings) -> None:
 
     Embeds traces with the settings that those workers will have, and decides nothing. Without FILE these are the traces that
     the present workers decide until Ctrl-C or SIGTERM. With FILE (- for standard input), in the form that `submit` reads, they
-    are its last novelty.max_elements. Entries count as new from now on. A trace that is submitted later is never compared with
-    its own entry.
+    are its last novelty.max_elements. The age of an entry counts from now on. A trace that is submitted later is never
+    compared with its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
     line for each trace that is invalid, that has no vector, or whose id is taken by other content, and one with the space, the

@@ -44,8 +44,7 @@ Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
 def doctor(settings: Settings) -> None:
     """Check settings, Redis and its clock, the broker, queues, workers and the embedder, and print how to mend what is wrong.
 
-    Prints a line for each finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing: a model
-    that is not converted yet is left to the first worker.
+    Prints a line for each finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing.
     """
     is_wrong = False
     with Store.open(settings) as store, make_celery(settings) as app:
@@ -76,7 +75,7 @@ def doctor(settings: Settings) -> None:
 def _settings(broker: BrokerSettings, ledger: LedgerSettings) -> Findings:
     if broker.is_redis and ledger.resend_after_s <= broker.visibility_timeout_s:
         remedy = "set ledger.resend_after_s above broker.visibility_timeout_s"
-        yield "wrong", f"traces are re-sent that a dead worker still holds: {remedy}"
+        yield "wrong", f"traces that a dead worker still holds are sent again: {remedy}"
 
 
 def _variables() -> Findings:
@@ -103,9 +102,9 @@ def _exposure(server: ServerUrl) -> Findings:
     if is_loopback(server.host.strip("[]")):
         return
     if not server.password:
-        yield "wrong", f"{server.host} lets in whoever reaches it: give it users, and its protected mode back"
+        yield "wrong", f"{server.host} lets in anyone who reaches it: give it users, and turn its protected mode on again"
     if not server.is_tls:
-        yield "advice", f"what goes to {server.host} can be read on its way: use TLS where the network is not yours alone"
+        yield "advice", f"traffic to {server.host} can be read on its way: use TLS unless the network is yours alone"
 
 
 def _queues(settings: Settings, store: Store, app: Celery) -> Findings:

@@ -82,12 +82,12 @@ def _ask(host: str, port: int, path: str, parent: int = 0) -> tuple[int | None, 
         answer = json.loads(response.read(_MOST_BYTES))
         pid, reasons = int(answer["pid"]), [str(reason) for reason in answer["reasons"]]
         if parent and not _is_child(pid, parent):
-            return None, [f"what answers on port {port} is no worker of this `up`"]
+            return None, [f"the worker on port {port} is not one of this `up`"]
         return pid, reasons
     except OSError as error:
         return None, [f"no worker answers on port {port}: {error.strerror or 'it takes too long'}"]
     except (http.client.HTTPException, ValueError, LookupError, TypeError):
-        return None, [f"what answers on port {port} is no worker"]
+        return None, [f"the program on port {port} is not a worker"]
     finally:
         connection.close()
 

@@ -151,7 +151,7 @@ class _Request(NamedTuple):
         if self.why and Path(self.why).resolve() == Path(self.output).resolve():
             raise click.UsageError("--why and --output name one file: expected two")
         if self.into and (self.output != "-" or self.rank == "score"):
-            raise click.UsageError("--into adds what adds to a folder: expected it without --output and --rank score")
+            raise click.UsageError("--into chooses by coverage, and names its files: expected no --output or --rank score")
         if self.best and self.outcome != "accepted":
             raise click.UsageError("--best chooses among all traces: expected it without --review or --rejected")
         if (self.since and not self.stored) or (self.stored and self.rank == "score"):

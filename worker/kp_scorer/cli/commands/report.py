@@ -37,13 +37,13 @@ _SAMPLE: Final = 20_000  # This many decisions take 100 MB.
 _FEW: Final = 5  # A file with more decisions needs --id.
 _FILES: Final = (".json", ".jsonl", ".ndjson", ".gz", ".zst")
 _REMEDIES: Final[dict[str, str]] = {
-    "malformed": "Sent again unchanged, it fails again: have its producer send a trace.",
-    "invalid": "Sent again unchanged, it fails again, unless limits have changed: correct and submit it; it may keep its id.",
+    "malformed": "Unchanged, it would fail again: have its producer send a trace.",
+    "invalid": "Unchanged, it would fail again, unless limits have changed: correct and submit it; it may keep its id.",
     "conflict": "The earlier submission with this id stands: submit this one with another id.",
     "scoring_failed": "It could not be scored. Once the cause is gone, replay it.",
     "poison": "Workers died while it was in flight. Once the cause is gone, replay it.",
     "lost": "It was sent again and again, and never decided. Once the queue works, replay it.",
-    "damaged": "Somebody changed its record in Redis: replay it. Or a later version decided it: look with that one.",
+    "damaged": "Its record in Redis was changed: replay it. Or a later version has decided it: look at it with that version.",
 }
 
 

@@ -33,8 +33,8 @@ def stats(settings: Settings) -> None:
     `guards` counts the decisions in which a guard of the section scoring fired, `revised` the revisions by late outcomes, by
     their outcome. Late outcomes are submissions, too.
 
-    `workers` are those that are alive, each with what it has done since its start, and with means: of the seconds that messages
-    were queued and in flight, and of those that a pass through the engine took. `doctor` explains what is wrong.
+    `workers` are those that are alive, each with what it has done since its start, and with the mean seconds that messages were
+    queued and in flight, and that a pass through the engine took. `doctor` explains what is wrong.
     """
     named = settings.scoring.domains
     with Store.open(settings) as store, make_celery(settings) as app:

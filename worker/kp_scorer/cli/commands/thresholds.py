@@ -28,7 +28,7 @@ _MOST_DOMAINS: Final = 10
 @click.command(epilog="Example: kp-scorer profiles --config kp-scorer.toml")
 @settings_options
 def profiles(settings: Settings) -> None:
-    """Print the weights of each profile, and the threshold and review of the domain by its name.
+    """Print the weights of each profile, with the threshold and review of the domain of the same name.
 
     The default profile applies to all domains without a profile of their own; their thresholds may differ.
     """
@@ -99,8 +99,8 @@ def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     """Apply other thresholds, weights or profiles to decisions, and print those whose outcome changes.
 
-    The decisions stay as they are, in FILE and in the ledger. Nothing is embedded. How many change is printed for all domains
-    and for those where most do, with an interval that holds in 19 of 20 samples.
+    The decisions stay as they are, in FILE and in the ledger. Nothing is embedded. Notes count the changes, in all domains and
+    in those with the most of them, with an interval that holds in 19 of 20 samples.
 
     The file of --thresholds wins over variables and flags here, although for a worker they would win over it. Settings that its
     section scoring does not name are those in force, so pass the --config of your workers. Results that depend on the traces

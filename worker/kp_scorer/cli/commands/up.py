@@ -79,9 +79,9 @@ def _kept_words(settings: Settings, data_dir: Path) -> str:
     with Store.open(settings) as store:
         decided = store.ledger.counts().decided
     if not decided:
-        return f"it keeps what comes in {data_dir}; there is no decision yet"
+        return f"it keeps its data in {data_dir}; there is no decision yet"
     stand = "they stand, whatever the settings are now; `kp-scorer up --fresh` starts empty"
-    return f"{data_dir} keeps {decided:,} decisions from earlier: {stand}"
+    return f"{data_dir} has {decided:,} decisions from earlier: {stand}"
 
 
 def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], stopping: Event) -> None:
@@ -100,7 +100,7 @@ def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int
 
 @contextmanager
 def worker_processes(settings: Settings, ports: Sequence[int]) -> Iterator[list[Process]]:
-    """Run a worker for each port, or without one for 0; on leaving, each finishes its batch and ends."""
+    """Run a worker for each port, where 0 stands for a worker without one; on leaving, each finishes its batch and ends."""
     processes = [_start_worker(settings, len(ports), port) for port in ports]
     try:
         yield processes

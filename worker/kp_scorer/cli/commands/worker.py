@@ -1,4 +1,4 @@
-"""``kp-scorer worker`` and ``serve``: run one in the foreground."""
+"""``kp-scorer worker`` and ``serve``: run a worker, or the server, in the foreground."""
 
 import sys
 import warnings
@@ -21,7 +21,7 @@ def worker(settings: Settings) -> None:
     It finishes what it has in flight before it ends.
     """
     app = create_app(settings)
-    # Celery warns against running as root, because of pickle. We accept only JSON, and in a container root is common.
+    # Celery warns against running as root, because of pickle. Workers accept only JSON, and in containers root is common.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     # Celery's command would first look for another app, which a variable APP may name.
     process = app.Worker(quiet=True)
