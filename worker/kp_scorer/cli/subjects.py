@@ -119,7 +119,9 @@ class Search:
 
     def runs(self) -> Iterator[ClaimedRun]:
         """Yield the runs that are being collected."""
-        return (each for each in self._store.runs.collected() if self._owns(_owner_of_run(each)))
+        for run in self._store.runs.collected():
+            if self._owns(Owner(run.trace_id, owner_of(_parsed(run.export)).agent)):
+                yield run
 
     def messages(self, *, remove: bool = False) -> Iterator[tuple[str, Any]]:
         """Yield each message on queues in Redis and on streams, with the name of its place; with ``remove``, remove it."""
@@ -190,10 +192,6 @@ def owner_of(content: object) -> Owner:
             return Owner()
     metadata = content.get("metadata")
     return Owner(trace_id_of(content), metadata.get("agent_id") if isinstance(metadata, dict) else "")
-
-
-def _owner_of_run(run: ClaimedRun) -> Owner:
-    return Owner(run.trace_id, owner_of(_parsed(run.export)).agent)
 
 
 def _parsed(payload: bytes) -> Any:
