@@ -3,9 +3,11 @@
 import grp
 import os
 import pwd
+import resource
 import signal
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -13,6 +15,7 @@ from typing import Final
 import click
 import pytest
 from kp_scorer.cli.output import open_output
+from kp_scorer.cli.training import TrainingFile
 from kp_scorer.files import check_writer, is_only_ours
 
 from tests.support.commands import ended
@@ -95,9 +98,9 @@ def test_special_files_are_refused_in_one_line(place: str, special: str, refusal
     assert any(name in line for name in (special, place, place.removesuffix("_FILE"), "--config"))
 
 
-@pytest.mark.parametrize("mode", ["a", "x"])
+@pytest.mark.parametrize("is_new", [False, True])
 @pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "device", "directory"])
-def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Path) -> None:
+def test_output_goes_to_a_regular_file_alone(is_new: bool, kind: str, tmp_path: Path) -> None:
     target, named = tmp_path / "target", tmp_path / "named"
     if kind == "link":
         target.write_text("precious")
@@ -109,19 +112,57 @@ def test_output_goes_to_a_regular_file_alone(mode: str, kind: str, tmp_path: Pat
         named.mkdir()
     with (
         pytest.raises(click.BadParameter) as refused,
-        open_output("/dev/null" if kind == "device" else str(named), mode) as write,
+        open_output("/dev/null" if kind == "device" else str(named), is_new=is_new) as write,
     ):
         write("something else")
     assert refused.value.param_hint == "--output"
     assert not target.exists() or target.read_text() == "precious"
 
 
-def test_output_replaces_an_existing_file(tmp_path: Path) -> None:
+def test_output_replaces_an_existing_file_and_keeps_its_mode(tmp_path: Path) -> None:
     file = tmp_path / "named"
     for text in ("a long text", "short"):
         with open_output(str(file)) as write:
             write(text)
         assert file.read_text() == text
+        file.chmod(0o600)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@contextmanager
+def nearly_full_disk() -> Iterator[None]:
+    """A disk that takes a thousand bytes of each file."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_full_disk_leaves_the_earlier_output_or_none(is_new: bool, tmp_path: Path) -> None:
+    file = tmp_path / "named"
+    if not is_new:
+        file.write_text("kept before")
+    with (
+        pytest.raises(click.BadParameter, match="named: File too large") as refused,
+        nearly_full_disk(),
+        open_output(str(file), "--why", is_new=is_new) as write,
+    ):
+        write("x" * 100_000)
+    assert refused.value.param_hint == "--why"
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([] if is_new else ["kept before"])
+
+
+@pytest.mark.parametrize("name", ["train.jsonl", "train.parquet"])
+def test_a_full_disk_leaves_the_earlier_training_file(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text("kept before")
+    row = {"domain": "code", "task": "x" * 100_000, "success": True}
+    with pytest.raises(click.BadParameter, match=f"{name}: File too large"), nearly_full_disk():
+        TrainingFile(str(file), "keep").write([row])
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["kept before"]
 
 
 def test_output_outlives_a_command_that_fails_before_it_writes(tmp_path: Path) -> None:

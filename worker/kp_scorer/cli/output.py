@@ -8,9 +8,11 @@ import errno
 import io
 import json
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -81,33 +83,43 @@ def print_text(text: str) -> None:
 
 
 @contextmanager
-def open_output(name: str, mode: str = "a", *, is_atomic: bool = False) -> Iterator[Callable[[str], object]]:
-    """Open the file that ``--output`` names, or stdout for ``-``; yield a function that writes to it. Refuse links and devices.
+def open_output(name: str, option: str = "--output", *, is_new: bool = False) -> Iterator[Callable[[str], object]]:
+    """Open the file that this option names, or stdout for ``-``; yield a function that writes to it.
 
-    The first text replaces the old content, so the content survives a command that fails before it writes. With ``is_atomic``
-    the file gets its name once all is written, so that one with this name never ends in half a line.
+    See :func:`complete_file`.
     """
     if name == "-":
         yield print_text
         return
-    path = f"{name}.partial" if is_atomic else name
+    with complete_file(name, option, is_new=is_new) as partial, partial.open("w", encoding="utf-8") as file:
+        yield file.write
+
+
+@contextmanager
+def complete_file(name: str, option: str = "--output", *, is_new: bool = False) -> Iterator[Path]:
+    """Yield the path of an empty file to write, which gets this name, and an earlier file's mode, once the body ends.
+
+    After an error, such as a full disk, no file is half written: the earlier one is as it was. Links and devices are refused,
+    and with ``is_new`` every earlier file.
+    """
     try:
-        with open_regular(path, mode, follow=False, encoding="utf-8", buffering=1) as file:
-            is_emptied = False
-
-            def write(text: str) -> None:
-                nonlocal is_emptied
-                if not is_emptied:
-                    file.truncate(0)
-                    is_emptied = True
-                file.write(text)
-
-            yield write
-            write("")
-        if is_atomic:
-            Path(path).replace(name)
+        mode = None
+        with suppress(FileNotFoundError), open_regular(name, "r+b", follow=False) as earlier:
+            if is_new:
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            mode = stat.S_IMODE(os.fstat(earlier.fileno()).st_mode)
+        partial = Path(f"{name}.partial")
+        with open_regular(partial, "w", follow=False) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
+        try:
+            yield partial
+            # Where the file is a mount of its own, it cannot be replaced, and this copies.
+            shutil.move(partial, name)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as error:
-        raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint="--output") from None
+        raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint=option) from None
     print_note(f"wrote {name}")
 
 

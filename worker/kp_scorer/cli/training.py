@@ -17,12 +17,11 @@ from kp_scorer.adapters.chat import chat_of, chat_of_trace
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.gathering import task_of
-from kp_scorer.cli.output import json_line, note_ids, open_output, print_note
+from kp_scorer.cli.output import complete_file, json_line, note_ids, open_output
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import InvalidTrace, ScorerError, SettingsError
-from kp_scorer.files import open_regular
 from kp_scorer.trace import ReasoningTrace
 
 Shape = Literal["traces", "source", "messages", "pairs"]
@@ -135,7 +134,6 @@ class TrainingFile:
         if output.endswith(".parquet") and not find_spec("pyarrow"):
             raise SettingsError("--output: Parquet needs its extra: pip install 'kp-scorer[parquet]'")
         self._path, self._secrets = Path(output), secrets
-        self._partial = self._path.with_suffix(f"{self._path.suffix}.partial")
         self._counts = {name: Counter[str]() for name in ("domain", "task", "success")}
         self._dropped_ids: list[str] = []
         self._redaction: Any = None
@@ -147,7 +145,18 @@ class TrainingFile:
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write the rows, then search the file for secrets once more; raise ScorerError if one is left."""
-        with open_regular(self._partial, "w", follow=False, encoding="utf-8") as file:
+        with complete_file(str(self._path)) as partial:
+            self._write(partial, rows)
+            note_ids(self._dropped_ids, "dropped, as they hold something secret")
+            with partial.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, 1):
+                    if self._redaction and not self._redaction.is_clean(json.loads(line)):
+                        raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
+            if self._path.suffix == ".parquet":
+                _to_parquet(partial)
+
+    def _write(self, partial: Path, rows: Iterable[Row]) -> None:
+        with partial.open("w", encoding="utf-8") as file:
             for row in rows:
                 clean = self._redactor.redacted(row) if self._redaction else row
                 if self._secrets == "drop" and clean != row:
@@ -156,16 +165,6 @@ class TrainingFile:
                 file.write(json_line(clean, allow_nan=False))
                 for name, count in self._counts.items():
                     count[str(clean[name])] += 1
-        note_ids(self._dropped_ids, "dropped, as they hold something secret")
-        with self._partial.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if self._redaction and not self._redaction.is_clean(json.loads(line)):
-                    self._partial.unlink()
-                    raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
-        if self._path.suffix == ".parquet":
-            _to_parquet(self._partial)
-        self._partial.rename(self._path)
-        print_note(f"wrote {self._path}")
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
         """Write the manifest, as JSON, and the card, as Markdown. Equal inputs give equal files."""
@@ -209,8 +208,11 @@ def _to_parquet(path: Path) -> None:
         rows = map(json.loads, lines)
         first = list(islice(rows, _ROWS_AT_ONCE))
         schema = pyarrow.schema([(name, types.get(name, text)) for name in (first[0] if first else ())])
+        mode = path.stat().st_mode
+        # The rows are read on from the old file, which no longer has a name.
         path.unlink()
-        with open_regular(path, "wb", follow=False) as file, parquet.ParquetWriter(file, schema) as writer:
+        with path.open("xb") as file, parquet.ParquetWriter(file, schema) as writer:
+            path.chmod(mode)
             while first:
                 writer.write_table(pyarrow.Table.from_pylist(first, schema))
                 first = list(islice(rows, _ROWS_AT_ONCE))

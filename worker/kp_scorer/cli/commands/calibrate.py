@@ -90,7 +90,7 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
     notes += (escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above())
     for note in [*_notes(target, calibration, scoring), *notes]:
         print_note(note)
-    with open_output(output, "x") as write:
+    with open_output(output, is_new=True) as write:
         write(as_toml(scoring, calibration, target, notes))
 
 

@@ -118,7 +118,7 @@ def keep(
             training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
         else:
             output = request.into.next_file() if request.into else request.output
-            with open_output(output, is_atomic=bool(request.into)) as write:
+            with open_output(output) as write:
                 for row in rows:
                     # Fields outside the schema may hold NaN, as they were read.
                     write(json_line(row, allow_nan=True))
@@ -226,7 +226,7 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
         gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
     chosen = list(choices(candidates, request.best or 0, request.rank, request.most_by_task or math.inf))
     kept_rows: dict[str, Row] = {}
-    with open_output(request.why) if request.why else nullcontext(lambda _: None) as write:
+    with open_output(request.why, "--why") if request.why else nullcontext(lambda _: None) as write:
         for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
             write(json_line(verdict, allow_nan=False))
             if verdict["kept"]:
