@@ -1,6 +1,7 @@
 """The command line as a whole: start-up, help, completion, and errors in one line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from kp_scorer.cli.main import commands
 
-from tests.support.commands import ended
+from tests.support.commands import COMMAND, ended
 from tests.support.commands import run as run_process
 from tests.support.paths import REPOSITORY
 from tests.support.processes import PATIENCE_S
@@ -95,3 +96,20 @@ def test_an_error_is_one_line(
     assert err.count("\n") == 1
     assert err.startswith("kp-scorer: ")
     assert line in err
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_user_without_a_home_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for name in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    code, _, err = ended(capsys, monkeypatch, command)
+    assert (code, err.splitlines()[-1]) == (2, "kp-scorer: this user has no home: set HOME")
+
+
+def test_a_full_disk_is_told_in_one_line() -> None:
+    on_full_disk = ("bash", "-c", 'ulimit -f 0 && exec "$@"', "bash", *COMMAND, "up", "--set", "metrics.port=0")
+    done = subprocess.run(on_full_disk, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (2, "kp-scorer: File too large\n")

@@ -100,10 +100,17 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
 
 
 def state_dir() -> Path:
-    """Return the folder of the running instance's note and, by default, of its data; raise RuntimeError without a home."""
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "kp-scorer"
+    """Return the folder of the running instance's note and, by default, of its data; raise OSError without a home."""
+    return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "kp-scorer"
 
 
 def cache_dir() -> Path:
-    """Return the folder of compiled rules; raise RuntimeError without a home."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kp-scorer"
+    """Return the folder of compiled rules; raise OSError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "kp-scorer"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "this user has no home: set HOME") from None

@@ -72,7 +72,7 @@ def _cache() -> Path | None:
     """Return the folder of the compiled rules; None, which is Kingfisher's own choice, if there is no home."""
     try:
         return cache_dir() / "secrets"
-    except RuntimeError:
+    except OSError:
         return None
 
 

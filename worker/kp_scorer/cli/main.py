@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from kp_scorer.cli.output import guard_streams, print_note
-from kp_scorer.errors import OutputFailed, ScorerError
+from kp_scorer.errors import OutputFailed, ScorerError, SettingsError
 
 _COMMANDS: Final = {
     "Try": {
@@ -124,6 +124,11 @@ def run() -> None:
             sys.exit(_UNREAD)
         print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        # Such as a full disk, or a user without a home.
+        where = f"{error.filename}: " if error.filename else ""
+        print_note(f"kp-scorer: {where}{error.strerror or error}")
+        sys.exit(SettingsError.exit_code)
 
 
 def _in_one_line(error: click.ClickException) -> str:

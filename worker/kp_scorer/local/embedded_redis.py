@@ -61,8 +61,8 @@ def running() -> Running | None:
                 if is_only_ours(os.fstat(note.fileno())) and is_only_ours(path.parent.stat()):
                     return noted
                 raise SettingsError(f"{path}: others can write to it: remove it, and protect its folder") from None
-    except (FileNotFoundError, LookupError, RuntimeError, TypeError, ValueError):
-        # There is no note, it is damaged, or the user has no home (RuntimeError).
+    except (FileNotFoundError, LookupError, TypeError, ValueError):
+        # There is no note, it is damaged, or the user has no home (FileNotFoundError).
         pass
     except OSError as error:
         raise SettingsError(f"{path}: {error.strerror}") from None
