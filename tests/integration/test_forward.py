@@ -38,6 +38,7 @@ from tests.integration.test_reading_decisions import publish
 from tests.support.builders import decided, make_trace
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.commands import COMMAND, invoked
+from tests.support.disks import nearly_full_disk
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
 from tests.support.processes import free_port, opened, wait_until
 from tests.support.traces import rows_in
@@ -158,6 +159,23 @@ def test_decisions_that_a_receiver_refuses_are_kept_in_a_file(settings: Settings
     assert [Decision.model_validate(row["decision"]) for row in rows] == made, done.output
     assert {(row["to"], row["reason"]) for row in rows} == {("webhook", "status 422")}
     assert "forwarded 0 decisions" in forward(settings, "webhook", receiving.url).stderr
+
+
+def test_a_decision_whose_line_a_full_disk_cut_off_is_kept_on_a_line_of_its_own(
+    settings: Settings, receiving: Receiving, tmp_path: Path
+) -> None:
+    made, refused = decisions(2), tmp_path / "refused.jsonl"
+    publish(settings, made)
+    with receiving.process(422):
+        with nearly_full_disk():
+            done = forward(settings, "webhook", receiving.url, "--dead-letters", refused)
+        assert (done.exit_code, "refused.jsonl: File too large" in done.stderr) == (2, True), done.output
+        cut_off = refused.read_text()
+        assert len(cut_off) == 1_000
+        forward(settings, "webhook", receiving.url, "--dead-letters", refused)
+    first, *lines = refused.read_text().splitlines()
+    assert first == cut_off
+    assert [json.loads(line)["decision"]["trace_id"] for line in lines] == [each.trace_id for each in made]
 
 
 @pytest.mark.parametrize("status", [307, 401, 404])

@@ -3,11 +3,10 @@
 import grp
 import os
 import pwd
-import resource
 import signal
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from kp_scorer.cli.training import TrainingFile
 from kp_scorer.files import check_writer, is_only_ours
 
 from tests.support.commands import ended
+from tests.support.disks import nearly_full_disk
 from tests.support.paths import REPOSITORY
 from tests.support.processes import PATIENCE_S
 
@@ -127,17 +127,6 @@ def test_output_replaces_an_existing_file_and_keeps_its_mode(tmp_path: Path) -> 
         assert file.read_text() == text
         file.chmod(0o600)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-
-
-@contextmanager
-def nearly_full_disk() -> Iterator[None]:
-    """A disk that takes a thousand bytes of each file."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @pytest.mark.parametrize("is_new", [False, True])

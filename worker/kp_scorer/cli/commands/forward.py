@@ -88,8 +88,12 @@ def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision
     if receiver == "otlp-spans" and (run := store.runs.ended(decision.trace_id)) and run.spans:
         row["spans"] = run.export.decode("utf-8", "backslashreplace")
     try:
-        with open_regular(file, "a", follow=False, encoding="utf-8") as lines:
-            lines.write(json.dumps(row) + "\n")
+        with open_regular(file, "a+b", follow=False) as lines:
+            # A full disk may have cut off the last line, and that decision comes again: begin a new one.
+            if lines.tell():
+                lines.seek(-1, os.SEEK_END)
+            start = "\n" if lines.read(1) not in (b"", b"\n") else ""
+            lines.write(f"{start}{json.dumps(row)}\n".encode())
             lines.flush()
             # The decision is acknowledged next, and then it is nowhere else.
             os.fsync(lines.fileno())
