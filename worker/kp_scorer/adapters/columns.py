@@ -33,9 +33,13 @@ def span_of_row(row: Node) -> Node:
     named: dict[str, Any] = next(
         (fields[key] for key in ("span_data", "span_attributes") if isinstance(fields.get(key), dict)), {}
     )
-    parent = row.like(*_PARENTS).value
-    ids = [row.like(*TRACES).value, row.like(*SPANS).value, parent[0] if isinstance(parent, list) and parent else parent]
-    name = str(named.get("name") or row.like("name", "opname").value or "")
+    parent = row.at_plain(*_PARENTS).value
+    ids = [
+        row.at_plain(*TRACES).value,
+        row.at_plain(*SPANS).value,
+        parent[0] if isinstance(parent, list) and parent else parent,
+    ]
+    name = str(named.get("name") or row.at_plain("name", "opname").value or "")
     own = {
         **dict(zip(("traceId", "spanId", "parentSpanId"), map(_without_prefix, ids), strict=True)),
         **_times(row),
@@ -50,13 +54,14 @@ def span_of_row(row: Node) -> Node:
 
 def _status(row: Node) -> dict[str, Any]:
     tags, state = (row.value[key] if isinstance(row.value.get(key), dict) else {} for key in ("tags", "status"))
-    error = row.like(*_ERRORS).value or tags.get("error")
+    error = row.at_plain(*_ERRORS).value or tags.get("error")
     has_failed = error not in (None, False, "false", "") or row.at("level").value == "ERROR"
-    codes = row.like("statuscode").value, state.get("code"), state.get("status_code"), tags.get("otel.status_code")
-    texts = row.like("statusmessage").value, state.get("message"), state.get("description"), tags.get("otel.status_description")
+    code, message = (row.at_plain(name).value for name in ("statuscode", "statusmessage"))
+    codes = code, state.get("code"), state.get("status_code"), tags.get("otel.status_code")
+    texts = message, state.get("message"), state.get("description"), tags.get("otel.status_description"), error
     return {
         "code": "ERROR" if has_failed else str(next(filter(None, codes), "")).rpartition("_")[2],
-        "message": next((text for text in (*texts, error) if isinstance(text, str) and text), None),
+        "message": next((text for text in texts if isinstance(text, str) and text), None),
     }
 
 
@@ -72,7 +77,7 @@ def _without_prefix(own_id: Any) -> Any:
 
 
 def _time_ns(row: Node, names: tuple[str, ...]) -> int | None:
-    time = time_of(place := row.like(*names))
+    time = time_of(place := row.at_plain(*names))
     return None if time is None else microseconds(place._replace(value=time)) * 1_000
 
 
@@ -82,8 +87,8 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
     columns = {key.removeprefix("attributes."): each for key, each in fields.items() if key.startswith("attributes.")}
     holders = (fields.get("attributes"), fields.get("tags"), metadata.get("attributes"))
     attributes = flattened(next((each for each in holders if isinstance(each, dict)), columns))
-    got = {key: named.get(key, row.like(key, f"{key}s").value) for key in ("input", "output")}
-    kind = named.get("type", row.like(*_KINDS).value)
+    got = {key: named.get(key, row.at_plain(key, f"{key}s").value) for key in ("input", "output")}
+    kind = named.get("type", row.at_plain(*_KINDS).value)
     keys = [set(each) if isinstance(each := parsed(got[key]), dict) else set() for key in ("input", "output")]
     is_model = kind is None and "messages" in keys[0] and bool(_ANSWERS & keys[1])
     own = got | {OWN_KIND: "llm" if is_model else kind}

@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import (
+    block_kind,
     call_and_result,
     call_of,
     is_called,
     pieces_of_block,
     result_of,
-    sort_of,
+    stated_type,
     text_in,
     text_of_block,
-    type_of,
 )
 from kp_scorer.adapters.node import Node, parsed
 from kp_scorer.adapters.pieces import Piece, utterance
@@ -110,7 +110,7 @@ def _pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_mo
             return None
         # Among messages, a block of an unknown type is allowed, and has no pieces.
         is_chat = any(is_message(_item_in(item)) for item in value)
-        return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and type_of(item) != ""))
+        return transcript.pieces(content, speaker, lambda item: _is_item(item) or (is_chat and stated_type(item) != ""))
     if not isinstance(value, dict):
         return None
     # An object with a text and other fields is an answer only if it has fields of answers.
@@ -160,7 +160,7 @@ def pieces_of(items: Iterable[Node], speaker: Speaker = "agent") -> Iterator[Pie
     items = list(items)
     values = in_one_view([item.value for item in items])
     for item in (item._replace(value=value) for item, value in zip(items, values, strict=True)):
-        if is_message(item.value) and (role_of(with_role(item.value)["role"]) in SPEAKERS or sort_of(item.value) != "call"):
+        if is_message(item.value) and (role_of(with_role(item.value)["role"]) in SPEAKERS or block_kind(item.value) != "call"):
             pieces = list(pieces_of_message(item, "tool" if has_called else ""))
         elif text := text_of_block(item.value):
             pieces = utterance(item, speaker, text)
@@ -183,7 +183,7 @@ def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
         message.skip()
         return
     speaker, content = SPEAKERS[name], _blocks_in(_content_of(message))
-    sorts = {sort_of(block) for block in (content.value if isinstance(content.value, list) else [content.value])}
+    sorts = {block_kind(block) for block in (content.value if isinstance(content.value, list) else [content.value])}
     if role in ONLY_ROLES and speaker == "agent" and all(is_called(each.value) for each in content.parsed().each()):
         yield from map(call_of, content.parsed().each())
     elif speaker == "agent":
@@ -201,7 +201,7 @@ def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
 def _content_of(message: Node) -> Node:
     """Return the content of a message without its envelopes."""
     content = _first_content(message)
-    while isinstance(content.value, dict) and not sort_of(content.value) and any(key in content.value for key in _CONTENTS):
+    while isinstance(content.value, dict) and not block_kind(content.value) and any(key in content.value for key in _CONTENTS):
         content = _first_content(content)
     return content
 
@@ -221,7 +221,7 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
     # LangChain lists calls again that are blocks of the content. The earlier form of OpenAI's messages has only one call.
     wrapped = message.at("additional_kwargs") if isinstance(message.value.get("additional_kwargs"), dict) else message
-    calls = message.like(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
+    calls = message.at_plain(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
     calls = calls or [each for each in (message.at("function_call"), wrapped.at("function_call")) if each.value is not None][:1]
     for call in calls:
         pieces = list(call_and_result(call))
@@ -235,7 +235,7 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
 
 def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[Piece]:
     """Yield the pieces in a text or in a list of blocks. Texts with nothing but images between them are one piece."""
-    if sort_of(content.value):
+    if block_kind(content.value):
         content = content._replace(value=[content.value])
     if not isinstance(content.value, list):
         if content.value is not None and not isinstance(content.value, str):
@@ -256,12 +256,12 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 def _blocks_in(content: Node) -> Node:
     """Return a content as a list of blocks if it is a text with the JSON of one; else unchanged."""
     blocks = content.parsed() if isinstance(content.value, str) else content
-    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(sort_of, blocks.value))
+    are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(block_kind, blocks.value))
     return blocks if are_blocks else content
 
 
 def _is_item(value: object) -> bool:
-    return is_message(value) or bool(sort_of(value))
+    return is_message(value) or bool(block_kind(value))
 
 
 def _is_item_for_sure(value: object) -> bool:
@@ -270,7 +270,7 @@ def _is_item_for_sure(value: object) -> bool:
         return False
     message = with_role(value)
     if role_of(message.get("role")) not in SPEAKERS:
-        return ("toolCallId" in value and sort_of(value) == "call") or set(value) == {"text"}
+        return ("toolCallId" in value and block_kind(value) == "call") or set(value) == {"text"}
     contents = [message.get(key) for key in _CONTENTS]
     is_empty = "content" in message and message["content"] is None
     return is_empty or any(isinstance(content, str | list) for content in (*contents, message.get("tool_calls")))

@@ -51,7 +51,7 @@ class Node(NamedTuple):
         """Return the value under the first of these keys that is present; a missing value if none is."""
         return next((node for key in keys if (node := self.at(key)).value is not None), self.at(keys[0]))
 
-    def like(self, *names: str) -> "Node":
+    def at_plain(self, *names: str) -> "Node":
         """Return the value under the first of these plain names that is present, see :func:`keys_by_plain_name`."""
         keys = keys_by_plain_name(self.object())
         present = (self.at(keys[name]) for name in names if name in keys and self.value[keys[name]] is not None)

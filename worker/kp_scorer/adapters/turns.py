@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from kp_scorer.adapters.blocks import sort_of
+from kp_scorer.adapters.blocks import block_kind
 from kp_scorer.adapters.messages import messages_in, pieces_of
 from kp_scorer.adapters.node import Node, keys_by_plain_name, objects_in, parsed
 from kp_scorer.adapters.pieces import Piece
@@ -41,7 +41,7 @@ def turn_in(record: Node) -> Node | None:
         if _is_step(record.value) or (is_exchange(record.value) and not is_message(record.value)):
             return None
         inner = _inner(record)
-        is_block = sort_of(record.value) and not (inner and inner.path.endswith(_OF_TYPES) and sort_of(inner.value))
+        is_block = block_kind(record.value) and not (inner and inner.path.endswith(_OF_TYPES) and block_kind(inner.value))
         if is_message(record.value) or is_block or _has_parts(record.value):
             return record
         if inner is None:
@@ -87,22 +87,22 @@ def _messages_of(record: Node) -> list[dict[str, Any]]:
     """Return the messages that a step or an exchange stands for."""
     record = record._replace(value=_flat(record.value))
     if _is_step(record.value):
-        name, arguments = _text(record, _TOOLS), record.like(*_INPUTS)
-        calls: object = record.like("toolcalls").value
+        name, arguments = _text(record, _TOOLS), record.at_plain(*_INPUTS)
+        calls: object = record.at_plain("toolcalls").value
         if not calls and name:
             calls = [{"name": name, "arguments": arguments.value, "id": ""}]
-        observed = record.like(*_OBSERVED).value
+        observed = record.at_plain(*_OBSERVED).value
         called = {"role": "assistant", "content": _text(record, _THOUGHTS), "tool_calls": calls}
         if not called["content"] and isinstance(record.value.get("llm_response"), dict):
             called["content"] = record.at("llm_response", "content").value
         results = observed if objects_in(observed) else [{"content": observed}] if observed not in (None, "") else []
-        answers = (result if sort_of(result) else {"role": "tool", **result} for result in objects_in(results))
+        answers = (result if block_kind(result) else {"role": "tool", **result} for result in objects_in(results))
         return [called, *answers]
     if is_exchange(record.value):
-        asked, answered = record.like(*QUESTIONS).value, record.like(*ANSWERS).value
+        asked, answered = record.at_plain(*QUESTIONS).value, record.at_plain(*ANSWERS).value
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         return [message for message in messages if isinstance(message["content"], str | list | dict)]
-    task = record.like(*_TASKS).value
+    task = record.at_plain(*_TASKS).value
     return [{"role": "user", "content": task}] if isinstance(task, str) and task else []
 
 
@@ -113,7 +113,7 @@ def _text(record: Node, keys: Sequence[str]) -> str:
 
 
 def _has_parts(value: dict[str, Any]) -> bool:
-    return any(is_message(part) or sort_of(part) for part in objects_in(value.get("parts")))
+    return any(is_message(part) or block_kind(part) for part in objects_in(value.get("parts")))
 
 
 def _is_step(value: dict[str, Any]) -> bool:

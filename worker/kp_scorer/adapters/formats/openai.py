@@ -107,7 +107,7 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
     asked = _pieces(_first(request, "messages", "input"), "user") if not any(piece.kind == "user" for piece in pieces) else []
     if not asked and not any(piece.kind == "user" for piece in pieces):
-        texts = (conversation.like(key) for key in QUESTIONS)
+        texts = (conversation.at_plain(key) for key in QUESTIONS)
         asked = next((utterance(text, "user", text.value) for text in texts if isinstance(text.value, str) and text.value), [])
     pieces = _joined(_joined(asked, pieces), _answer(conversation, response))
     if not pieces:
@@ -122,7 +122,7 @@ def _answer(conversation: Node, response: Node) -> list[Piece]:
         # Clients use the first of several choices.
         return [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
     if answer is conversation:
-        answer = conversation.like(*ANSWERS)
+        answer = conversation.at_plain(*ANSWERS)
         answer = answer if is_exchange(conversation.object()) or isinstance(answer.value, str) else conversation
     return _pieces(answer, "agent") if answer is not conversation else []
 

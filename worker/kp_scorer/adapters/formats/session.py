@@ -25,7 +25,7 @@ def fits(value: object) -> bool:
 
 def run_id(line: Node) -> str:
     """Return the id of the session that a line names; empty for a line that names none."""
-    own_id = line.like(*_SESSION_IDS).value
+    own_id = line.at_plain(*_SESSION_IDS).value
     return own_id if isinstance(own_id, str) else ""
 
 
@@ -47,7 +47,7 @@ def run(own_id: str, lines: Sequence[Node]) -> Run:
     headers = (line for line in lines if isinstance(line.value, dict) and not is_turn(line.value))
     if not own_id and (header := next(headers, None)):
         places = (header, header.at("data")) if isinstance(header.value.get("data"), dict) else (header,)
-        ids = [place.like(*_SESSION_IDS).value for place in places] + [header.at("id").value]
+        ids = [place.at_plain(*_SESSION_IDS).value for place in places] + [header.at("id").value]
         own_id = next((each for each in ids if isinstance(each, str)), "")
     turns = turns_of(active_branch(lines, ("id", "parentId")))
     pieces = list(without_repeats(_of_calls(pieces_of(turns))))
