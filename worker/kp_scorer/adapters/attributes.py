@@ -108,9 +108,8 @@ def normalized_id(node: Node) -> str:
 def messages_of_paths(attributes: Node, direction: str) -> Iterator[Node]:
     """Yield the messages of OpenInference and OpenLLMetry, whose attributes are paths: ``llm.input_messages.0.message``."""
     for key in (f"llm.{direction}_messages", "gen_ai.prompt" if direction == "input" else "gen_ai.completion"):
-        own = [path for path in attributes.value if path.startswith(f"{key}.")]
-        paths = {path.removeprefix(f"{key}."): attributes.at(path).value for path in own}
-        items = _nested({path: value for path, value in paths.items() if path.count(".") < MOST_DEPTH})
+        keys = [each for each in attributes.value if each.startswith(f"{key}.") and each.count(".") < MOST_DEPTH]
+        items = _nested({each.removeprefix(f"{key}."): attributes.at(each).value for each in keys})
         for number, item in enumerate(items if isinstance(items, list) else []):
             place = attributes._replace(path=f"{attributes.path}.{key}.{number}", value=item)
             message = place.at("message") if "message" in place.object() else place

@@ -246,7 +246,7 @@ def text_of_block(block: object) -> str | None:
     if type_name == "document" and isinstance(block.get("document"), dict):
         # Cohere's results of tools have this form.
         return text_in(block["document"].get("data"))
-    keys = _TEXTS
+    keys: tuple[str, ...] = _TEXTS
     if type_name == "text":
         keys = ("text", "refusal", "content", "Text")
     elif type_name or _name_of(block):

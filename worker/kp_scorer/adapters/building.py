@@ -154,8 +154,9 @@ def _fields_of(run: Run, supplied: SuppliedFields) -> tuple[dict[str, Any], list
         if (value := field_at(record, path)) is not None:
             fields[name] = _field(name, value, run, run.node._replace(path=path))
             assumed += ["rated"] if name == "success" and not isinstance(value, str) and value > 1 else []
-    own = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
-    fields["source_id"] = None if own and quote(own, _PRINTABLE, errors="replace") in fields["id"] else own
+    source_id = next((value for key in _OWN_IDS if isinstance(value := field_at(record, key), str) and value), None)
+    is_in_id = source_id and quote(source_id, _PRINTABLE, errors="replace") in fields["id"]
+    fields["source_id"] = None if is_in_id else source_id
     defaults = supplied.defaults or {}
     for name in _OPTIONS:
         if fields.get(name) is None:
@@ -217,11 +218,11 @@ def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     after_error = False
     for is_turn, group in groupby(pieces, key=lambda piece: piece.kind in ("agent", "call")):
-        own = list(group)
-        after_error, is_recovery = any(piece.kind == "result" and is_error(piece) for piece in own), after_error
+        turn = list(group)
+        after_error, is_recovery = any(piece.kind == "result" and is_error(piece) for piece in turn), after_error
         start = len(steps)
-        steps += ({"step_id": number} | _step(piece) for number, piece in enumerate(own, start))
-        if is_turn and is_recovery and any(piece.kind == "call" for piece in own):
+        steps += ({"step_id": number} | _step(piece) for number, piece in enumerate(turn, start))
+        if is_turn and is_recovery and any(piece.kind == "call" for piece in turn):
             steps[start]["type"] = "error_recovery"
     return steps
 

@@ -79,12 +79,12 @@ class Calls:
 
     def add(self, call: Call, piece: Piece) -> None:
         """Note a call by the piece that shows it."""
-        own, words = self.identity_of(piece), self._words(piece)
+        identity, words = self.identity_of(piece), self._words(piece)
         self.add_words(call, piece)
         if piece.call_id:
-            self._by_key[own,].append(call)
-        self.has_several = self.has_several or len(self._by_key[own,]) > 1
-        self._by_key[own, words].append(call)
+            self._by_key[identity,].append(call)
+        self.has_several = self.has_several or len(self._by_key[identity,]) > 1
+        self._by_key[identity, words].append(call)
         for queues in (self.unanswered, self.waiting, self.of_tools):
             queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name), ("any",))
             queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
@@ -104,17 +104,17 @@ class Calls:
         keys = Counter((self.identity_of(call), self._words(call)) for call in calls)
         words = Counter(map(self._words, calls))
         # Gemini gives calls ids in an answer, but not in the conversation that repeats the answer.
-        last = {own: iter(self._by_key[own,][-count:]) for own, count in ids.items()}
+        last = {identity: iter(self._by_key[identity,][-count:]) for identity, count in ids.items()}
         alike = {key: iter(self._by_key[key][-count:]) for key, count in keys.items()}
         rephrased = {text: iter(self._by_key[text,][-count:]) for text, count in words.items()}
         matches = []
         for call in calls:
-            own = self.identity_of(call)
-            at_its_place = next(last[own], None)
+            identity = self.identity_of(call)
+            at_its_place = next(last[identity], None)
             if at_its_place:
                 # A tool that is retried has more calls than the model made. This call is one that the model made.
                 at_its_place.by_tool_alone = False
-            same = next(alike[own, self._words(call)], None)
+            same = next(alike[identity, self._words(call)], None)
             # The list of messages may have ids of its own, or be the only place that has ids.
             renumbered = next(rephrased[self._words(call)], None)
             renumbered = renumbered if renumbered and renumbered.call_id not in ids else None
@@ -124,10 +124,11 @@ class Calls:
 
     def still_open(self, piece: Piece) -> Call | None:
         """Return the call that a call in an answer repeats, by its id: its tool has begun already, or it has no result yet."""
-        own = piece.call_id
-        started = [call for call in self._by_key[own,][-1:] if call.by_tool_alone and call.name == piece.name]
-        alike = [call for call in self._by_key[own, self._words(piece)][-1:] if call.result is None]
-        return next(iter(started + alike), None) if own else None
+        if not piece.call_id:
+            return None
+        started = [call for call in self._by_key[piece.call_id,][-1:] if call.by_tool_alone and call.name == piece.name]
+        alike = [call for call in self._by_key[piece.call_id, self._words(piece)][-1:] if call.result is None]
+        return next(iter(started + alike), None)
 
     def begun_within(self, span: Span, piece: Piece) -> Call | None:
         """Return the call that a call in an answer repeats, by its words or its name: its tool began within the model's span.

@@ -40,7 +40,7 @@ def span_of_row(row: Node) -> Node:
         parent[0] if isinstance(parent, list) and parent else parent,
     ]
     name = str(named.get("name") or row.at_plain("name", "opname").value or "")
-    own = {
+    span = {
         **dict(zip(("traceId", "spanId", "parentSpanId"), map(_without_prefix, ids), strict=True)),
         **_times(row),
         "name": name.rpartition("/")[2].partition(":")[0] or name if "op_name" in fields else name,
@@ -49,7 +49,7 @@ def span_of_row(row: Node) -> Node:
         "scope": fields.get("scope") or metadata.get("scope"),
         "events": objects_in(fields.get("events")),
     }
-    return row._replace(value=fields | own)
+    return row._replace(value=fields | span)
 
 
 def _status(row: Node) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def _attributes(row: Node, named: dict[str, Any], metadata: dict[str, Any]) -> d
     kind = named.get("type", row.at_plain(*_KINDS).value)
     keys = [set(each) if isinstance(each := parsed(got[key]), dict) else set() for key in ("input", "output")]
     is_model = kind is None and "messages" in keys[0] and bool(_ANSWERS & keys[1])
-    own = got | {OWN_KIND: "llm" if is_model else kind}
-    return attributes | {key: each for key, each in own.items() if each is not None}
+    read = got | {OWN_KIND: "llm" if is_model else kind}
+    return attributes | {key: each for key, each in read.items() if each is not None}
 
 
 def flattened(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -28,15 +28,15 @@ class Chats:
 
     def hold(self, run: Run) -> None:
         """Hold a chat back, in place of those that it continues."""
-        *earlier, own = digests_of(run.pieces)
-        if own in self._beginnings:
+        *earlier, digest = digests_of(run.pieces)
+        if digest in self._beginnings:
             # The newest record may be first.
             self._counts["continued"] += 1
             return
         remember(self._beginnings, earlier)
-        self._counts["continued"] += sum(len(self._pop(digest)) for digest in earlier)
+        self._counts["continued"] += sum(len(self._pop(each)) for each in earlier)
         # Several runs of one task, at the same time, may begin alike.
-        self._by_digest.setdefault(own, []).append(run)
+        self._by_digest.setdefault(digest, []).append(run)
         self._waiting += 1
 
     def drop_parts_of(self, run: Run) -> None:

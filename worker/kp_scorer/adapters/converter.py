@@ -84,7 +84,7 @@ class Converter:
         self.counts["skipped"] += not records
         for record in records:
             try:
-                own = FORMATS[name].run_id(record)
+                run_id = FORMATS[name].run_id(record)
             except Exception as error:
                 yield _refusal(record, error)
                 # Records that continue this one must not join the run before it.
@@ -92,12 +92,13 @@ class Converter:
                 yield from self._close(_Key(name, ""))
                 continue
             try:
-                if own is None:
+                if run_id is None:
                     yield from self._convert(_Key(name, ""), [record])
                     continue
                 latest = self._latest.get(name, "")
-                key = _Key(name, own or latest, self._file * FORMATS[name].has_ids_of_files)
-                if own and (before := self._open.get(key._replace(run_id=latest))) and FORMATS[name].continues(before, record):
+                key = _Key(name, run_id or latest, self._file * FORMATS[name].has_ids_of_files)
+                before = self._open.get(key._replace(run_id=latest))
+                if run_id and before and FORMATS[name].continues(before, record):
                     key = key._replace(run_id=latest)
                 self._latest[name] = key.run_id
                 if FORMATS[name].is_of_one_file and not self.in_session:
@@ -270,11 +271,12 @@ class Converter:
 
     def _unique(self, trace: dict[str, Any]) -> str:
         """Return the id of a trace, with a number if a trace of other content has the same id."""
-        own, number = trace["id"], 1
+        first_id, number = trace["id"], 1
         digest = hashlib.blake2b(as_json([trace["task"], trace["steps"], trace["outcome"]]).encode(), digest_size=8).digest()
         while self._ids.setdefault(trace["id"], digest) != digest:
             number += 1
-            trace["id"] = f"{own}-{number}" if is_trace_id(f"{own}-{number}") else trace_id("id", "", [own, number])
+            numbered_id = f"{first_id}-{number}"
+            trace["id"] = numbered_id if is_trace_id(numbered_id) else trace_id("id", "", [first_id, number])
         self.counts["renumbered"] += number > 1
         return str(trace["id"])
 

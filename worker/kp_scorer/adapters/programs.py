@@ -36,20 +36,20 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
         pieces = pieces[2:]
     events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
     has_events = any(event and event[0] == "user" for event in events)
-    own: list[Piece] = []
+    kept: list[Piece] = []
     for piece, event in zip(pieces, events, strict=True):
         if piece.kind == "user":
             role, content = event if event and has_events else ("user", piece.text)
             text = without_additions(content) if role == "user" else ""
             if text.startswith(_NOTES) or not text.strip():
                 continue
-            if own and own[-1].kind == "user" and _BARE_COMMAND.fullmatch(own[-1].text):
+            if kept and kept[-1].kind == "user" and _BARE_COMMAND.fullmatch(kept[-1].text):
                 # The program has carried out the command itself, without the agent.
-                own.pop()
-            own.append(piece if text == piece.text else piece._replace(text=text))
-        elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not own)):
-            own.append(piece)
-    return own
+                kept.pop()
+            kept.append(piece if text == piece.text else piece._replace(text=text))
+        elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not kept)):
+            kept.append(piece)
+    return kept
 
 
 def _event(text: str) -> tuple[str, str] | None:

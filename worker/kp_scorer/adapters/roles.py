@@ -22,15 +22,8 @@ ONLY_ROLES: Final = (
     "functionresult",
 )
 """Roles that are types of blocks elsewhere."""
-_ROLE_KEYS: Final = (
-    "role",
-    "Role",
-    "role_at_backend",
-    "author",
-    "from",
-    "sender",
-    "info",
-)  # Each may hold the name of a role, or an object that has it.
+_ROLE_KEYS: Final = ("role", "Role", "role_at_backend", "author", "from", "sender", "info")
+"""Fields that may hold the name of a role, or an object that has it."""
 
 
 def in_one_view(turns: Sequence[Any], *, is_of_asker: bool = False) -> Sequence[Any]:
@@ -94,8 +87,8 @@ def with_role(value: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=1_024)
 def _plain_role(name: str) -> str:
-    own = [part for part in name.lower().split(".") if part != "message"]
-    return re.sub(r"[\W_]+", "", own[-1] if own else "").removesuffix("chunk").removesuffix("message")
+    parts = [part for part in name.lower().split(".") if part != "message"] or [""]
+    return re.sub(r"[\W_]+", "", parts[-1]).removesuffix("chunk").removesuffix("message")
 
 
 def role_of(name: object) -> str:

@@ -112,8 +112,8 @@ class Spans:
         if direction == "output" and any(
             attributes.at(f"ai.response.{key}").value is not None for key in ("text", "toolCalls")
         ):
-            keys = {"reasoning": "reasoning_content", "text": "text", "toolCalls": "toolCalls"}
-            message = {own: attributes.at(f"ai.response.{key}").value for key, own in keys.items()}
+            fields = {"reasoning_content": "reasoning", "text": "text", "toolCalls": "toolCalls"}
+            message = {field: attributes.at(f"ai.response.{key}").value for field, key in fields.items()}
             values = [attributes._replace(value={"role": "assistant"} | message)]
         readings = (self._pieces_of_value(value, speaker, kind, transcript) for value in values)
         return next(filter(None, readings), [])

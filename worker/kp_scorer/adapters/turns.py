@@ -203,20 +203,20 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
     ``keys`` are the fields with the id of a record and with the id of its parent. Calls in a message of the branch stay, and
     the results of the branch's calls. All records stay if the way back from the last turn does not end at a beginning.
     """
-    own, before = keys
+    id_key, parent_key = keys
     ids: dict[str, Node] = {
-        str(each.value[own]): each for each in records if isinstance(each.value, dict) and each.value.get(own)
+        str(each.value[id_key]): each for each in records if isinstance(each.value, dict) and each.value.get(id_key)
     }
     last = next((each for each in reversed(records) if is_turn(each.value)), None)
     branch: dict[str, None] = {}
     while last is not None:
-        number = str(last.value.get(own))
-        parent = last.value.get(before) or last.value.get(f"logical{before[0].upper()}{before[1:]}")
-        if number in branch or before not in last.value or (parent and str(parent) not in ids) or number not in ids:
+        number = str(last.value.get(id_key))
+        parent = last.value.get(parent_key) or last.value.get(f"logical{parent_key[0].upper()}{parent_key[1:]}")
+        if number in branch or parent_key not in last.value or (parent and str(parent) not in ids) or number not in ids:
             return list(records)
         branch[number] = None
         last = ids[str(parent)] if parent else None
-    on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(own)) in branch]
+    on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(id_key)) in branch]
     pieces = without_program_texts(pieces_of(turns_of(on_branch)))
     if not any(piece.kind == "user" for piece in pieces):
         return list(records)
@@ -224,7 +224,7 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
     messages = {_message_id(each) for each in on_branch} - {""}
 
     def stays(record: Node) -> bool:
-        if not isinstance(record.value, dict) or str(record.value.get(own)) in branch or not record.value.get(own):
+        if not isinstance(record.value, dict) or str(record.value.get(id_key)) in branch or not record.value.get(id_key):
             return True
         pieces = list(pieces_of(turns_of([record])))
         has_calls = _message_id(record) in messages and any(piece.kind == "call" for piece in pieces)

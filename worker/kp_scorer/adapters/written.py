@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, utterance
 
 _TAG: Final = re.compile(
     r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_?call)>\s*+(?=\{))"
@@ -86,9 +86,9 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     has_called = False
     for piece in pieces:
         if piece.kind == "agent":
-            own = list(find(piece))
-            has_called = own[-1].kind == "call" if own else has_called
-            read += own
+            found = list(find(piece))
+            has_called = found[-1].kind == "call" if found else has_called
+            read += found
         elif piece.kind == "result" or has_called:
             read += _results(piece)
             has_called = False
@@ -109,8 +109,7 @@ def _is_output(text: str) -> bool:
 
 
 def _thought(piece: Piece, text: str) -> list[Piece]:
-    own = _AROUND.sub("", text).strip()
-    return [piece._replace(text=own)] if own else []
+    return utterance(piece.node, "agent", _AROUND.sub("", text).strip())
 
 
 def _sections(piece: Piece, *, are_called: bool) -> Iterator[Piece]:
@@ -134,9 +133,11 @@ def _tagged(piece: Piece) -> Iterator[Piece]:
         end = text.find(closing, tag.end())
         body = text[tag.end() : end if end >= 0 else len(text)]
         place = end + len(closing) if end >= 0 else len(text)
-        quoted = None if tag["name"] else _QUOTED.fullmatch(body)
-        own = {"name": quoted[1], "arguments": quoted[2]} if quoted else _json(body)
-        call = {"name": tag["name"], "arguments": _parameters(body)} if tag["name"] else own
+        if tag["name"]:
+            call = {"name": tag["name"], "arguments": _parameters(body)}
+        else:
+            quoted = _QUOTED.fullmatch(body)
+            call = {"name": quoted[1], "arguments": quoted[2]} if quoted else _json(body)
         if isinstance(call, dict) and isinstance(name := call.get("name"), str) and name:
             yield Piece(piece.node, "call", name=name, arguments=call.get("arguments", call.get("parameters")))
         else:

@@ -162,8 +162,8 @@ def _read_tensors(file: Path) -> dict[str, NDArray[np.float32]]:
         if kind := _TYPES.get(described.get("dtype")):
             first, end = (start + offset for offset in described["data_offsets"])
             # A model that was saved with a head has a prefix before these names.
-            own = name[max(0, name.find("embeddings."), name.find("encoder.")) :]
-            tensors[own] = content[first:end].view(kind).reshape(described["shape"])
+            start_of_name = max(0, name.find("embeddings."), name.find("encoder."))
+            tensors[name[start_of_name:]] = content[first:end].view(kind).reshape(described["shape"])
     return tensors
 
 

@@ -189,7 +189,7 @@ class CheckedEmbedder:
     def check_process(self) -> None:
         """Raise EmbedderUnhealthy if the embedder has threads and this process was forked after it was loaded."""
         if self._embedder.has_threads and self._pid != os.getpid():
-            # A pass would wait forever for threads that the fork actions_text not copy.
+            # A pass would wait forever for threads that the fork does not copy.
             raise EmbedderUnhealthy(
                 "embedder: it was loaded before this process was forked: make a Scorer or KeptRuns in each process"
             )

@@ -126,9 +126,9 @@ class PackedModel:
         return layer_norm(hidden, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     def _converted(self, layer: Any) -> _Layer:
-        own, output = layer.attention.self, layer.attention.output
+        inputs, output = layer.attention.self, layer.attention.output
         return _Layer(
-            self._weights(own.query, own.key, own.value),
+            self._weights(inputs.query, inputs.key, inputs.value),
             self._weights(output.dense),
             output.LayerNorm,
             self._weights(layer.intermediate.dense),

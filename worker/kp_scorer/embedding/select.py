@@ -54,7 +54,7 @@ def is_embedder_installed(settings: EmbeddingSettings) -> bool:
     return settings.embedder != "none" and has_model and has_engine
 
 
-def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUP) -> int:
+def usable_cores(cgroup: Path = _CGROUP, group_file: Path = _OWN_GROUP) -> int:
     """Count the cores that the process may run on, at most as many as its share of processor time.
 
     More threads would use up the share at once and then stall until the next period. A part of a core counts as one.
@@ -62,7 +62,7 @@ def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_GROUP) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     group = PurePath()
     with suppress(OSError, ValueError):
-        for line in own.read_text("utf-8").splitlines():
+        for line in group_file.read_text("utf-8").splitlines():
             if line.startswith("0::"):
                 group = PurePath(line.removeprefix("0::").lstrip("/"))
     # Each group around that of the process may have a limit, too. No limit is "max".

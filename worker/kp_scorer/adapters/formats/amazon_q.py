@@ -11,7 +11,7 @@ from kp_scorer.adapters.blocks import result_of, text_in
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of_message
-from kp_scorer.adapters.node import Node
+from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.times import first_timestamp
 
@@ -21,10 +21,9 @@ _ANSWERS: Final = {"Response", "ToolUse"}
 def fits(value: dict[str, Any]) -> bool:
     """Return whether an object is a conversation."""
     turns = value["history"] if isinstance(value.get("history"), list) else []
-    answers = (
-        turn[-1:] if isinstance(turn, list) else [turn.get("assistant")] for turn in turns if isinstance(turn, list | dict)
-    )
-    return any(isinstance(answer, dict) and _ANSWERS & set(answer) for own in answers for answer in own)
+    answers = [turn[-1] for turn in turns if isinstance(turn, list) and turn]
+    answers += [turn.get("assistant") for turn in objects_in(turns)]
+    return any(_ANSWERS & set(answer) for answer in objects_in(answers))
 
 
 def run(_own_id: str, conversations: Sequence[Node]) -> Run:

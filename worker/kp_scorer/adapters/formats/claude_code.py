@@ -45,9 +45,9 @@ def identities(line: Node) -> list[str]:
     message = line.at("message").value
     if not isinstance(message, dict):
         return []
-    own, content = line.object(), as_json([message.get("role"), message.get("content", message.get("parts"))])
-    ids = (own.get("uuid"), message.get("id"), own.get("timestamp"))
-    return [f"{place} {number} {own.get('agentId')} {content}" for place, number in enumerate(ids) if number]
+    fields, content = line.object(), as_json([message.get("role"), message.get("content", message.get("parts"))])
+    ids = (fields.get("uuid"), message.get("id"), fields.get("timestamp"))
+    return [f"{place} {each} {fields.get('agentId')} {content}" for place, each in enumerate(ids) if each]
 
 
 def run(own_id: str, lines: Sequence[Node]) -> list[Run]:
@@ -76,8 +76,8 @@ def run(own_id: str, lines: Sequence[Node]) -> list[Run]:
 def _pieces(lines: Sequence[Node]) -> list[Piece]:
     branch = active_branch(lines, ("uuid", "parentUuid"))
     spoken = [line for line in branch if line.at("type").value in _SPOKEN and line.at("subtype").value != "notification"]
-    own = [line for line in spoken if not any(line.at(mark).value is True for mark in _OF_THE_PROGRAM)]
-    return list(without_repeats(pieces_of(_complete(own))))
+    by_people_and_models = [line for line in spoken if not any(line.at(mark).value is True for mark in _OF_THE_PROGRAM)]
+    return list(without_repeats(pieces_of(_complete(by_people_and_models))))
 
 
 def _complete(lines: Iterable[Node]) -> list[Node]:

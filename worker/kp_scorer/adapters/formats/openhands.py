@@ -38,14 +38,15 @@ def records(source: Node) -> list[Node]:
 
 def run(_own_id: str, runs: Sequence[Node]) -> Run:
     """Make a run of a list of events, or of the output of an evaluation."""
-    (own,) = runs
-    events = own.items() if isinstance(own.value, list) else own.at("history").each()
+    (source,) = runs
+    events = source.items() if isinstance(source.value, list) else source.at("history").each()
     # Older outputs have pairs of an action and its observation.
     flat = [each for event in events for each in event.each()]
     pieces = [piece for event in flat for piece in _pieces_of(event)]
-    if isinstance(own.value, dict) and not any(piece.kind == "user" for piece in pieces):
-        pieces = [*utterance(own.at("instruction"), "user", own.at("instruction").text()), *pieces]
-    return Run(own, trace_id("openhands", "", own.value), pieces, first_timestamp(flat), framework="OpenHands")
+    if isinstance(source.value, dict) and not any(piece.kind == "user" for piece in pieces):
+        instruction = source.at("instruction")
+        pieces = [*utterance(instruction, "user", instruction.text()), *pieces]
+    return Run(source, trace_id("openhands", "", source.value), pieces, first_timestamp(flat), framework="OpenHands")
 
 
 def _pieces_of(event: Node) -> Iterator[Piece]:
@@ -62,8 +63,10 @@ def _pieces_of(event: Node) -> Iterator[Piece]:
         arguments = event.at("args").object()
         thought = arguments.get("thought")
         yield from utterance(event, "agent", thought if isinstance(thought, str) and action != "think" else "")
-        own = {key: value for key, value in arguments.items() if key not in _NO_ARGUMENTS or (action == "think" and value)}
-        yield Piece(event, "call", name=name or action, arguments=own, call_id=call_id)
+        arguments = {
+            key: value for key, value in arguments.items() if key not in _NO_ARGUMENTS or (action == "think" and value)
+        }
+        yield Piece(event, "call", name=name or action, arguments=arguments, call_id=call_id)
 
 
 FORMAT = Format(fits, run, records)

@@ -71,15 +71,15 @@ def _span_of_jaeger(span: Node, page: Node) -> Node:
     parents = [each.get("spanID") for each in objects_in(span.at("references").value) if each.get("refType") == "CHILD_OF"]
     tags, process = _by_key(span.at("tags")), ("processes", span.at("processID").text())
     logs = [_by_key(log.at("fields")) for log in span.at("logs").items()]
-    own = {
+    fields = {
         "parentId": next(iter(parents), None),
         "name": span.at("operationName").value,
         "scope": {"name": tags.get("otel.scope.name")},
-        "events": [{"name": fields.pop("event", ""), "attributes": fields} for fields in logs],
+        "events": [{"name": log.pop("event", ""), "attributes": log} for log in logs],
         "resource": {"attributes": _by_key(page.at(*process, "tags")) | {SERVICE: page.at(*process, "serviceName").value}},
         "tags": tags,
     }
-    return span_of_row(span._replace(value=span.object() | own))
+    return span_of_row(span._replace(value=span.object() | fields))
 
 
 def _by_key(pairs: Node) -> dict[str, Any]:
