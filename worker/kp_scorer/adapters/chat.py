@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-from kp_scorer.adapters.attributes import any_value
+from kp_scorer.adapters.attributes import attributes_of
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.messages import messages_in
 from kp_scorer.adapters.node import Node, parsed
@@ -162,21 +162,23 @@ class _Context:
             if key in _SYSTEM_KEYS and value.keys() & _OF_REQUESTS:
                 self._add(inner)
             elif key in _TOOLS_KEYS:
-                for definition in _definitions(parsed(inner)):
-                    self.tools.setdefault(definition["function"]["name"], definition)
+                self._add_definitions(parsed(inner))
             elif match := _FLAT_ROLE.fullmatch(key):
                 if inner in _SYSTEM_ROLES:
                     text = f"{match[1]}.contents.0.message_content.text"
                     self._add(value.get(f"{match[1]}.content", value.get(text)))
             elif match := _FLAT_TOOL.fullmatch(key):
                 flat = {name: value.get(f"{match[1]}.{name}") for name in ("name", "description", "parameters")}
-                for definition in _definitions([flat if match[1] else parsed(inner)]):
-                    self.tools.setdefault(definition["function"]["name"], definition)
+                self._add_definitions([flat if match[1] else inner])
             elif key not in _RETURNED:
                 if key in _TEXTS_OF_JSON:
                     inner = parsed(inner)
                     inner = messages_in(inner) if isinstance(inner, str) else inner
                 yield inner
+
+    def _add_definitions(self, tools: object) -> None:
+        for definition in _definitions(tools):
+            self.tools.setdefault(definition["function"]["name"], definition)
 
     def _add(self, content: object) -> None:
         content = parsed(content)
@@ -191,11 +193,8 @@ class _Context:
 
 def _fields_of_pairs(pairs: list[Any]) -> dict[str, Any]:
     """Return OpenTelemetry's pairs of a key and a typed value as an object; an empty one if any item is no such pair."""
-    are_pairs = (
-        isinstance(pair, dict) and isinstance(pair.get("value"), dict) and isinstance(pair.get("key"), str) for pair in pairs
-    )
     try:
-        return {pair["key"]: any_value(Node(0, "", pair["value"])) for pair in pairs} if all(are_pairs) else {}
+        return attributes_of(Node(0, "", {"attributes": pairs})).object()
     except NotConverted:
         return {}
 

@@ -24,20 +24,15 @@ def fits(value: dict[str, Any]) -> bool:
     """Return whether an object is a row, or holds the rows of a trace."""
     if langfuse.fits(value) or otel.fits(value):
         return False
-    return _is_row(value) or value.get("object") == "trace" or any(map(_holds_rows, _within(value)))
+    return value.get("object") == "trace" or _has_rows(value, 2)
 
 
-def _holds_rows(value: object) -> bool:
+def _has_rows(value: object, levels: int) -> bool:
+    """Return whether a value is a row, or begins with one, or holds one within this many levels."""
     items = objects_in(value)[:1] or objects_in([value])
-    return any(_is_row(item) or otel.fits(item) or _holds_rows_of(item) for item in items)
-
-
-def _holds_rows_of(item: dict[str, Any]) -> bool:
-    return any(_is_row(row) or otel.fits(row) for key in _HOLDERS for row in objects_in(item.get(key))[:1])
-
-
-def _within(value: dict[str, Any]) -> list[Any]:
-    return [value[key] for key in _HOLDERS if isinstance(value.get(key), dict | list)]
+    if any(_is_row(item) or otel.fits(item) for item in items):
+        return True
+    return levels > 0 and any(_has_rows(item.get(key), levels - 1) for item in items for key in _HOLDERS)
 
 
 def _is_row(value: dict[str, Any]) -> bool:
@@ -57,14 +52,14 @@ def _rows(node: Node, own_trace: str) -> Iterator[Node]:
     if otel.fits(value):
         yield from otel.records(node)
         return
-    inner = [(key, node.at(key)) for key in _HOLDERS if isinstance(value.get(key), dict | list) and _holds_rows(value[key])]
+    inner = [node.at(key) for key in _HOLDERS if _has_rows(value.get(key), 1)]
     if _is_row(value):
         yield span_of_row(node)
     elif inner and "input" in value and isinstance(value.get("id"), str):
         # A trace has the input and the output of the whole run.
         own_trace = value["id"]
         yield span_of_row(node._replace(value=value | {"trace_id": own_trace, "type": "agent", "parent_id": None}))
-    for _, rows in inner:
+    for rows in inner:
         for row in rows.each():
             yield from _rows(row, own_trace)
 
