@@ -136,7 +136,7 @@ def _name_of(fields: dict[str, Any]) -> str:
 
 
 def _id_of(holder: Node) -> str:
-    value = holder.at_plain(*_IDS).value if isinstance(holder.value, dict) else None
+    value = holder.at_plain(*_IDS).value
     return value if isinstance(value, str) else ""
 
 

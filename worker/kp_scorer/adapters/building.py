@@ -279,17 +279,10 @@ def _cut(text: str, most_chars: int) -> str:
 
 
 def _in_the_source(origin: Node, error: InvalidTrace, places: dict[str, Node]) -> NotConverted:
-    """Return an error that names places in the source, because the user does not see the trace."""
-    refusals = []
-    for field, expected in error.problems:
-        parts = field.split(".")
-        node = places.get(".".join(parts[:2])) or places.get(parts[0])
-        if expected.startswith("expected at most"):
-            expected += " (a larger `queues.message_bytes` raises this limit)"
-        if node is None and field != "$":
-            expected = f"{field}: {expected}"
-        refusals.append((node or origin).refusal(expected))
-    line = refusals[0].line
-    # A text may be both a step and the result.
-    problems = (problem for refusal in refusals if refusal.line == line for problem in refusal.problems)
-    return NotConverted(line, list(dict.fromkeys(problems)))
+    """Return an error that names a place in the source, because the user does not see the trace."""
+    field, expected = error.problems[0]
+    parts = field.split(".")
+    node = places.get(".".join(parts[:2])) or places.get(parts[0])
+    if expected.startswith("expected at most"):
+        expected += " (a larger `queues.message_bytes` raises this limit)"
+    return (node or origin).refusal(expected if node or field == "$" else f"{field}: {expected}")

@@ -40,7 +40,8 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
         agents = sorted((span for span in read.all if span.kind in ("model", "agent")), key=lambda span: span.kind != "model")
         if not agents:
             return []
-        raise NotRecorded(spans[0].node.line, [Problem(agents[0].node.path, remedy_for(agents[0].node))])
+        silent = agents[0].node
+        raise NotRecorded(silent.line, [Problem(silent.path, remedy_for(silent))])
     roots = [span for span in spans if span.span_id and not span.parent_id]
     if record is None:
         described = (roots or spans)[0].node
