@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
-from kp_scorer.adapters.pieces import Piece, call_input, call_text, is_error
+from kp_scorer.adapters.pieces import Piece, call_input, call_text, has_kind, is_error
 from kp_scorer.adapters.times import first_timestamp, time_of
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished
@@ -222,7 +222,7 @@ def _steps(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         after_error, is_recovery = any(piece.kind == "result" and is_error(piece) for piece in turn), after_error
         start = len(steps)
         steps += ({"step_id": number} | _step(piece) for number, piece in enumerate(turn, start))
-        if is_turn and is_recovery and any(piece.kind == "call" for piece in turn):
+        if is_turn and is_recovery and has_kind(turn, "call"):
             steps[start]["type"] = "error_recovery"
     return steps
 

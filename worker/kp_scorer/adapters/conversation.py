@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kp_scorer.adapters.call_index import Call, Calls, Queues
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")
@@ -69,7 +69,7 @@ class Conversation:
                 self.pieces += span.outputs
             case "model", True:
                 self._add_answer(span)
-                self._has_answer = self._has_answer or any(piece.kind in ("agent", "call") for piece in span.outputs)
+                self._has_answer = self._has_answer or has_kind(span.outputs, "agent", "call")
             case "model", False:
                 before = len(self.pieces)
                 self._add_history(span.inputs)
@@ -158,7 +158,7 @@ class Conversation:
 
     def _add_answer(self, span: Span) -> None:
         """Add an answer of a model. All of it is new, except a call whose tool has begun, and a call that is still open."""
-        if any(piece.kind == "user" for piece in span.outputs):
+        if has_kind(span.outputs, "user"):
             # The output is the conversation up to the answer, or the input of a call.
             self._add_history(span.outputs)
             return

@@ -1,6 +1,7 @@
 """Defines the pieces of a run: a request of the user, a text or a call of the agent, or the result of a tool."""
 
 import re
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name, parsed
@@ -36,6 +37,11 @@ class Piece(NamedTuple):
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:
     """Return a text as a list of one piece; an empty list if it is blank."""
     return [Piece(node, kind, text)] if text.strip() else []
+
+
+def has_kind(pieces: Iterable[Piece], *kinds: str) -> bool:
+    """Return whether any of the pieces is of one of these kinds."""
+    return any(piece.kind in kinds for piece in pieces)
 
 
 def is_failure(fields: dict[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from kp_scorer.adapters.attributes import attributes_of, integer, messages_of_pa
 from kp_scorer.adapters.blocks import returned_in, text_in
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of
 from kp_scorer.adapters.node import Node, as_json, parsed, unwrapped
-from kp_scorer.adapters.pieces import Piece, utterance
+from kp_scorer.adapters.pieces import Piece, has_kind, utterance
 from kp_scorer.adapters.roles import Speaker
 from kp_scorer.errors import NotConverted
 
@@ -221,7 +221,7 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _has_acts(pieces: Sequence[Piece]) -> bool:
-    return any(piece.kind in ("call", "result") for piece in pieces)
+    return has_kind(pieces, "call", "result")
 
 
 def _results_of(span: Node, attributes: Node, answered: Sequence[Node]) -> list[Piece]:

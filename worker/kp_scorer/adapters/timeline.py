@@ -14,7 +14,7 @@ from kp_scorer.adapters.building import Run, digests_of, ends_run, trace_id
 from kp_scorer.adapters.conversation import Conversation, last_turn
 from kp_scorer.adapters.instrumentations import framework_of, remedy_for
 from kp_scorer.adapters.node import as_json
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.span import Span, Spans
 from kp_scorer.adapters.times import moment
 from kp_scorer.errors import NotRecorded, Problem
@@ -95,7 +95,7 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
         run.add(number, spans[number], is_end=is_end, has_failed=number in failed)
     pieces = run.turn()
     around = sorted((span for span in spans if span.kind in ("agent", "other")), key=lambda span: span.started_ns)
-    if not any(piece.kind in ("agent", "call") for piece in pieces):
+    if not has_kind(pieces, "agent", "call"):
         # No span of a model has messages: the longest conversation around them is the run.
         longest = max((_conversation(span) for span in around), key=_count_calls, default=[])
         pieces = last_turn(longest) if _count_calls(longest) else pieces
@@ -140,7 +140,7 @@ def _moments(spans: Sequence[Span], repeated: set[int]) -> Iterator[tuple[int, i
             continue
         start_ns, end_ns = span.started_ns, max(span.started_ns, span.ended_ns or 0)
         # An output with results is the conversation so far, not an answer.
-        is_answer = span.kind == "model" and not any(piece.kind in ("user", "result") for piece in span.outputs)
+        is_answer = span.kind == "model" and not has_kind(span.outputs, "user", "result")
         for piece in span.outputs if is_answer else ():
             # A framework may give its own ids to the calls that it carries out.
             for key in [("id", piece.call_id)] * bool(piece.call_id) + [("name", piece.name)]:
@@ -172,7 +172,7 @@ def _around_the_last_call(spans: Sequence[Span], roots: Sequence[Span]) -> list[
 
 def _conversation(span: Span) -> list[Piece]:
     """Return the conversation in a span: its output alone, if that repeats the input."""
-    return [*(() if any(piece.kind == "user" for piece in span.outputs) else span.inputs), *span.outputs]
+    return [*(() if has_kind(span.outputs, "user") else span.inputs), *span.outputs]
 
 
 def _count_calls(pieces: Sequence[Piece]) -> int:

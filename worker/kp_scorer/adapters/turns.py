@@ -11,7 +11,7 @@ from typing import Any, Final
 from kp_scorer.adapters.blocks import block_kind
 from kp_scorer.adapters.messages import messages_in, pieces_of
 from kp_scorer.adapters.node import Node, keys_by_plain_name, objects_in, parsed
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
 
@@ -218,7 +218,7 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
         last = ids[str(parent)] if parent else None
     on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(id_key)) in branch]
     pieces = without_program_texts(pieces_of(turns_of(on_branch)))
-    if not any(piece.kind == "user" for piece in pieces):
+    if not has_kind(pieces, "user"):
         return list(records)
     calls = {piece.call_id for piece in pieces if piece.kind == "call"}
     messages = {_message_id(each) for each in on_branch} - {""}
@@ -227,7 +227,7 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
         if not isinstance(record.value, dict) or str(record.value.get(id_key)) in branch or not record.value.get(id_key):
             return True
         pieces = list(pieces_of(turns_of([record])))
-        has_calls = _message_id(record) in messages and any(piece.kind == "call" for piece in pieces)
+        has_calls = _message_id(record) in messages and has_kind(pieces, "call")
         calls.update(piece.call_id for piece in pieces if has_calls and piece.kind == "call")
         return has_calls or any(piece.kind == "result" and piece.call_id in calls for piece in pieces)
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, Final
 
-from kp_scorer.adapters.pieces import Piece, utterance
+from kp_scorer.adapters.pieces import Piece, has_kind, utterance
 
 _TAG: Final = re.compile(
     r"<(?:(?P<kind>function|invoke)(?:=| name=\")(?P<name>[\w.:/-]{1,100})\"?>|(?P<json>tool_call|function_?call)>\s*+(?=\{))"
@@ -61,9 +61,9 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     A run that has other calls is returned unchanged, except for sections of DSPy. With ``acts_by_fences``, each fenced command
     is a call even if no result says so.
     """
-    are_called = any(piece.kind == "call" for piece in pieces)
+    are_called = has_kind(pieces, "call")
     pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
-    if any(piece.kind == "call" for piece in pieces):
+    if has_kind(pieces, "call"):
         return pieces
     if any(
         first.kind == "agent" and then.kind == "user" and _TOOL_OF_RESULT.match(then.text) for first, then in pairwise(pieces)

@@ -10,7 +10,7 @@ from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of_message
 from kp_scorer.adapters.node import Node
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.times import first_timestamp
 
 _ROLES: Final = {"system": "system", "user": "user", "agent": "assistant"}
@@ -28,7 +28,7 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
     (trajectory,) = trajectories
     steps = trajectory.at("steps").items()
     pieces = [piece for step in steps if step.at("is_copied_context").value is not True for piece in _pieces_of(step)]
-    if not any(piece.kind == "user" for piece in pieces):
+    if not has_kind(pieces, "user"):
         # A trajectory that continues another first repeats the steps of that one, with the question.
         asked = (piece for step in steps for piece in _pieces_of(step) if piece.kind == "user")
         pieces = [*list(asked)[:1], *pieces]

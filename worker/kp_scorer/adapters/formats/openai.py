@@ -16,7 +16,7 @@ from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of, pieces_of_message
 from kp_scorer.adapters.node import Node, objects_in
-from kp_scorer.adapters.pieces import Piece, utterance
+from kp_scorer.adapters.pieces import Piece, has_kind, utterance
 from kp_scorer.adapters.roles import Speaker, in_one_view, is_message
 from kp_scorer.adapters.times import first_timestamp, time_in
 from kp_scorer.adapters.turns import (
@@ -105,8 +105,8 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
         turns = listed._replace(value=in_one_view(listed.value, is_of_asker=True)).items()
     pieces = _pieces_of_turns(turns)
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
-    asked = _pieces(_first(request, "messages", "input"), "user") if not any(piece.kind == "user" for piece in pieces) else []
-    if not asked and not any(piece.kind == "user" for piece in pieces):
+    asked = _pieces(_first(request, "messages", "input"), "user") if not has_kind(pieces, "user") else []
+    if not asked and not has_kind(pieces, "user"):
         texts = (conversation.at_plain(key) for key in QUESTIONS)
         asked = next((utterance(text, "user", text.value) for text in texts if isinstance(text.value, str) and text.value), [])
     pieces = _joined(_joined(asked, pieces), _answer(conversation, response))

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import Node, objects_in
-from kp_scorer.adapters.pieces import Piece, utterance
+from kp_scorer.adapters.pieces import Piece, has_kind, utterance
 from kp_scorer.adapters.times import first_timestamp
 
 _OF_THE_PROGRAM: Final = (
@@ -43,7 +43,7 @@ def run(_own_id: str, runs: Sequence[Node]) -> Run:
     # Older outputs have pairs of an action and its observation.
     flat = [each for event in events for each in event.each()]
     pieces = [piece for event in flat for piece in _pieces_of(event)]
-    if isinstance(source.value, dict) and not any(piece.kind == "user" for piece in pieces):
+    if isinstance(source.value, dict) and not has_kind(pieces, "user"):
         instruction = source.at("instruction")
         pieces = [*utterance(instruction, "user", instruction.text()), *pieces]
     return Run(source, trace_id("openhands", "", source.value), pieces, first_timestamp(flat), framework="OpenHands")

@@ -11,7 +11,7 @@ from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.times import first_timestamp
 from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
 
@@ -51,7 +51,7 @@ def run(own_id: str, lines: Sequence[Node]) -> Run:
         own_id = next((each for each in ids if isinstance(each, str)), "")
     turns = turns_of(active_branch(lines, ("id", "parentId")))
     pieces = list(without_repeats(_of_calls(pieces_of(turns))))
-    if pieces and not any(piece.kind == "user" for piece in pieces):
+    if pieces and not has_kind(pieces, "user"):
         raise lines[0].refusal(
             "expected a message of the user, which is the objective: output of an agent may lack it; convert the session that "
             'the agent keeps, or put {"role": "user", "content": …} on a line before'
