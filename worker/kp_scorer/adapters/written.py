@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r"\s*+\{\s*+\"name\":\s*+\"([^\"]{1,100})\",\s*+\"ar
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
 _ACTION: Final = re.compile(
     r"^[ \t]*+(?:Action|Function Name):[ \t]*+([\w.:/ -]{1,100}?)"
-    r"(?:[ \t]*+\n[ \t]*+(?:Action|Function)[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
+    r"[ \t]*+\n[ \t]*+(?:Action|Function)[ _]Input:[ \t]*+",
     re.MULTILINE,
 )
 _LISTED: Final = re.compile(r"\s*+\[[^\[\]()]{1,100}\(.*\)\]\s*+", re.DOTALL)
@@ -189,25 +189,17 @@ def _json(text: str) -> Any:
 
 
 def _actions(piece: Piece) -> Iterator[Piece]:
-    place = 0
-    for action in _ACTION.finditer(piece.text):
-        if action.start() < place:
-            continue
-        yield from _thought(piece, piece.text[place : action.start()].strip().removeprefix("Thought:"))
-        if action[2] is not None:
-            place = action.end()
-            yield Piece(piece.node, "call", name=action[1], arguments=action[2])
-            continue
+    action = _ACTION.search(piece.text)
+    before = piece.text[: action.start()] if action else piece.text
+    for text in before.rpartition(_FINAL)[::2]:
+        yield from _thought(piece, text.strip().removeprefix("Thought:"))
+    if action:
         # A model may go on and invent its observation.
         observed = _OBSERVATION.search(piece.text, action.end())
-        place = observed.start() if observed else len(piece.text)
-        yield Piece(piece.node, "call", name=action[1], arguments=_json(piece.text[action.end() : place]))
-        if observed:
-            if observed[1]:
-                yield Piece(piece.node, "result", piece.text[observed.end() :].strip())
-            return
-    for text in piece.text[place:].rpartition(_FINAL)[::2]:
-        yield from _thought(piece, text.strip().removeprefix("Thought:"))
+        arguments = _json(piece.text[action.end() : observed.start() if observed else len(piece.text)])
+        yield Piece(piece.node, "call", name=action[1], arguments=arguments)
+        if observed and observed[1]:
+            yield Piece(piece.node, "result", piece.text[observed.end() :].strip())
 
 
 def _listed(piece: Piece) -> Iterator[Piece]:
