@@ -482,6 +482,22 @@ def test_parquet_has_the_rows_of_json_lines(shape: str, column: str, chats_file:
     assert (tmp_path / "again.parquet").read_bytes() == (tmp_path / "train.parquet").read_bytes()
 
 
+@pytest.mark.parametrize("secrets", ["replace", "keep"])
+def test_half_a_character_is_replaced_in_rows_for_trainers(secrets: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="install kp-scorer[parquet]")
+    (chat,) = chats(("cut \ud83d", "Refund the order \ud83d", True))
+    chat["messages"][2]["tool_calls"][0]["function"]["arguments"] = r'{"note": "\ud83d", "to": "eve@example.org"}'
+    file = jsonl_file(tmp_path / os.fsdecode(b"chats\xff.jsonl"), chat)
+    for form in ("jsonl", "parquet"):
+        output = ("--secrets", secrets, "--output", tmp_path / f"train.{form}")
+        done = keep(file, "--best", "1", "--as", "messages", *output, *CONVERTING)
+        assert done.exit_code == 0, done.output
+    (row,) = rows((tmp_path / "train.jsonl").read_text("utf-8"))
+    assert row["messages"][1]["content"] == "Refund the order \ufffd"
+    assert str(row).encode()
+    assert parquet.read_table(tmp_path / "train.parquet").to_pylist()[0]["messages"][1]["content"] == "Refund the order \ufffd"
+
+
 def test_the_same_inputs_give_the_same_bytes(chats_file: Path, tmp_path: Path) -> None:
     contents = []
     for _ in range(2):

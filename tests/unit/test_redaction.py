@@ -103,6 +103,10 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
     assert redactor.redacted(redacted) == redacted
 
 
+def test_secrets_behind_half_a_character_are_replaced() -> None:
+    assert redaction().Redactor().redacted("cut \ud83d, password: xK9#mP2vL5nQ8wZ") == "cut \ud83d, [SECRET_1]"
+
+
 @pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|"])
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:
     assert not is_steep(redaction().spans_in, lambda size: piece * size, 2_000)

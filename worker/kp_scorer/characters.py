@@ -24,6 +24,7 @@ _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # The pattern 
 _JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.
 _HARMLESS_BYTES: Final = 4_000  # A text with at most this many bytes outside ASCII is sorted in a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
+_HALF: Final = re.compile("[\ud800-\udfff]")
 _ACTS: Final = re.compile(f"[{_ACTING}]")
 _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
 
@@ -46,6 +47,11 @@ def check_name(text: str) -> str:
 def without_unseen(text: str) -> str:
     """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
     return _UNSEEN.sub("", text) if _UNSEEN.search(_unusual(text)) else text
+
+
+def without_halves(text: str) -> str:
+    """Return a text with U+FFFD in place of half characters, which UTF-8 cannot express."""
+    return _HALF.sub("\ufffd", text)
 
 
 def has_wide_space(text: str) -> bool:

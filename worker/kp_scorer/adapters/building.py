@@ -3,7 +3,6 @@
 import hashlib
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from urllib.parse import quote
 from kp_scorer.adapters.node import Node, as_json, field_at, parsed
 from kp_scorer.adapters.pieces import Piece, call_input, call_text, has_kind, is_error
 from kp_scorer.adapters.times import first_timestamp, time_of
+from kp_scorer.characters import without_halves
 from kp_scorer.decoding import decode_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, Unfinished
 from kp_scorer.limits import Limits
@@ -37,7 +37,6 @@ _EXPECTED: Final = {
 _LAST_CALLS: Final = ("finish", "finalanswer", "submit", "complete", "attemptcompletion", "taskcomplete", "done", "agentfinish")
 """Names of tools by which an agent ends its run and gives its answer, reduced to their letters."""
 _ANSWERS: Final = "final_answer answer message result final_thought summary response text output arguments".split()  # noqa: SIM905
-_HALF: Final = re.compile("[\ud800-\udfff]")
 _LEAST_CHARS: Final = 200  # Texts are not cut to fewer characters.
 _OWN_IDS: Final = ("custom_id", "id", "session_id", "instance_id")
 _PRINTABLE: Final = "".join(map(chr, range(ord("!"), ord("~") + 1))).replace("%", "")
@@ -255,11 +254,6 @@ def _fitted(trace: dict[str, Any], limits: Limits) -> dict[str, Any]:
 
 def _size_of(trace: dict[str, Any]) -> int:
     return len(json.dumps(trace, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass"))
-
-
-def without_halves(text: str) -> str:
-    """Return a text with U+FFFD in place of half characters, which UTF-8 cannot express."""
-    return _HALF.sub("\ufffd", text)
 
 
 def _mended(value: Any, most_chars: int) -> Any:

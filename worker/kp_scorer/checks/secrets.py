@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+from kp_scorer.characters import without_halves
 from kp_scorer.decision import MOST_FINDINGS, Findings
 from kp_scorer.errors import SettingsError
 from kp_scorer.files import cache_dir
@@ -58,12 +59,13 @@ class Secrets:
         return sorted(places)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
+        text = without_halves(text)  # Kingfisher encodes it.
         locations = [finding.location for finding in self._scanner.scan(text) if finding.visible] if text else []
         offsets = [(location["start_offset"], location["end_offset"]) for location in locations]
         if not offsets or text.isascii():
             return offsets
         # Kingfisher counts bytes.
-        raw = text.encode("utf-8", "surrogatepass")
+        raw = text.encode()
         characters = {place: len(raw[:place].decode("utf-8", "replace")) for pair in offsets for place in pair}
         return [(characters[start], characters[end]) for start, end in offsets]
 

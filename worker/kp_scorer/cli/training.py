@@ -14,6 +14,7 @@ import click
 import numpy as np
 
 from kp_scorer.adapters.chat import chat_of, chat_of_trace
+from kp_scorer.characters import without_halves
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.gathering import task_of
@@ -162,7 +163,7 @@ class TrainingFile:
                 if self._secrets == "drop" and clean != row:
                     self._dropped_ids.append(row["trace_id"])
                     continue
-                file.write(json_line(clean, allow_nan=False))
+                file.write(json_line(_in_utf8(clean), allow_nan=False))
                 for name, count in self._counts.items():
                     count[str(clean[name])] += 1
 
@@ -186,11 +187,16 @@ class TrainingFile:
             "left_out": against.left_out if against else [],
             "sources": [{"file": name, "sha256": _digest(Path(name))} for name in sources],
         }
-        manifest = self._redactor.redacted(manifest) if self._redaction else manifest
+        manifest = _in_utf8(self._redactor.redacted(manifest) if self._redaction else manifest)
         with open_output(str(self._path.with_suffix(".manifest.json"))) as write:
             write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
         with open_output(str(self._path.with_suffix(".md"))) as write:
             write(_card(manifest))
+
+
+def _in_utf8(value: Any) -> Any:
+    """Return JSON without half characters, as texts have that were cut off, and names of files: readers would refuse them."""
+    return json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
 
 
 def _to_parquet(path: Path) -> None:

@@ -10,9 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import Converter, SuppliedFields
 from kp_scorer.adapters.attributes import SERVICE, attributes_of_run
-from kp_scorer.adapters.building import digests_of, without_halves
+from kp_scorer.adapters.building import digests_of
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.bounded import Answers
+from kp_scorer.characters import without_halves
 from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, Unfinished
 from kp_scorer.limits import Limits, check_values
 
