@@ -21,6 +21,7 @@ class Call:
     name: str
     call_id: str
     by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
+    started_ns: int = 0  # The time at which the tool began, if no model had called it yet.
     has_begun: bool = False  # True if the tool has begun.
     ended_ns: int = 0  # The time at which the tool ended.
     result: int | None = None  # The position of its result among the pieces.
@@ -53,6 +54,7 @@ class Calls:
     def __init__(self) -> None:
         self.unanswered = Queues(lambda call: call.result is None)
         self.waiting = Queues(lambda call: not call.has_begun and call.result is None)
+        self.of_tools = Queues(lambda call: call.by_tool_alone)
         self.has_several = False  # True if an id stands for several calls. Only the whole list of messages tells them apart.
         self._by_key: defaultdict[tuple[str, ...], list[Call]] = defaultdict(list)  # Calls by id, by words, and by both.
         # Each piece with its words, by Python's ``id`` of the piece. Holding the piece keeps Python from reusing the ``id``.
@@ -78,14 +80,19 @@ class Calls:
     def add(self, call: Call, piece: Piece) -> None:
         """Note a call by the piece that shows it."""
         identity, words = self.identity_of(piece), self._words(piece)
-        self._by_key[words,].append(call)
+        self.add_words(call, piece)
         if piece.call_id:
             self._by_key[identity,].append(call)
         self.has_several = self.has_several or len(self._by_key[identity,]) > 1
         self._by_key[identity, words].append(call)
-        for queues in (self.unanswered, self.waiting):
-            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name))
+        for queues in (self.unanswered, self.waiting, self.of_tools):
+            queues.add(call, ("id", piece.call_id), ("id", piece.call_id, piece.name), ("any",))
             queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
+
+    def add_words(self, call: Call, piece: Piece) -> None:
+        """Note the words by which another piece shows a call."""
+        if call not in self._by_key[self._words(piece),][-1:]:
+            self._by_key[self._words(piece),].append(call)
 
     def matches(self, calls: Sequence[Piece]) -> list[Call | None]:
         """Return for each call in a list of messages the same call of the conversation, or None.
@@ -122,6 +129,19 @@ class Calls:
         started = [call for call in self._by_key[piece.call_id,][-1:] if call.by_tool_alone and call.name == piece.name]
         alike = [call for call in self._by_key[piece.call_id, self._words(piece)][-1:] if call.result is None]
         return next(iter(started + alike), None)
+
+    def begun_within(self, span: Span, piece: Piece) -> Call | None:
+        """Return the call that a call in an answer repeats, by its words or its name: its tool began within the model's span.
+
+        A name alone identifies a call only if one of the two has no id.
+        """
+        for key in (("words", self._words(piece)), ("name", piece.name)):
+            call = self.of_tools.first(*key)
+            has_ids = piece.call_id and call and call.call_id
+            if call and call.started_ns >= span.started_ns and (key[0] == "words" or not has_ids):
+                self.add(call, piece)
+                return call
+        return None
 
     def carried_out_by(self, piece: Piece, span: Span) -> Call | None:
         """Return the call that a tool carries out: by its id, or else by its name and arguments, or else by its name."""

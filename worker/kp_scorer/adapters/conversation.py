@@ -34,6 +34,7 @@ class _History:
         self.pieces: Sequence[Piece] = []
         self.texts: Counter[tuple[str, str]] = Counter()
         self.ids: set[str] = set()  # The ids of the calls in the list.
+        self.calls: set[Call] = set()  # The calls of the conversation that match them.
         self.answered: set[Call] = set()
         self.open = Queues(lambda call: call not in self.answered)
 
@@ -87,6 +88,7 @@ class Conversation:
         history, matched = self._history, iter(matches)
         is_prompt = self._is_prompt(pieces, matches)
         history.pieces = pieces
+        history.calls.update(filter(None, matches))
         texts: list[Piece] = []  # The agent's texts since the last piece of another kind.
         for piece in new:
             if piece.kind != "agent":
@@ -103,8 +105,10 @@ class Conversation:
             elif piece.kind == "result" and self._calls.has(piece.call_id):
                 # The call may be in the beginning that the list lacks. Otherwise it has a result already.
                 cut_off = self._calls.unanswered.first("id", piece.call_id)
-                if cut_off and piece.call_id not in history.ids:
+                if cut_off and piece.call_id not in history.ids and cut_off not in history.calls:
                     self._add_result(cut_off, piece)
+            elif piece.kind == "result" and not piece.call_id and (call_open := self._calls.unanswered.first("any")):
+                self._add_result(call_open, piece)
             else:
                 text = piece.kind, piece.text.strip()
                 history.texts[text] += 1
@@ -160,10 +164,11 @@ class Conversation:
             return
         for piece in span.outputs:
             if piece.kind == "call":
-                call = self._calls.still_open(piece) or self._new(piece)
+                call = self._calls.still_open(piece) or self._calls.begun_within(span, piece) or self._new(piece)
                 call.by_tool_alone = False
                 # The span of a tool may have the arguments in another form.
                 self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
+                self._calls.add_words(call, piece)
             elif piece.kind == "result" and self._calls.has(piece.call_id):
                 if unanswered := self._calls.unanswered.first("id", piece.call_id):
                     self._add_result(unanswered, piece)
@@ -176,7 +181,7 @@ class Conversation:
         if not call:
             # No model has called it yet, or the tool is retried.
             call = self._new(piece)
-            call.by_tool_alone = True
+            call.by_tool_alone, call.started_ns = True, span.started_ns
         if self.pieces[call.place].arguments is None:
             self.pieces[call.place] = self.pieces[call.place]._replace(arguments=piece.arguments)
         if span.ended_ns is not None:

@@ -199,6 +199,10 @@ def unwrapped(value: object, *, are_arguments: bool = False) -> Any:
         filled = {key: each for key, each in value.items() if not (isinstance(each, bool) or each in (None, "", [], {}))}
         if "kwargs" in value and not filled.keys() - {"kwargs"}:
             inner = value["kwargs"]
+        elif {"args", "kwargs"} >= filled.keys() and isinstance(args := value.get("args"), list) and len(args) == 1:
+            inner = args[0]
+            if isinstance(inner, str):
+                break
         elif (
             len(wrapped := value.keys() - _BESIDE_KWARGS if "kwargs" in value else value.keys()) == 1 and wrapped <= _ENVELOPES
         ):

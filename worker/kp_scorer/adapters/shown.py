@@ -6,6 +6,7 @@ fields alone, without commas between them. What JSON lacks becomes null; a membe
 
 import re
 from collections.abc import Iterator
+from keyword import iskeyword
 from typing import Any, Final
 
 _TOKEN: Final = re.compile(
@@ -79,7 +80,7 @@ class _Reader:
             raise ValueError
         match self._kind:
             case "text":
-                return None if (shown := self._take()).startswith("b") else _unquoted(shown)
+                return self._texts()
             case "member":
                 return self._take()[1:-1]
             case "number":
@@ -88,9 +89,19 @@ class _Reader:
                 return self._word()
         return self._within(self._take())
 
+    def _texts(self) -> str | None:
+        # Python may show a long text in parts.
+        parts = [self._take()]
+        while self._kind == "text":
+            parts.append(self._take())
+        return None if parts[0].startswith("b") else "".join(map(_unquoted, parts))
+
     def _word(self) -> Any:
         """Read a constant, or an object that is shown as the call of its constructor; return the fields of such an object."""
-        value: Any = {"True": True, "False": False}.get(self._take())
+        word = self._take()
+        value: Any = {"True": True, "False": False}.get(word)
+        if iskeyword(word) and value is None and word != "None":
+            raise ValueError
         while self._is_at("(") or self._is_at("["):
             # A type may have parameters: ``Message[str](content='…')``.
             value = self._within(self._take(), is_call=True)
@@ -112,23 +123,27 @@ class _Reader:
         self._depth_left += 1
         return value
 
-    def _pairs(self) -> dict[str, Any]:
-        """Read the pairs of an object."""
+    def _pairs(self) -> dict[str, Any] | None:
+        """Read the pairs of an object; return None for a set, which JSON lacks."""
         fields: dict[str, Any] = {}
+        is_set = False
         while not self._is_at("}"):
             name = self._value()
-            # The text of an object as a key could double in length at each level of nesting.
-            if isinstance(name, dict | list) or not self._is_at(":"):
-                raise ValueError
-            self._take()
-            fields[str(name)] = self._value()
+            if self._is_at(":"):
+                # The text of an object as a key could double in length at each level of nesting.
+                if isinstance(name, dict | list):
+                    raise ValueError
+                self._take()
+                fields[str(name)] = self._value()
+            else:
+                is_set = True
             if not self._is_at(","):
                 break
             self._take()
-        if not self._is_at("}"):
+        if not self._is_at("}") or (is_set and fields):
             raise ValueError
         self._take()
-        return fields
+        return None if is_set else fields
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:

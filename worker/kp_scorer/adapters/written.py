@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r"\s*+\{\s*+\"name\":\s*+\"([^\"]{1,100})\",\s*+\"ar
 _PARAMETER: Final = re.compile(r"<(?:parameter=|parameter name=\")([\w.:/-]{1,100})\"?>")
 _ACTION: Final = re.compile(
     r"^[ \t]*+(?:Action|Function Name):[ \t]*+([\w.:/ -]{1,100}?)"
-    r"[ \t]*+\n[ \t]*+(?:Action|Function)[ _]Input:[ \t]*+",
+    r"(?:[ \t]*+\n[ \t]*+(?:Action|Function)[ _]Input:[ \t]*+|\[([^\]\n]{0,2000})\][ \t]*+$)",
     re.MULTILINE,
 )
 _LISTED: Final = re.compile(r"\s*+\[[^\[\]()]{1,100}\(.*\)\]\s*+", re.DOTALL)
@@ -65,17 +65,20 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
     if has_kind(pieces, "call"):
         return pieces
-    replies = [(first.text, then.kind, then.text) for first, then in pairwise(pieces) if first.kind == "agent"]
-    if any(kind == "user" and _TOOL_OF_RESULT.match(reply) for _, kind, reply in replies):
+    if any(
+        first.kind == "agent" and then.kind == "user" and _TOOL_OF_RESULT.match(then.text) for first, then in pairwise(pieces)
+    ):
         return list(_elements(pieces))
-    texts = [piece.text for piece in pieces if piece.kind == "agent"]
+    texts = [piece.text if piece.kind == "agent" else "" for piece in pieces]
     if any(map(_TAG.search, texts)):
         find = _tagged
     elif any(map(_ACTION.search, texts)):
         find = _actions
-    elif any(kind == "result" and _LISTED.fullmatch(said) for said, kind, _ in replies):
+    elif any(
+        first.kind == "agent" and then.kind == "result" and _LISTED.fullmatch(first.text) for first, then in pairwise(pieces)
+    ):
         find = _listed
-    elif acts_by_fences or any(kind == "user" and _FENCE.search(said) and _is_output(reply) for said, kind, reply in replies):
+    elif acts_by_fences or _acts_by_fences(pieces):
         find = _fenced
     else:
         return pieces
@@ -92,6 +95,13 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
         else:
             read.append(piece)
     return read
+
+
+def _acts_by_fences(pieces: Sequence[Piece]) -> bool:
+    return any(
+        first.kind == "agent" and then.kind == "user" and _FENCE.search(first.text) and _is_output(then.text)
+        for first, then in pairwise(pieces)
+    )
 
 
 def _is_output(text: str) -> bool:
@@ -179,17 +189,25 @@ def _json(text: str) -> Any:
 
 
 def _actions(piece: Piece) -> Iterator[Piece]:
-    action = _ACTION.search(piece.text)
-    before = piece.text[: action.start()] if action else piece.text
-    for text in before.rpartition(_FINAL)[::2]:
-        yield from _thought(piece, text.strip().removeprefix("Thought:"))
-    if action:
+    place = 0
+    for action in _ACTION.finditer(piece.text):
+        if action.start() < place:
+            continue
+        yield from _thought(piece, piece.text[place : action.start()].strip().removeprefix("Thought:"))
+        if action[2] is not None:
+            place = action.end()
+            yield Piece(piece.node, "call", name=action[1], arguments=action[2])
+            continue
         # A model may go on and invent its observation.
         observed = _OBSERVATION.search(piece.text, action.end())
-        arguments = _json(piece.text[action.end() : observed.start() if observed else len(piece.text)])
-        yield Piece(piece.node, "call", name=action[1], arguments=arguments)
-        if observed and observed[1]:
-            yield Piece(piece.node, "result", piece.text[observed.end() :].strip())
+        place = observed.start() if observed else len(piece.text)
+        yield Piece(piece.node, "call", name=action[1], arguments=_json(piece.text[action.end() : place]))
+        if observed:
+            if observed[1]:
+                yield Piece(piece.node, "result", piece.text[observed.end() :].strip())
+            return
+    for text in piece.text[place:].rpartition(_FINAL)[::2]:
+        yield from _thought(piece, text.strip().removeprefix("Thought:"))
 
 
 def _listed(piece: Piece) -> Iterator[Piece]:

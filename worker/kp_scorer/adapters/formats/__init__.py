@@ -23,7 +23,10 @@ FORMATS: Final = _load_formats()
 
 def format_of(value: object) -> str:
     """Return the name of the format whose shape a source has; empty if no format fits."""
-    objects = objects_in(value if isinstance(value, list) else [value])
+    items = value if isinstance(value, list) else [value]
+    while items and isinstance(items[0], list):
+        items = items[0]
+    objects = objects_in(items)
     return next(
         (name for name, each in FORMATS.items() if (each.fits(value) if each.is_general else any(map(each.fits, objects)))), ""
     )

@@ -46,8 +46,11 @@ def fits(value: object) -> bool:
         return are_turns(value) or any(map(fits, value[:_MOST_INSPECTED]))
     if not isinstance(value, dict) or is_turn(value):
         return False
+    is_of_responses = (
+        isinstance(value.get("output"), list) or are_turns(value.get("input")) or {"input", "output"} <= set(value)
+    )
     has_both = any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
-    is_alone = bool(_KEYS & set(value)) or {"input", "output"} <= set(value) or has_both or is_exchange(value)
+    is_alone = bool(_KEYS & set(value)) or is_of_responses or has_both or is_exchange(value)
     return is_alone or list_of_turns(Node(1, "", value)) is not None or _lists_of_conversations(Node(1, "", value)) != []
 
 
@@ -120,7 +123,8 @@ def _answer(conversation: Node, response: Node) -> list[Piece]:
         return [piece for choice in answer.items()[:1] for piece in pieces_of_message(choice.at("message"))]
     if answer is conversation:
         answer = conversation.at_plain(*ANSWERS)
-    return _pieces(answer, "agent")
+        answer = answer if is_exchange(conversation.object()) or isinstance(answer.value, str) else conversation
+    return _pieces(answer, "agent") if answer is not conversation else []
 
 
 def _joined(asked: list[Piece], answered: list[Piece]) -> list[Piece]:

@@ -66,8 +66,10 @@ def _calls(history: Iterable[Node]) -> dict[str, Piece]:
     for message in history:
         action = message.at("action").value
         if isinstance(action, str) and message.at("tool_calls").items():
+            calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
             # SWE-agent makes no command of several calls, and asks the model again.
-            by_command[action] = next(piece for piece in pieces_of_message(message) if piece.kind == "call")
+            if len(calls) == 1:
+                by_command[action] = calls[0]
     return by_command
 
 
