@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.keys import Keys
 
 from tests.support.arena import put
 from tests.support.changed_settings import SettingsWith
@@ -78,6 +80,15 @@ def test_an_outcome_waits_for_its_trace(on_broker: SettingsWith, store: Store, t
     assert (first["trace_id"], revision.revision) == (OWN_ID, 2)
     assert [each["decided_at"] for each in published(settings, "revised")] == [revision.decided_at]
     assert store.ledger.counts() == (2, 0, 2, 0)
+
+
+def test_the_age_of_what_is_pending_is_that_of_traces(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    now_ms = time.time() * 1_000
+    waiting = {f"kp:outcome:{number}": now_ms - 600_000 for number in range(700)}
+    redis_client.zadd(keys.pending, waiting | {"another application's": -1})
+    assert store.ledger.oldest_pending_s() == 0
+    redis_client.zadd(keys.pending, {OWN_ID: now_ms - 60_000})
+    assert 60 <= store.ledger.oldest_pending_s() < 60 + PATIENCE_S
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)

@@ -115,7 +115,7 @@ class Metrics:
         about = "Unread decisions as a part of queues.results_limit, or in Redis of the bytes that follow from it"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
-        self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest of them was last sent, or sent again")
+        self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest trace of them was last sent, or sent again")
         about = "How often a submission was dead-lettered since the ledger began, by reason"
         self._dead_lettered = gauge("dead_lettered", about, ("reason",))
         about = "The part of its maxmemory that a Redis uses; 0 without a limit"

@@ -1,5 +1,6 @@
 """Reads the ledger: the records of traces, and their numbers."""
 
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -154,12 +155,22 @@ class LedgerReader:
         return Tallies(*(dict(tallies[kind].most_common()) for kind in ("decided", "guard", "revised")))
 
     def oldest_pending_s(self) -> float:
-        """Return the seconds since the oldest pending submission was last sent, by Redis' clock; 0 if none is pending."""
-        oldest: Any = self._client.zrange(self._keys.pending, 0, 0, withscores=True)
+        """Return the seconds since the oldest pending trace was last sent, by Redis' clock; 0 if none is pending.
+
+        Late outcomes do not count: each may wait for its trace as long as records last.
+        """
         seconds, microseconds = self._client.time()
         # A time before 1970 is another application's; the submission resender removes it.
-        is_sent = oldest and oldest[0][1] > 0
-        return max(0.0, seconds + microseconds / 1e6 - oldest[0][1] / 1_000) if is_sent else 0.0
+        sent_ms = (at_ms for name, at_ms in self._pending() if at_ms > 0 and not name.startswith(OUTCOME_ID_PREFIX))
+        return max(0.0, seconds + microseconds / 1e6 - next(sent_ms, math.inf) / 1_000)
+
+    def _pending(self) -> Iterator[tuple[str, float]]:
+        """Yield the ids of pending submissions, the oldest first, and the time at which each was last sent."""
+        for start in count(0, _READ_AT_ONCE):
+            read: Any = self._client.zrange(self._keys.pending, start, start + _READ_AT_ONCE - 1, withscores=True)
+            if not read:
+                return
+            yield from ((text_in(name), at_ms) for name, at_ms in read)
 
     def late_outcomes(self, *trace_ids: str) -> list[str]:
         """Return the ids of late outcomes of traces, also of traces that are not decided yet."""
