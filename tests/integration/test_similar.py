@@ -76,6 +76,22 @@ def test_the_index_is_built_once_and_again_once_the_file_or_it_has_changed(file:
     assert (done.exit_code, done.stdout, done.stderr) == (0, "", "no runs are kept that succeeded\n")
 
 
+def test_runs_are_found_where_no_index_can_be_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = KeptRuns(file, BY_WORDS).similar(REFUND)
+    index = file.with_name("kept.jsonl.index")
+    index.unlink()
+    # A file cannot replace a folder, not even as root.
+    index.mkdir()
+    runs = KeptRuns(file, BY_WORDS)
+    assert runs.similar(REFUND) == expected
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "_build", None)
+        assert runs.similar(REFUND) == expected
+    jsonl_file(file, ASKED[0])
+    assert [run.trace_id for run in runs.similar(REFUND)] == ["kp:trace:lone"]
+    assert sorted(path.name for path in file.parent.iterdir()) == ["kept.jsonl", "kept.jsonl.index"]
+
+
 @pytest.mark.parametrize(
     "line", ["[" * 9_999, '"a text"', '{"trace_id": "kp:trace:a", "kept": true}', '{"messages": "secret"}']
 )

@@ -1,7 +1,8 @@
 """Finds the kept runs that are most like a task, in files that `keep` writes or among the runs that a fleet has accepted.
 
 Each file has an index beside it, which is mapped into memory: the vector of each successful run's task, and the offset of the
-run's line. The index is built on first use, and again once the file has changed.
+run's line. The index is built on first use, and again once the file has changed. Where none can be written, the process has its
+own.
 """
 
 import json
@@ -13,6 +14,7 @@ from heapq import nlargest
 from itertools import islice, product
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -90,6 +92,7 @@ class KeptRuns:
         self._settings = settings if path is not None else with_endpoints(settings)
         self._embedder = select_embedder(self._settings.embedding, self._settings.novelty.recipe) or WordsEmbedder()
         self._checked = CheckedEmbedder(self._embedder)
+        self._unsaved: dict[Path, tuple[str, _Index]] = {}  # The indexes that could not be written beside their files.
 
     def similar(self, task: str, most: int = 5) -> list[SimilarRun]:
         """Return up to ``most`` successful runs that are most like a task, the nearest first.
@@ -124,20 +127,25 @@ class KeptRuns:
         with suppress(OSError), open_regular(path) as index:
             if mapped := _mapped(index, origin, dimensions):
                 return mapped
+        if self._unsaved.get(file, ("",))[0] == origin:
+            return self._unsaved[file][1]
         # Another process may build it at the same time. The last one to finish replaces the index.
         partial = path.with_name(f"{path.name}.{os.getpid()}")
         try:
             with open_regular(partial, "w+b", follow=False) as index:
-                self._build(index, file, origin)
-                mapped = _mapped(index, origin, dimensions)
+                mapped = self._build(index, file, origin)
             partial.replace(path)
+        except OSError:
+            # The folder is read-only, or its disk is full.
+            with TemporaryFile() as index:
+                mapped = self._build(index, file, origin)
+            self._unsaved[file] = origin, mapped
         finally:
-            partial.unlink(missing_ok=True)
-        if not mapped:
-            raise ScorerError(f"{path.name}: another program has changed it")
+            with suppress(OSError):
+                partial.unlink()
         return mapped
 
-    def _build(self, index: IO[bytes], file: Path, origin: str) -> None:
+    def _build(self, index: IO[bytes], file: Path, origin: str) -> "_Index":
         offsets, tasks = array("q"), _successes(file)
         index.write(bytes(_HEADER_BYTES))
         while batch := list(islice(tasks, _EMBEDDED_AT_ONCE)):
@@ -147,6 +155,10 @@ class KeptRuns:
         index.seek(0)
         index.write(f"{origin}, {len(offsets)} runs".encode().ljust(_HEADER_BYTES))
         index.flush()
+        mapped = _mapped(index, origin, self._embedder.dimensions)
+        if not mapped:
+            raise ScorerError(f"{file.name}.index: another program has changed it")
+        return mapped
 
     def _accepted(self, query: Vector) -> Iterator[SimilarRun]:
         """Yield the accepted successes in the novelty log, nearest first; read only as many decisions as that takes."""
