@@ -75,7 +75,7 @@ def attributes_of(holder: Node) -> Node:
 
 
 def any_value(node: Node) -> Any:
-    """Return an attribute's value as JSON; raise NotConverted if it is of none of OTLP's seven kinds. An empty one is null."""
+    """Return an attribute's value as JSON, null for an empty one; raise NotConverted if OTLP has no such kind of value."""
     kind = next(iter(node.object()), None) if node.value is not None else None
     match kind:
         case None:

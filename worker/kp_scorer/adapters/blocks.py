@@ -186,7 +186,7 @@ def _are_texts(blocks: object) -> bool:
 
 
 def block_kind(block: object) -> BlockKind:
-    """Return what a block is, by its type and its fields; empty if it is nothing of a message."""
+    """Return the kind of a block by its type and its fields; empty for anything that is no block of a message."""
     if not isinstance(block, dict):
         return ""
     type_name, names, function = stated_type(block), keys_by_plain_name(block), block.get("function")

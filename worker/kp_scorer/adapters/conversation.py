@@ -16,7 +16,7 @@ from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")
-_RECENT: Final = 8  # A prompt may repeat this many of the newest pieces in words of its own.
+_RECENT: Final = 8  # A prompt may retell this many of the newest pieces in other words.
 
 
 def last_turn(pieces: Sequence[Piece]) -> list[Piece]:

@@ -82,7 +82,7 @@ class Transcript:
 
 
 def pieces_in(content: Node, speaker: Speaker, transcript: Transcript, *, is_model: bool) -> list[Piece] | None:
-    """Return the pieces in an input or output that is messages, an object that holds messages, or a text; None for another.
+    """Return the pieces in an input or output that is messages, an object that holds messages, or a text; else None.
 
     With ``is_model``, every object with a role is a message, an answer may lack its role, and a message that cannot be read
     raises NotConverted. Without ``is_model``, inputs and outputs may be anything.
@@ -131,7 +131,7 @@ def _pieces_held(content: Node, speaker: Speaker, transcript: Transcript, *, is_
     if fields == {"content": "role"}:
         # An exporter has taken a message for a list, and recorded only the first of its keys.
         return []
-    for key in _HOLDERS["agent" if speaker == "agent" else "user"]:
+    for key in _HOLDERS[speaker]:
         inner = content.at(key).parsed()
         while key in _ALTERNATIVES and isinstance(inner.value, list) and inner.value:
             inner = inner.items()[0]

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -25,7 +26,7 @@ _ENVELOPES: Final = frozenset({"output", "outputs", "input", "inputs", "input_ar
 
 
 class Node(NamedTuple):
-    """A value of a source and its place. A missing value is None, as null is."""
+    """A value of a source and its place. A missing value is None, like null."""
 
     line: int  # The line on which the source begins, counted from 1.
     path: str  # Dotted, list positions counted from 0, as in :class:`~kp_scorer.errors.Problem`; empty for the source itself.
@@ -53,9 +54,12 @@ class Node(NamedTuple):
 
     def at_plain(self, *names: str) -> "Node":
         """Return the value under the first of these plain names that is present, see :func:`keys_by_plain_name`."""
+        return next((node for node in self.all_plain(*names) if node.value is not None), self.at(names[0]))
+
+    def all_plain(self, *names: str) -> Iterator["Node"]:
+        """Yield the values under these plain names that are present, in the order of the names."""
         keys = keys_by_plain_name(self.object())
-        present = (self.at(keys[name]) for name in names if name in keys and self.value[keys[name]] is not None)
-        return next(present, self.at(names[0]))
+        return (self.at(keys[name]) for name in names if name in keys)
 
     def skip(self) -> None:
         """Note that this value is of an unknown kind, and so is left out of its run."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kp_scorer.adapters.node import Node, keys_by_plain_name
+from kp_scorer.adapters.node import Node
 from kp_scorer.errors import NotConverted
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -28,9 +28,7 @@ def time_in(record: Node) -> str | None:
     """Return the time of a record as ISO 8601, from any field and form; None if the record has no time that can be read."""
     if not isinstance(record.value, dict):
         return None
-    names = keys_by_plain_name(record.value)
-    for key in (names[name] for name in _TIMES if name in names):
-        place = record.at(key)
+    for place in record.all_plain(*_TIMES):
         time = time_in(place) if isinstance(place.value, dict) else time_of(place)
         if time:
             return time

@@ -107,8 +107,7 @@ def _messages_of(record: Node) -> list[dict[str, Any]]:
 
 
 def _text(record: Node, keys: Sequence[str]) -> str:
-    names = keys_by_plain_name(record.object())
-    texts = (record.at(names[key]).value for key in keys if key in names)
+    texts = (node.value for node in record.all_plain(*keys))
     return next((text for text in texts if isinstance(text, str) and text), "")
 
 

@@ -107,8 +107,8 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     request, response = _body(conversation, _REQUESTS), _body(conversation, _RESPONSES)
     asked = _pieces(_first(request, "messages", "input"), "user") if not has_kind(pieces, "user") else []
     if not asked and not has_kind(pieces, "user"):
-        texts = (conversation.at_plain(key) for key in QUESTIONS)
-        asked = next((utterance(text, "user", text.value) for text in texts if isinstance(text.value, str) and text.value), [])
+        texts = (text for text in conversation.all_plain(*QUESTIONS) if isinstance(text.value, str) and text.value)
+        asked = next((utterance(text, "user", text.value) for text in texts), [])
     pieces = _joined(_joined(asked, pieces), _answer(conversation, response))
     if not pieces:
         raise conversation.refusal("expected a list of messages, or an object with messages, or with input and output")
