@@ -700,6 +700,12 @@ def test_wrapped_values_are_unwrapped() -> None:
     assert steps(WINDY[0], *tools, answer, beside_it) == [STEPS[0], ("observation", "Error: no wind"), STEPS[2]]
 
 
+def test_argument_with_the_name_of_a_wrapping_stays() -> None:
+    recorded = {"gen_ai.tool.call.arguments": '{"input": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
+    (trace,) = converted("otel", export(chat(0, 10, [ASKED], []), tool("get_wind", 11, 19, attributes=recorded)))
+    assert trace["steps"][0]["input"] == {"input": "Bergen"}
+
+
 def test_output_of_a_node_that_ends_before_the_last_call_is_no_answer() -> None:
     root = span("LangGraph", 0, 40, {"openinference.span.kind": "CHAIN"}, status=FAILED)
     update = json.dumps([{"graph": None, "update": {"messages": [CALLED]}}])
@@ -798,12 +804,13 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
 def test_a_run_that_waits_for_a_person_and_its_continuation_are_one_run(resumed: str) -> None:
     def invoked(number: int, put: str, *spans: Json) -> Json:
         """Return one of the two traces that LangGraph records: until the run waits for a person, and after it goes on."""
-        attributes = {"span.kind": "AGENT", "input.value": put, "metadata": '{"thread_id": "t-7"}'}
-        own = [each | {"parentSpanId": "LangGraph@0"} for each in spans]
-        return export(*(each | {"traceId": f"{number}" * 32} for each in (span("LangGraph", 0, 90, attributes), *own)))
+        attributes = {"span.kind": "AGENT", "input.value": put} | ({} if waiting else {"metadata": '{"thread_id": "t-7"}'})
+        within = [each | {"parentSpanId": "LangGraph@0"} for each in spans]
+        return export(*(each | {"traceId": f"{number}" * 32} for each in (span("LangGraph", 0, 90, attributes), *within)))
 
-    raised = {"name": "exception", "attributes": key_values({"exception.type": "langgraph.errors.GraphInterrupt"})}
-    waiting = [] if resumed == "null" else [tool("get_wind", 11, 12, "call_1", events=[raised])]
+    # The tool's error is the interrupt, which is no result.
+    raised = {"code": 2, "message": "GraphInterrupt((Interrupt(value='Shall I?'),))"}
+    waiting = [] if resumed == "null" else [tool("get_wind", 11, 12, "call_1", status=raised)]
     began = invoked(1, "How windy is it in Bergen?", WINDY[0], *waiting)
     # This span has the arguments in another form than the model's call, and lacks the id of the call.
     went_on = tool("get_wind", 11, 12, attributes={"input.value": "Bergen", "output.value": "14 m/s"})
