@@ -238,6 +238,11 @@ def _message_id(record: Node) -> str:
     return str(message.get("id") or "") if isinstance(message, dict) else ""
 
 
+def pieces_of_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Piece]:
+    """Return the pieces in the turns of records, without those of abandoned branches and repeated ones."""
+    return list(without_repeats(pieces_of(turns_of(active_branch(records, keys)))))
+
+
 def without_repeats(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yield pieces without the calls that repeat an open one of the same id, and without repeated results."""
     open_calls: dict[str, str] = {}

@@ -22,12 +22,11 @@ from kp_scorer.adapters.times import first_timestamp, time_in
 from kp_scorer.adapters.turns import (
     ANSWERS,
     QUESTIONS,
-    active_branch,
     are_turns,
     is_exchange,
     is_turn,
     list_of_turns,
-    turns_of,
+    pieces_of_branch,
     without_repeats,
 )
 
@@ -140,7 +139,7 @@ def _pieces_of_turns(turns: Sequence[Node]) -> list[Piece]:
     if all(isinstance(time, int) for time in times) and times != sorted(times, key=int) == times[::-1]:  # type: ignore[arg-type]
         # Some services list the newest message first.
         turns = turns[::-1]
-    return list(without_repeats(pieces_of(turns_of(active_branch(turns, ("id", "parent"))))))
+    return pieces_of_branch(turns, ("id", "parent"))
 
 
 def _body(conversation: Node, keys: Sequence[str]) -> Node:

@@ -9,11 +9,10 @@ from typing import Final
 
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
-from kp_scorer.adapters.messages import pieces_of
 from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name
 from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.times import first_timestamp
-from kp_scorer.adapters.turns import active_branch, is_turn, turns_of, without_repeats
+from kp_scorer.adapters.turns import is_turn, pieces_of_branch
 
 _SESSION_IDS: Final = ("sessionid", "conversationid", "threadid", "chatid")
 
@@ -49,8 +48,7 @@ def run(own_id: str, lines: Sequence[Node]) -> Run:
         places = (header, header.at("data")) if isinstance(header.value.get("data"), dict) else (header,)
         ids = [place.at_plain(*_SESSION_IDS).value for place in places] + [header.at("id").value]
         own_id = next((each for each in ids if isinstance(each, str)), "")
-    turns = turns_of(active_branch(lines, ("id", "parentId")))
-    pieces = list(without_repeats(_of_calls(pieces_of(turns))))
+    pieces = list(_of_calls(pieces_of_branch(lines, ("id", "parentId"))))
     if pieces and not has_kind(pieces, "user"):
         raise lines[0].refusal(
             "expected a message of the user, which is the objective: output of an agent may lack it; convert the session that "
