@@ -52,12 +52,12 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
     # Some recorders show the interrupt of a tool as its error.
     pieces = [each for each in _pieces_of(read.all, roots) if each.kind != "result" or not each.text.startswith(_INTERRUPT)]
     return Run(
-        node := spans[0].node,
+        spans[0].node,
         trace_id(kind, own_id, [span.node.value for span in spans]),
         pieces,
-        None if started_us is None else moment(node, started_us),
-        False if any(span.has_failed for span in _around_the_last_call(spans, roots)) else None,
-        framework_of(spans),
+        created_at=None if started_us is None else moment(spans[0].node, started_us),
+        success=False if any(span.has_failed for span in _around_the_last_call(spans, roots)) else None,
+        framework=framework_of(spans),
         record=record,
         is_part=(len(roots) == 1 and roots[0].kind == "model") or _is_interrupted(spans, pieces),
     )
