@@ -700,6 +700,18 @@ def test_wrapped_values_are_unwrapped() -> None:
     assert steps(WINDY[0], *tools, answer, beside_it) == [STEPS[0], ("observation", "Error: no wind"), STEPS[2]]
 
 
+def test_only_argument_by_position_is_the_arguments_if_it_is_an_object() -> None:
+    for positional, expected in (({"town": "Bergen"}, {"town": "Bergen"}), ("Bergen", {"args": ["Bergen"], "kwargs": {}})):
+        recorded = {"gen_ai.tool.call.arguments": json.dumps({"args": [positional], "kwargs": {}})}
+        (trace,) = converted("otel", export(chat(0, 10, [ASKED], []), tool("get_wind", 11, 19, attributes=recorded), WINDY[1]))
+        assert trace["steps"][0]["input"] == expected
+
+
+def test_result_without_an_id_in_a_list_without_its_call_is_that_of_the_open_call() -> None:
+    returned = {"role": "tool", "content": "527"}
+    assert steps(llm(0, 1, [SUM], [MULTIPLY]), llm(2, 3, [returned], [PRODUCT])) == ARITHMETIC
+
+
 def test_argument_with_the_name_of_a_wrapping_stays() -> None:
     recorded = {"gen_ai.tool.call.arguments": '{"input": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
     (trace,) = converted("otel", export(chat(0, 10, [ASKED], []), tool("get_wind", 11, 19, attributes=recorded)))

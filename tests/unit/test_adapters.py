@@ -333,6 +333,24 @@ def test_objects_of_a_format_fit_it_and_no_other_specific_format(name: str) -> N
         assert specific == ([] if FORMATS[name].is_general else [name])
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("{'a': {1, 2}, 'b': b'x'}", {"a": None, "b": None}),
+        ("['a long '\n 'text']", ["a long text"]),
+        ("Message(role='user', content=None)", {"role": "user", "content": None}),
+    ],
+)
+def test_value_that_python_shows_is_read_as_json_has_it(text: str, value: object) -> None:
+    assert shown_by_python(text, MOST_DEPTH) == value
+
+
+@pytest.mark.parametrize("text", ["[not]", "{1, 'a': 2}", "[a=1]", "['a': 1]", "{[1]: 2}", "[1", "1, 2", "(]"])
+def test_text_that_python_would_not_show_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^$"):
+        shown_by_python(text, MOST_DEPTH)
+
+
 def test_more_values_shown_by_python_than_any_trace_has_are_not_read() -> None:
     assert len(shown_by_python("[" + "1, " * 20_000 + "'1']", MOST_DEPTH)) == 20_001
 

@@ -304,6 +304,20 @@ def test_fenced_commands_are_calls_if_the_next_messages_say_what_they_returned()
     assert [kind for kind, *_ in steps_of("", explained)] == ["thought", "observation", "thought"]
 
 
+def test_action_of_react_may_have_its_input_in_brackets() -> None:
+    acted = assistant("Thought: I look.\nAction: tide_table[Esbjerg]")
+    (trace,) = converted("", [user(ASKED), acted, user("Observation: 04:12"), assistant(f"Final Answer: {ANSWER}")])
+    assert [kind for kind, *_ in steps_in(trace)] == ["thought", "tool_call", "observation", "thought"]
+    assert trace["steps"][1] | {"content": ""} == {
+        "step_id": 1,
+        "type": "tool_call",
+        "content": "",
+        "tool": {"name": "tide_table"},
+        "input": {"arguments": "Esbjerg"},
+    }
+    assert trace["outcome"]["result_summary"] == ANSWER
+
+
 def test_all_sections_with_one_name_are_kept() -> None:
     sections = "".join(f"[[ ## reasoning ## ]]\n{part}\n" for part in ("It is late.", "It is dark."))
     thoughts = [content for *_, content in steps_of("", [user(ASKED), assistant(f"{sections}[[ ## answer ## ]]\n{ANSWER}")])]
