@@ -13,9 +13,7 @@ from typing import Any, Final
 from kp_scorer.adapters.node import MOST_DEPTH, Node, objects_in
 
 SERVICE: Final = "service.name"  # The attribute of a resource that names the agent.
-_MOST_DIGITS: Final = (
-    19  # A number of 64 bits has no more digits. OTLP writes it as a text, because JSON's numbers are less exact.
-)
+_MOST_DIGITS: Final = 19  # A number of 64 bits has no more. OTLP writes it as a text: JSON's numbers are less exact.
 _MEANINGS: Final = {  # Attributes by meaning: patterns for the ends of their names, the preferred ones first.
     "kind": (r"row\.kind", r"gen_ai\.operation\.name", r"span\.kind", r"span\.?type", r"observation\.type", r"subtype"),
     "tool": (r"gen_ai\.tool\.name", r"toolCall\.name", r"tool\.name", r"traceloop\.entity\.name"),

@@ -25,19 +25,7 @@ from kp_scorer.adapters.pieces import Piece, utterance
 from kp_scorer.adapters.roles import ONLY_ROLES, SPEAKERS, Speaker, in_one_view, is_message, role_of, with_role
 from kp_scorer.errors import NotConverted
 
-_CONTENTS: Final = (
-    "parts",
-    "content",
-    "blocks",
-    "items",
-    "text",
-    "message",
-    "value",
-    "data",
-    "tool_results",
-    "Items",
-    "Content",
-)
+_CONTENTS: Final = "parts content blocks items text message value data tool_results Items Content".split()  # noqa: SIM905
 _BEFORE_CONTENT: Final = ("reasoning_content", "tool_plan")
 """The fields with the thoughts of an agent before it answered, or before it called tools."""
 _LISTS_OF_CALLS: Final = ("toolcalls", "toolrequests", "toolinvocations")
@@ -183,14 +171,14 @@ def pieces_of_message(message: Node, unknown_role: str = "") -> Iterator[Piece]:
         message.skip()
         return
     speaker, content = SPEAKERS[name], _blocks_in(_content_of(message))
-    sorts = {block_kind(block) for block in (content.value if isinstance(content.value, list) else [content.value])}
+    kinds = {block_kind(block.value) for block in content.each()}
     if role in ONLY_ROLES and speaker == "agent" and all(is_called(each.value) for each in content.parsed().each()):
         yield from map(call_of, content.parsed().each())
     elif speaker == "agent":
         yield from _pieces_of_answer(message, content)
     elif speaker == "user":
         yield from _pieces_of_content(message, "user", content)
-    elif speaker and sorts & {"call", "result"}:
+    elif speaker and kinds & {"call", "result"}:
         yield from _pieces_of_content(message, "result", content)
     elif speaker == "result":
         is_definition = isinstance(content.value, dict) and bool(_DEFINITION_FIELDS & set(content.value))
@@ -216,9 +204,9 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
         yield from utterance(message, "agent", text_in(message.at(key).value))
     if content.value in (None, "", []):
         content = message.at("refusal")
-    own_pieces = list(_pieces_of_content(message, "agent", content))
-    yield from own_pieces
-    ids = {piece.call_id for piece in own_pieces if piece.kind == "call"}
+    in_content = list(_pieces_of_content(message, "agent", content))
+    yield from in_content
+    ids = {piece.call_id for piece in in_content if piece.kind == "call"}
     # LangChain lists calls again that are blocks of the content. The earlier form of OpenAI's messages has only one call.
     wrapped = message.at("additional_kwargs") if isinstance(message.value.get("additional_kwargs"), dict) else message
     calls = message.at_plain(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
@@ -238,7 +226,7 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
     if block_kind(content.value):
         content = content._replace(value=[content.value])
     if not isinstance(content.value, list):
-        if content.value is not None and not isinstance(content.value, str):
+        if not isinstance(content.value, str | None):
             raise content.refusal("expected a text or a list of parts")
         yield from utterance(message, kind, content.text())
         return
@@ -255,7 +243,7 @@ def _pieces_of_content(message: Node, kind: Speaker, content: Node) -> Iterator[
 
 def _blocks_in(content: Node) -> Node:
     """Return a content as a list of blocks if it is a text with the JSON of one; else unchanged."""
-    blocks = content.parsed() if isinstance(content.value, str) else content
+    blocks = content.parsed()
     are_blocks = isinstance(blocks.value, list) and bool(blocks.value) and all(map(block_kind, blocks.value))
     return blocks if are_blocks else content
 

@@ -36,20 +36,22 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
         pieces = pieces[2:]
     events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
     has_events = any(event and event[0] == "user" for event in events)
-    kept: list[Piece] = []
+    remaining: list[Piece] = []
     for piece, event in zip(pieces, events, strict=True):
         if piece.kind == "user":
             role, content = event if event and has_events else ("user", piece.text)
             text = without_additions(content) if role == "user" else ""
             if text.startswith(_NOTES) or not text.strip():
                 continue
-            if kept and kept[-1].kind == "user" and _BARE_COMMAND.fullmatch(kept[-1].text):
+            if remaining and remaining[-1].kind == "user" and _BARE_COMMAND.fullmatch(remaining[-1].text):
                 # The program has carried out the command itself, without the agent.
-                kept.pop()
-            kept.append(piece if text == piece.text else piece._replace(text=text))
-        elif piece.kind != "agent" or not (piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not kept)):
-            kept.append(piece)
-    return kept
+                remaining.pop()
+            remaining.append(piece if text == piece.text else piece._replace(text=text))
+        elif piece.kind != "agent" or not (
+            piece.text.strip() == _ENDING or (piece.text.startswith(_REPLIES) and not remaining)
+        ):
+            remaining.append(piece)
+    return remaining
 
 
 def _event(text: str) -> tuple[str, str] | None:

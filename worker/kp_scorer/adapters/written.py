@@ -65,20 +65,17 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
     if has_kind(pieces, "call"):
         return pieces
-    if any(
-        first.kind == "agent" and then.kind == "user" and _TOOL_OF_RESULT.match(then.text) for first, then in pairwise(pieces)
-    ):
+    replies = [(first.text, then.kind, then.text) for first, then in pairwise(pieces) if first.kind == "agent"]
+    if any(kind == "user" and _TOOL_OF_RESULT.match(reply) for _, kind, reply in replies):
         return list(_elements(pieces))
-    texts = [piece.text if piece.kind == "agent" else "" for piece in pieces]
+    texts = [piece.text for piece in pieces if piece.kind == "agent"]
     if any(map(_TAG.search, texts)):
         find = _tagged
     elif any(map(_ACTION.search, texts)):
         find = _actions
-    elif any(
-        first.kind == "agent" and then.kind == "result" and _LISTED.fullmatch(first.text) for first, then in pairwise(pieces)
-    ):
+    elif any(kind == "result" and _LISTED.fullmatch(text) for text, kind, _ in replies):
         find = _listed
-    elif acts_by_fences or _acts_by_fences(pieces):
+    elif acts_by_fences or any(kind == "user" and _FENCE.search(text) and _is_output(reply) for text, kind, reply in replies):
         find = _fenced
     else:
         return pieces
@@ -86,22 +83,15 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     has_called = False
     for piece in pieces:
         if piece.kind == "agent":
-            found = list(find(piece))
-            has_called = found[-1].kind == "call" if found else has_called
-            read += found
+            parts = list(find(piece))
+            has_called = parts[-1].kind == "call" if parts else has_called
+            read += parts
         elif piece.kind == "result" or has_called:
             read += _results(piece)
             has_called = False
         else:
             read.append(piece)
     return read
-
-
-def _acts_by_fences(pieces: Sequence[Piece]) -> bool:
-    return any(
-        first.kind == "agent" and then.kind == "user" and _FENCE.search(first.text) and _is_output(then.text)
-        for first, then in pairwise(pieces)
-    )
 
 
 def _is_output(text: str) -> bool:

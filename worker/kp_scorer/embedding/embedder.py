@@ -21,7 +21,7 @@ Ids = list[int]  # Token ids of one text, special tokens included.
 
 MAX_TOKENS: Final = 512  # The leading tokens of a text that the default model reads, special tokens included.
 _SEPARATOR: Final = "\x1e"  # Separates the passages of a text: ASCII's record separator, which BERT's normalizer drops.
-_PROBE: Final = "An embedder that is in order embeds this text, whatever else it is given. " * 60
+_PROBE: Final = "A healthy embedder embeds this text, whatever else it is given. " * 60
 """A text longer than most models read, so that it takes as much memory and time as the longest trace."""
 
 _WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|(?i:redacted))[\]>})]{1,2}|([^\W_])")

@@ -30,9 +30,9 @@ def run(_own_id: str, conversations: Sequence[Node]) -> Run:
     """Make a run of a conversation."""
     (conversation,) = conversations
     turns = [_halves(turn) for turn in conversation.at("history").items()]
-    pieces = [piece for given, answer in turns for piece in (*_pieces_of_input(given), *_pieces_of_answer(answer))]
+    pieces = [piece for request, answer in turns for piece in (*_pieces_of_input(request), *_pieces_of_answer(answer))]
     own_id = trace_id("amazon-q", conversation.at("conversation_id").text(), conversation.value)
-    return Run(conversation, own_id, pieces, first_timestamp(given for given, _ in turns), framework="amazon-q")
+    return Run(conversation, own_id, pieces, first_timestamp(request for request, _ in turns), framework="amazon-q")
 
 
 def _halves(turn: Node) -> tuple[Node, Node]:
@@ -40,12 +40,12 @@ def _halves(turn: Node) -> tuple[Node, Node]:
         return turn.at("user"), turn.at("assistant")
     if len(turn.value) != 2:
         raise turn.refusal("expected the input of the model, and its answer")
-    given, answer = turn.items()
-    return given, answer
+    request, answer = turn.items()
+    return request, answer
 
 
-def _pieces_of_input(given: Node) -> Iterator[Piece]:
-    content = given.at("content")
+def _pieces_of_input(request: Node) -> Iterator[Piece]:
+    content = request.at("content")
     for kind in content.object():
         for result in content.at(kind, "tool_use_results").items():
             # The key of each block is its kind, too.

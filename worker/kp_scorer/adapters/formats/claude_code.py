@@ -10,7 +10,7 @@ from typing import Any, Final
 from kp_scorer.adapters.building import Run, run_of_session
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import pieces_of
-from kp_scorer.adapters.node import Node, as_json
+from kp_scorer.adapters.node import Node, as_json, objects_in
 from kp_scorer.adapters.pieces import Piece
 from kp_scorer.adapters.turns import active_branch, without_repeats
 
@@ -52,11 +52,8 @@ def identities(line: Node) -> list[str]:
 
 def run(own_id: str, lines: Sequence[Node]) -> list[Run]:
     """Make a run of a session, or of each of its parts that is a subagent's."""
-    kind = (
-        "qwen-code"
-        if any(isinstance(line.at("message").value, dict) and "parts" in line.at("message").value for line in lines)
-        else "claude-code"
-    )
+    messages = objects_in([line.at("message").value for line in lines])
+    kind = "qwen-code" if any("parts" in message for message in messages) else "claude-code"
     if not own_id.endswith(":sidechain"):
         return [run_of_session(kind, own_id, lines, _pieces(lines))]
     # The subagents of earlier versions have no ids. Each begins with a line of its own.
