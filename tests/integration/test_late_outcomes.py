@@ -89,6 +89,8 @@ def test_the_age_of_what_is_pending_is_that_of_traces(store: Store, keys: Keys, 
     assert store.ledger.oldest_pending_s() == 0
     redis_client.zadd(keys.pending, {OWN_ID: now_ms - 60_000})
     assert 60 <= store.ledger.oldest_pending_s() < 60 + PATIENCE_S
+    redis_client.zadd(keys.pending, {f"kp:outcome:{number}": now_ms - 600_000 for number in range(10_000)})
+    assert store.ledger.oldest_pending_s() == 0, "it reads no further"
 
 
 @pytest.mark.parametrize("broker", ["redis"], indirect=True)

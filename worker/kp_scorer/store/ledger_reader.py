@@ -20,6 +20,7 @@ from kp_scorer.store.scripts import row, script
 from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, has_beginning
 
 _READ_AT_ONCE: Final = 500
+_MOST_OLDEST: Final = 10_000  # The most pending submissions among which the oldest trace is looked for.
 _WHOLE_AT_ONCE: Final = 100  # A whole record may have the text of a trace, which may take a megabyte.
 _TEXTS: Final = (
     *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
@@ -157,7 +158,8 @@ class LedgerReader:
     def oldest_pending_s(self) -> float:
         """Return the seconds since the oldest pending trace was last sent, by Redis' clock; 0 if none is pending.
 
-        Late outcomes do not count: each may wait for its trace as long as records last.
+        Late outcomes do not count: each may wait for its trace as long as records last. Where the 10,000 oldest submissions are
+        all outcomes, the result is 0.
         """
         seconds, microseconds = self._client.time()
         # A time before 1970 is another application's; the submission resender removes it.
@@ -165,8 +167,9 @@ class LedgerReader:
         return max(0.0, seconds + microseconds / 1e6 - next(sent_ms, math.inf) / 1_000)
 
     def _pending(self) -> Iterator[tuple[str, float]]:
-        """Yield the ids of pending submissions, the oldest first, and the time at which each was last sent."""
-        for start in count(0, _READ_AT_ONCE):
+        """Yield the ids of the oldest pending submissions, in order, and the time at which each was last sent."""
+        # Every worker asks every ten seconds, and a million outcomes may wait for traces that nobody submits.
+        for start in range(0, _MOST_OLDEST, _READ_AT_ONCE):
             read: Any = self._client.zrange(self._keys.pending, start, start + _READ_AT_ONCE - 1, withscores=True)
             if not read:
                 return
