@@ -29,7 +29,8 @@ def test_visibility_timeout_shorter_than_a_stalled_batch(arena: Arena) -> None:
 
 def test_stalled_worker_ends_and_another_decides(arena: Arena) -> None:
     def stall(place: int, life: int) -> Mapping[str, str]:
-        return {"STALL_S": "600" if life == 0 else "0", **SOON_STALLED}
+        # On a busy machine the worker that follows may well make no progress for three seconds.
+        return {"STALL_S": "600", **SOON_STALLED} if life == 0 else {"STALL_S": "0"}
 
     load = [*traces(10, STALLS), *traces(TRACES - 10)]
     settings = arena.settings()
