@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes the secrets of compose.yaml in deploy/secrets, unless they are there: the users of Redis, each with a password of its own,
-# the URLs by which each connects, RabbitMQ's user, Grafana's password, and a token for agents.
+# Generates the secrets of compose.yaml in deploy/secrets, unless that folder exists: the users of Redis, each with its own
+# password, the URL with which each user connects, RabbitMQ's user, Grafana's password, and a token for agents.
 set -eu
 cd "$(dirname "$0")"
 if [ -e secrets ]; then
@@ -12,7 +12,8 @@ password() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
 
 rm -rf secrets.new
 mkdir secrets.new
-# Nobody else enters the directory. In it containers read the files, each as a user of its own.
+# The folder keeps out other users of this machine. The files in it must be readable by all, because each container reads them as a
+# user of its own.
 chmod 700 secrets.new
 umask 022
 cp users.acl secrets.new/users.acl
@@ -27,7 +28,7 @@ for user in $(sed -n 's/^user \([a-z]*\) on .*/\1/p' secrets.new/users.acl); do
 done
 password=$(password)
 printf 'default_user = kp-scorer\ndefault_pass = %s\n' "$password" > secrets.new/rabbitmq.conf
-# RabbitMQ has but this user, who may do everything there: workers, and whoever submits on this machine.
+# RabbitMQ has only this user, with all permissions: the workers, `serve` and the clients on this machine share it.
 for user in worker serve; do echo "amqp://kp-scorer:$password@rabbitmq:5672/" > "secrets.new/$user-rabbitmq-url"; done
 echo "amqp://kp-scorer:$password@127.0.0.1:5672/" > secrets.new/client-rabbitmq-url
 password > secrets.new/grafana-password
