@@ -1,4 +1,4 @@
--- Acknowledge messages. This is no transaction, because Redis refuses to queue its commands while it is full.
+-- Acknowledge messages. This is a script and no transaction, because a full Redis refuses to queue a transaction's commands.
 --
 -- Uses   messages
 -- KEYS   unacknowledged, renewed, deliveries

@@ -1,4 +1,4 @@
--- Acquire traces for a worker: read their records, make missing ones, and lease the pending traces to the worker.
+-- Acquire traces for a worker: read their records, create missing ones, and lease the pending traces to the worker.
 --
 -- Uses   ledger
 -- KEYS   pending, counts, workers, record_prefix
@@ -30,7 +30,7 @@ for i, identity in ipairs(identities) do
                 -- No lease is longer than lease_ms, so a later time is damage.
                 is_held = number(held_until_ms) > now and number(held_until_ms) <= now + lease_ms
             else
-                -- The trace may have ended its worker.
+                -- That worker is dead, and the trace may have killed it.
                 attempts = add(record, 'attempts', 1)
                 redis.call('HDEL', record, 'owner', 'held_until_ms')
             end

@@ -1,7 +1,7 @@
 -- Append traces to a novelty log, in order, once each, and read the entries that are newer than a mirror's cursor.
 --
--- Idempotent: a trace that is appended again gets its first place back. This is no transaction, because Redis refuses to queue
--- its commands while it is full.
+-- This is idempotent: a trace that is appended again gets its first place back. It is a script and no transaction, because a full
+-- Redis refuses to queue a transaction's commands.
 --
 -- KEYS   log, head, erasures, record_prefix
 -- Checks head, erasures
@@ -9,8 +9,8 @@
 --        candidates... (trace_id, digest, vector, is_comparable, visible)
 -- Reply  (other_window, places, epoch, last_trace_id, has_last_erasure, entries, erasures)
 --
--- A new log gets new_epoch. last_entry and last_erasure are the newest that the mirror has read, or empty. At most `most` entries
--- are read, and at most `most` erasures.
+-- If the log is new, new_epoch becomes its epoch. last_entry and last_erasure are the newest ones that the mirror has read, or empty.
+-- At most `most` entries and `most` erasures are read.
 --
 -- If the log was begun with another window, other_window is that window, and the rest of the reply is empty. A place is an entry id,
 -- or empty if the trace's id belongs to another digest. last_trace_id is the trace id of last_entry, empty if the log has lost it.
@@ -24,7 +24,7 @@ if head_window and head_window ~= window and redis.call('XLEN', log) > 0 then re
 -- The log's time never goes back, even if the server's clock does, so that entry ids always grow.
 local time, place = math.max(now, number(head_time)), number(head_place)
 
--- A trace keeps its place only while the log and every mirror are sure to hold its whole window, also after all the candidates of
+-- A trace keeps its place only while the log and every mirror are sure to hold its whole window, even after all the candidates of
 -- this call have been appended.
 local newest_place = place + #candidates
 local function is_within_slack(entry)
@@ -32,7 +32,7 @@ local function is_within_slack(entry)
     return number(entry_place) > newest_place - slack_elements and number(entry_time) > time - slack_ms
 end
 
--- The record may be wrong about the log.
+-- The record may name an entry that the log does not have.
 local function is_in_log(entry, candidate)
     local stored = redis.call('XRANGE', log, entry, entry)[1]
     return stored and stored[2][2] == candidate.trace_id and stored[2][4] == candidate.digest
@@ -52,7 +52,7 @@ local function admit(candidate)
         more[#more + 1] = candidate.visible
     end
     redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(more))
-    -- A trace that has ended keeps the place that its decision rests on. This worker comes too late, and only compares.
+    -- A trace that has ended keeps the place that its decision rests on. This worker comes too late, so it only compares.
     if state == 'decided' or state == 'dead' then return new_entry end
     -- The state is left out: if Redis came back without the record, the ledger has to make and count it at the next `acquire`.
     redis.call('HSET', record, 'digest', digest, 'epoch', epoch, 'entry', new_entry)
@@ -63,7 +63,7 @@ end
 
 local places = {}
 if #candidates > 0 then
-    -- A place leads to a decision, which frees memory.
+    -- Append even if Redis is full, because a place leads to a decision, which frees memory.
     use_reserve('stream', erasures)
     epoch = epoch or new_epoch
     local known_place = place

@@ -1,8 +1,9 @@
--- Note that a message that may end its reader is about to be read, even if Redis is full: reading leads to steps that free memory.
+-- Note that a worker is about to read a message that may kill it. A full Redis allows this, because reading leads to steps that free
+-- memory.
 --
 -- KEYS   reading
 -- ARGV   kept_ms
--- Reply  the number of readers that began to read it and did not finish, this one included
+-- Reply  the number of workers that began to read it and did not finish, including this one
 
 use_reserve('hash', reading)
 local count = redis.call('HINCRBY', reading, 'begun', 1)

@@ -1,5 +1,5 @@
--- Claim a run that is due, by a lease. The claim counts as an attempt until its process revokes the attempt. Due runs of full queues
--- wait for full_ms more. Spans that have been kept for long enough are removed.
+-- Claim a run that is due, and lease it to the caller. The claim counts as an attempt until the caller revokes that. Due runs whose
+-- queues are full wait for full_ms more. Spans that have been kept for long enough are removed.
 --
 -- Uses   run_spans
 -- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
@@ -25,7 +25,7 @@ for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 
         redis.call('ZADD', runs, now + full_ms, run_id)
     elseif first_ms then
         redis.call('ZADD', runs, now + lease_ms, run_id)
-        -- The attempt is charged now, as a process that the run ends cannot do so.
+        -- The attempt is charged now, because a process that the run kills cannot charge it.
         redis.call('HSET', run, ':attempts', number(redis.call('HGET', run, ':attempts')) + 1)
         return {run_id, redis.call('HGETALL', run)}
     else

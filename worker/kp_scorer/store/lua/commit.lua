@@ -19,7 +19,8 @@
 -- trace is a copy for a process that warms the log of other settings, or empty. The stream `copies` exists while that process reads.
 --
 -- tallies is a hash: `decided DOMAIN` counts the decisions of a domain, `guard NAME` the decisions for which this guard fired, and
--- `names` the domains with a field that no settings name. After MOST_NAMES such domains, further ones share the field without a name.
+-- `names` the domains that have a field although no settings name them. After MOST_NAMES such domains, further ones share a field
+-- with an empty name.
 
 local MOST_NAMES = 1000
 local MOST_COPIED_BYTES = 64 * 2 ^ 20
@@ -75,7 +76,7 @@ for i, verdict in ipairs(verdicts) do
     elseif (entry ~= '' and known_entry ~= entry) or lacks_fact then
         reply[i] = {'again'}
     else
-        -- The record was forgotten, or Redis came back without it, so this submission has not been counted.
+        -- The record was forgotten, or Redis came back without it, so the counts lack this submission.
         if state ~= 'pending' then to_pending(record, trace_id, digest, known_digest) end
         local ended_as = {'decision', verdict.decision}
         if verdict.fact ~= '' then
@@ -93,7 +94,8 @@ for i, verdict in ipairs(verdicts) do
     lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')
 end
 expire_facts()
--- Leaving a copy out would be a gap in the other log. So copying ends before it takes too much memory, and its reader notices.
+-- Leaving out a copy would make a gap in the other log. So all copies are deleted before they take too much memory, which their
+-- reader notices.
 if has_copied and (bytes_of(copies) > MOST_COPIED_BYTES or is_nearly_full(memory())) then redis.call('DEL', copies) end
 local grown = {}
 for field, by in pairs(growth) do

@@ -66,15 +66,16 @@ local function memory()
     return bytes('used_memory') - (bytes('mem_not_counted_for_evict') or 0), bytes('maxmemory')
 end
 
--- Return whether the rest of the memory is reserved for workers, because their work frees memory.
+-- Return whether so little memory is left that it is reserved for workers, because their work frees memory.
 local function is_nearly_full(used, limit)
     return limit > 0 and used > limit * 0.9
 end
 
 local REMOVES_NOTHING = {list = {'LTRIM', 0, -1}, hash = {'HDEL', ''}, zset = {'ZREM', ''}, stream = {'XDEL', '0-0'}}
 
--- A full Redis lets a script add something only after it has removed something, or tried to. The scripts on the road from receiving a
--- submission to publishing its decision do so, because ending submissions frees memory.
+-- Have a full Redis let this script add something: it does so once a script has called a command that removes something, even if that
+-- finds nothing. The scripts that lead from receiving a submission to publishing its decision use this, because ending submissions
+-- frees memory.
 local function use_reserve(kind, key)
     local command, first, last = unpack(REMOVES_NOTHING[kind])
     call(command, key, unpack({first, last}))

@@ -1,4 +1,5 @@
--- Count the submissions at one moment. This is no transaction, because Redis refuses to queue its commands while it is full.
+-- Count the submissions at one moment. This is a script and no transaction, because a full Redis refuses to queue a transaction's
+-- commands.
 --
 -- KEYS   pending, counts
 -- Reply  (submitted, pending, decided, dead)

@@ -1,11 +1,11 @@
--- The transitions of a trace's record, each written once. The scripts that change a record use this text, and define the names that
+-- The transitions of a trace's record, each defined once. The scripts that change a record use this text, and define the names that
 -- it refers to: `pending`, `counts`, the keys of dead letters and their bounds.
 --
 -- A record is a hash with these fields:
 --   state                           pending, decided or dead; none if only the trace's place or its late outcomes are known
 --   digest                          of the content
 --   since_ms, submission, resends   while pending: its beginning, the bytes that the client noted, the number of resends
---   owner, held_until_ms, attempts  while pending: the worker that holds it, the end of the lease, the workers it may have ended
+--   owner, held_until_ms, attempts  while pending: the worker that holds it, the end of the lease, the workers it may have killed
 --   as_letter                       the digest of those bytes, and the id that they have, or would have, as a dead letter
 --   decision, label                 the first decision, and the label
 --   revised, outcomes               the newest revision, and the ids of late outcomes, each with a space behind it
@@ -14,7 +14,7 @@
 --   epoch, entry                    its place in the novelty log
 --   fact                            the place of its newest fact under a gate
 --
--- A late outcome has such a record, too.
+-- A late outcome has a record of the same form.
 
 -- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
 -- script, with one command for all traces.

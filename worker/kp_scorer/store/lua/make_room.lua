@@ -1,10 +1,11 @@
 -- Remove dead letters whose time is over, and further ones while they exceed their bounds, each with the record that died by it. A
--- call removes only some: many small ones may have to make room for a large one, and meanwhile Redis serves nobody else.
+-- call removes at most at_once of them: many small ones may have to make room for a large one, and while a script runs, Redis serves
+-- nobody else.
 --
 -- Uses   ledger
 -- KEYS   dead_letters, dead_letter_sizes, dead_junk, dead_rest, dropped, dead_letter_prefix, record_prefix
 -- ARGV   at_once, ttl_ms, most, most_bytes
--- Reply  (reasons, has_too_many): the reason of each that went before its time, and 1 if more are to go
+-- Reply  (reasons, has_too_many): the reason of each that was removed before its time; 1 if more have to be removed
 
 local reasons = {}
 

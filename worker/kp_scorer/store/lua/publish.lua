@@ -1,11 +1,11 @@
--- Publish messages to a queue, whether Redis is full or not.
+-- Publish messages to a queue, even if Redis is full.
 --
 -- KEYS   queue
 -- Checks queue
 -- ARGV   most, most_bytes, is_ring, messages...
 -- Reply  (published, unread, dropped): the numbers of messages published now, unread afterwards, and dropped unread
 --
--- The queue has room for `most` messages, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
+-- The queue has room for `most` messages, and for `most_bytes`; 0 is no limit. A ring drops the oldest to make room for the newest.
 
 use_reserve('list', queue)
 local function size_of(i) return #messages[i] end

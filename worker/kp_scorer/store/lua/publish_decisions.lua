@@ -4,7 +4,8 @@
 -- ARGV   most, most_bytes, is_ring, decisions... (trace_id, decided_at, decision, traceparent, tracestate)
 -- Reply  (published, unread, dropped): the numbers of decisions published now, unread afterwards, and dropped unread
 --
--- The stream has room for `most` unread entries, and for `most_bytes`; 0 is no limit. A ring drops the oldest for the newest.
+-- The stream has room for `most` unread entries, and for `most_bytes`; 0 is no limit. A ring drops the oldest to make room
+-- for the newest.
 
 local MOST_EXACT = 2 ^ 53
 
@@ -15,7 +16,7 @@ local function is_before(id, other)
     return ms < other_ms or (ms == other_ms and number < other_number)
 end
 
--- Return the id after an id; the same id if Lua cannot count that far, but no entry of ours has such an id.
+-- Return the id after an id, or the same id if Lua cannot count that far. No entry of ours has such an id.
 local function after(id)
     local ms, number = string.match(id, '(%d+)-(%d+)')
     if tonumber(number) >= MOST_EXACT then return id end

@@ -6,14 +6,14 @@
 -- ARGV   moved, most, most_bytes, call_name, largest_bytes, beginning_bytes, cut_mark, oversized_ttl_s
 -- Reply  (message, receipt, deliveries) for each, in order
 --
--- moved is a message that is in `moving`, unless `reclaim` has returned it to the queue; or empty. At most `most` messages are
--- received, and none after the first most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first
+-- moved is empty, or a message that is in `moving` unless `reclaim` has returned it to the queue. At most `most` messages are
+-- received, and no more once they have most_bytes. A message larger than largest_bytes is delivered as cut_mark and its first
 -- beginning_bytes. call_name is unique, but a client that loses its connection may repeat a call with it.
 
 local MOST_POPPED = 8
 
 use_reserve('hash', unacknowledged)
--- Most often no message has come back: then there is nothing that could expire, and nobody needs digests.
+-- Usually no message has come back. Then `deliveries` does not exist, EXPIRE replies 0, and no digests are needed.
 local has_redelivered = redis.call('EXPIRE', deliveries, DELIVERIES_TTL_S) == 1
 if has_redelivered then expect('hash', deliveries) end
 local messages, bytes = {}, 0

@@ -16,7 +16,7 @@ for i, receipt in ipairs(in_flight) do renewals[2 * i - 1], renewals[2 * i] = no
 for i = 1, #renewals, 1000 do redis.call('ZADD', renewed, 'XX', unpack(renewals, i, math.min(i + 999, #renewals))) end
 
 -- The consumer of a message in `moving` is about to receive it, or is dead. Returning the message is right in both cases: a consumer
--- that lives receives it next. Only the beginning of one that is too large returns, which cannot end a consumer.
+-- that lives receives it next. Of a message that is too large only the beginning returns, which cannot kill a consumer.
 for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
     redis.call('LREM', moving, -1, message)
     redis.call('RPUSH', queue, cut(message))

@@ -1,5 +1,5 @@
 -- Release traces that a worker no longer decides, so that the next worker need not wait for the end of the lease. The record keeps
--- the time: while a worker retries the trace, its submission is not lost.
+-- the time of the release, so that `claim_lost` does not take the submission for lost while a worker retries the trace.
 --
 -- KEYS   record_prefix
 -- ARGV   worker, trace_ids...

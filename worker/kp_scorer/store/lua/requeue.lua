@@ -1,4 +1,5 @@
--- Requeue an unacknowledged message, to be received next or last. Idempotent: it does nothing if the message is no longer in flight.
+-- Requeue an unacknowledged message, to be received next or last. This does nothing if the message is no longer in flight, so it is
+-- idempotent.
 --
 -- Uses   messages
 -- KEYS   queue, unacknowledged, renewed, deliveries

@@ -1,5 +1,5 @@
--- Store revisions, each once and in the order of their trace's decisions, or have late outcomes wait for their traces. The first end
--- of a late outcome stands, so this is idempotent.
+-- Store revisions, each once, and only if it supersedes the newest decision on its trace. A late outcome whose trace is undecided
+-- waits for it. The first end of a late outcome stands, so this is idempotent.
 --
 -- Uses   ledger, facts
 -- KEYS   pending, counts, tallies, runs, record_prefix, run_prefix, facts, kept_facts
@@ -7,8 +7,8 @@
 --        revisions... (outcome_id, digest, trace_id, submission, supersedes, decision, outcome, change)
 -- Reply  (outcome, decision, reason, detail) for each, as `commit` replies; or `waits`, or `too_many`
 --
--- A late outcome has a record as a trace has, with the revision as its decision. supersedes is the time of the decision that was
--- judged again; it is empty, as is the revision, if there was none. If the trace has a newer decision by now, the reply is `again`.
+-- A late outcome has a record like that of a trace, with the revision as its decision. supersedes is the time of the decision that
+-- was judged again; it is empty, as is the revision, if there was none. If the trace has a newer decision by now, the reply is `again`.
 -- change is `kept` or `dropped` if the revision changes the state of the trace under a gate, otherwise empty.
 
 local MOST_BYTES = 4000
@@ -33,7 +33,7 @@ end
 local function wake(run_id)
     local run, due_ms = run_prefix .. run_id, redis.pcall('ZSCORE', runs, run_id)
     local until_ms = read(run, ':until_ms')
-    -- Most traces are no such run, and another application may use these keys.
+    -- Most traces do not come from such a run, and another application may use these keys.
     if type(due_ms) ~= 'string' or until_ms == FOREIGN then return end
     redis.call('HSET', run, ':outcome', 1)
     if number(until_ms) == number(due_ms) then redis.call('ZADD', runs, now, run_id) end

@@ -1,5 +1,5 @@
--- Close a run, so that whoever claims it after this process submits the same trace; or let it wait for the spans that it lacks, or
--- for its outcome. If spans have come since it was claimed, it is claimed once more after those.
+-- Close a run, so that any process that claims it later submits the same trace; or let it wait for the spans that it lacks, or for
+-- its outcome. If spans have come since it was claimed, it stays open, and is claimed once more.
 --
 -- KEYS   runs, run_prefix
 -- ARGV   run_id, count, wait_ms, agent_span, outcome, outcome_wait_ms
@@ -10,7 +10,8 @@
 local run = run_prefix .. run_id
 if redis.call('HGET', run, ':closed') then return 1 end
 if number(redis.call('HGET', run, ':spans')) ~= count then
-    -- The process that converted it is alive. Spans that came meanwhile would otherwise make poison of a run in a few claims.
+    -- The process that converted the run is alive, so revoke its attempt. Otherwise a run whose spans keep coming would become poison
+    -- after a few claims.
     redis.call('HDEL', run, ':attempts')
     return 0
 end

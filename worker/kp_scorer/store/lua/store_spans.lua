@@ -38,7 +38,7 @@ if closed then return {'closed', #fresh} end
 too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
 -- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
--- Where there are several senders, each may begin runs while it has no more than is free, so that no one of them fills more than half.
+-- Where there are several senders, each may begin runs while it has no more than is free, so that none of them fills more than half.
 -- Runs that have begun may grow to that half, however much others have begun since.
 local own_runs, own_bytes = unpack(redis.call('HMGET', runs_by_sender, sender, sender .. ':bytes'))
 local function lacks_room()
