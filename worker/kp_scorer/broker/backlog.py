@@ -64,7 +64,7 @@ class Backlog(NamedTuple):
     submissions_used: Mapping[str, float]  # The used share of the limit of each queue of traces that has one.
     unread: UnreadDecisions
     pending: int  # Submissions in the ledger that are neither decided nor dead.
-    oldest_pending_s: float  # The age of the oldest of these; 0 if there is none.
+    oldest_pending_s: float  # The seconds since the oldest pending trace was last sent; 0 if there is none.
     dead_lettered: Mapping[Reason, int]  # The number of dead letters of each reason since the ledger began.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
     blocked: str  # The reason why RabbitMQ accepts no messages; empty if it accepts them.

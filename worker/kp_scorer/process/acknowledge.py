@@ -23,10 +23,10 @@ _Incoming = tuple[Delivery, Revised | BaseException | None]
 
 
 class Acknowledger(Protocol):
-    """The consumer, as this stage uses it for the messages that it received. Any thread may call it."""
+    """The part of the consumer that acts on the messages it received. Any thread may call it."""
 
     def read(self, delivery: Delivery) -> None:
-        """Set a delivery's trace, or why its message gets no decision."""
+        """Read a delivery's message: set its trace, or the reason why it gets no decision."""
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Acknowledge messages, except those whose connection is lost."""
@@ -44,7 +44,7 @@ class AcknowledgeStage:
     At-least-once: a message is acknowledged only after its decision is published or its dead letter is stored.
 
     Backpressure: a delivery that fails in an outage stays in flight and is retried here. So the prefetch limit stops the broker
-    from delivering more, and the outage uses up no deliveries.
+    from delivering more, and an outage does not raise the messages' counts of deliveries.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class AcknowledgeStage:
         self.thread.start()
 
     def put(self, incoming: Sequence[_Incoming]) -> None:
-        """Complete deliveries. Any thread may do so.
+        """Hand over deliveries to be completed. Any thread may call this.
 
-        Each comes with the decision or error that resolves its trace, with the error that prevented reading it, or with None
+        Each comes with the decision or error that resolves its trace, or with the error that prevented reading it, or with None
         if it is still to be dead-lettered, or to be read by this stage.
         """
         self._incoming.put(incoming)
@@ -120,7 +120,7 @@ class AcknowledgeStage:
 
     def _advance(self, incoming: Sequence[_Incoming], stall: StallTimer) -> None:
         """Take each delivery to its next step."""
-        # This must not be inlined into the loop: its variables would keep the last error, and through its traceback all
+        # This must not be inlined into the loop: the loop's variables would keep the last error, and through its traceback all
         # deliveries that the error met, until the next one.
         stall.start()
         due = [delivery for delivery, resolved in incoming if self._is_due(delivery, resolved)]
@@ -159,7 +159,8 @@ class AcknowledgeStage:
         try:
             self._resend(delivery)
         except (ServiceUnavailable, SettingsError):
-            # The message is still in flight, and due again. The others would wait for the broker as long as this one did.
+            # The message stays in flight and is retried. For a second no other is resent, as each would wait for the broker as
+            # long as this one did.
             self._resend_from = time.monotonic() + RETRY_AFTER_S
             return False
         except Exception as error:
@@ -170,7 +171,7 @@ class AcknowledgeStage:
         return True
 
     def _retry_later(self, delivery: Delivery, error: BaseException) -> None:
-        """Keep a delivery that failed for the next retry, or requeue it if there will be none."""
+        """Keep a delivery that failed for the next retry; requeue it if this worker is stopping."""
         if isinstance(error, EmbedderUnhealthy | WindowDiffers):
             self._on_fatal(error)
             self._requeue(delivery)

@@ -17,7 +17,8 @@ class FairQueue:
     """The deliveries that wait, in the order of their turns. Queues take turns by weight, however much waits in each.
 
     This is start-time fair queueing (Goyal, Vin, Cheng: 1996). A queue that was idle begins at the present turn, less a small
-    ``credit`` of turns, as a busy one may have nothing here for a moment. The deliveries of a single queue keep their order.
+    ``credit`` of turns, because a busy queue, too, may have nothing here for a moment. The deliveries of a single queue keep
+    their order.
     """
 
     def __init__(self, weights: Mapping[str, int], credit: int) -> None:
@@ -48,10 +49,10 @@ class Admission:
     """Admits deliveries to the stages that decide. They return each one, either resolved or to be decided again.
 
     Isolation: deliveries that fail together are decided again, each with nothing else in flight, so that a trace that causes a
-    failure fails alone. An outage is not a trace's fault and resolves all of them.
+    failure fails alone. An outage is no trace's fault, so its error resolves all of them.
 
-    At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces is charged an attempt and
-    is decided alone from then on.
+    At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces is charged with an attempt
+    and is decided alone from then on.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Admission:
         self._leave(len(deliveries))
 
     def raise_if_aborted(self) -> None:
-        """If the worker is shutting down, raise ServiceUnavailable, which requeues what a stage was about to begin."""
+        """After an abort, raise ServiceUnavailable; this requeues the deliveries that a stage was about to begin."""
         if self.is_aborted:
             raise ServiceUnavailable("worker: about to end")
 

@@ -33,11 +33,11 @@ class CommitStage:
         self.thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Decide the traces of these deliveries. Any thread may do so."""
+        """Hand over deliveries whose traces are ready to be judged. Any thread may call this."""
         self._ready.put(deliveries)
 
     def stop(self) -> None:
-        """End the thread. Every delivery must have left it, and none may be put any more."""
+        """End the thread. The stage must be empty by then, and get no more deliveries."""
         self._ready.put(None)
 
     def _run(self, stall: StallTimer) -> None:
@@ -54,7 +54,7 @@ class CommitStage:
             if together:
                 self._decide(together)
             else:
-                # The next trace meets the same error and reports it. Here it would end the thread.
+                # An error would end the thread here. It is not lost: the next trace meets it again, and reports it.
                 with suppress(Exception):
                     self._decider.refresh()
                     self.behind.start()

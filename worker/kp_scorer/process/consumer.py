@@ -1,4 +1,4 @@
-"""The start of the road: receives messages, reads each into a delivery, and finally acknowledges or requeues it."""
+"""The start of the road: the consumer receives and reads messages, and later acknowledges or requeues them."""
 
 import threading
 import time
@@ -23,16 +23,16 @@ from kp_scorer.process.runtime import Runtime
 from kp_scorer.store.dead_letters import DeadLettering
 
 _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
-"""Celery 5.7.0 makes 28 exchanges and 28 queues for tasks with a countdown if a queue is a quorum queue. Traces have none."""
+"""With a quorum queue, Celery 5.7.0 declares 28 exchanges and 28 queues for tasks with a countdown, which no trace has."""
 
 _HEARTBEAT_S: Final = 1.0
-_TRUSTED_DELIVERIES: Final = 2  # Up to this delivery a message is read at once, by the consumer.
+_TRUSTED_DELIVERIES: Final = 2  # The consumer reads a message itself up to this delivery; from the next, the last stage does.
 
 log = structlog.get_logger("kp_scorer.process.consumer")
 
 
 def server_of(connection: Any) -> str:
-    """Return host and port of a kombu connection; if it has several sentinels, those of the first."""
+    """Return the host and port of a kombu connection; if it has several sentinels, those of the first."""
     server = connection.info()
     return f"{server['hostname']}:{server['port']}"
 
@@ -41,13 +41,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer, except that it dead-letters messages that Celery would log and discard.
 
     Some messages would otherwise stop this worker, then the next one that receives them, and so on. A message that returns for
-    the second time may be one of those. The last stage reads it, after noting that in the ledger.
+    the second time may be one of those. The last stage reads it, after noting the attempt in the ledger.
     """
 
     def __init__(
         self, *args: Any, runtime: Runtime, limits: Limits, queues: Sequence[str], worker_options: Any = None, **kwargs: Any
     ) -> None:
-        """Drop the arguments of Celery by which a worker obeys, or waits for, other clients of the broker."""
+        """Override Celery's arguments by which a worker would obey, or wait for, other clients of the broker."""
         self._runtime = runtime
         self._limits = limits
         # With gossip and mingle, workers believe whatever any client of the broker sends them, such as a list of revoked tasks.
@@ -71,12 +71,12 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
     def is_consuming(self) -> bool:
-        """Return whether it consumes the queues of traces, which remote control and Celery's options -Q and -X can prevent."""
+        """Return whether it consumes all queues of traces; remote control and Celery's options -Q and -X can prevent this."""
         return bool(self.task_consumer and all(map(self.task_consumer.consuming_from, self._queues)))
 
     def on_close(self) -> None:
         """Close a connection."""
-        # Without a connection, Celery reconnects for as long as that takes, which the heartbeat must not count.
+        # Reconnecting may take long, and a running heartbeat would count that time as a stall.
         self._runtime.heartbeat.stop()
         if self.hub:
             # Kombu 5.7.0 adds a callback for each connection to Redis and never removes it (kombu#2492), which leaks 28 kB.
@@ -107,7 +107,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             time.sleep(RETRY_AFTER_S)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
-        """Close a connection that failed, or on which the broker refused what consuming needs."""
+        """Close the connection after it has failed, or after the broker has refused something that the consumer needs."""
         log.warning("connection_lost", server=server_of(self.connection), detail=described(exc))
         super().on_connection_error_after_connected(exc)
         is_refused = isinstance(exc, self.channel_errors)
@@ -130,7 +130,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
 
         def wait() -> None:
             self._pipeline.wait_until_empty()
-            # This is queued behind the acknowledgements.
+            # The loop runs this after the acknowledgements, which are queued already.
             self.hub.call_soon(ended.set)
 
         threading.Thread(target=wait, name="wait for the pipeline", daemon=True).start()
@@ -148,12 +148,16 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         return self._receive
 
     def _receive(self, message: Any) -> None:
-        """Read a message and pass it to the pipeline. Waiting for a server here would keep the consumer from its connection."""
+        """Read a message and pass it to the pipeline.
+
+        Waiting for a server here would keep the consumer from serving its connection.
+        """
         delivery = Delivery(message, self.restart_count, self._queue_of(message))
         deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
         self._runtime.metrics.count_delivery(delivery.queue, deliveries)
-        # A worker's death returns all its messages once, and RabbitMQ counts each lost connection as a delivery.
+        # One redelivery says little: a worker's death returns all its messages, and RabbitMQ counts each lost connection as
+        # one.
         delivery.is_suspect = deliveries > _TRUSTED_DELIVERIES
         try:
             if not delivery.is_suspect:
@@ -165,7 +169,10 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             self._pipeline.put(delivery)
 
     def _queue_of(self, message: Any) -> str:
-        """Return the queue that a message came from; on RabbitMQ by its consumer, as producers choose routing keys."""
+        """Return the queue that a message came from.
+
+        On RabbitMQ the consumer's tag tells, because producers choose routing keys.
+        """
         queue, tag = message.delivery_info.get("routing_key"), message.delivery_info.get("consumer_tag")
         if tag and self.task_consumer:
             tags = self.task_consumer._active_tags  # noqa: SLF001 - kombu's own
@@ -190,7 +197,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             if is_late_outcome(payload):
                 delivery.trace = check_late_outcome(payload, limits)
                 return
-            # Most messages are small. Writing each as JSON again, for its exact size, would take half of the time.
+            # Most messages are small. Encoding each as JSON again, only to know its exact size, would take half of the time.
             is_small = PACKED_BY not in message.headers and is_surely_within(raw_body(message), limits)
             delivery.trace = (check_trace if is_small else decode_trace)(payload, limits)
         except InvalidTrace as error:

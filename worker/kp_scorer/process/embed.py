@@ -38,7 +38,7 @@ class _Text:
 
 
 class EmbedStage:
-    """Batches continuously: no pass waits for another to form, and no text for others that came with it.
+    """Embeds texts in continuous batches: no pass waits for another to form, and no text for others that came with it.
 
     The text whose turn it is goes first, and takes along as many of those behind it as fit; if the engine pads, only those of
     its rounded length. So neither long nor short texts starve. A text goes on as soon as it has its vector, unless there is a
@@ -117,7 +117,7 @@ class EmbedStage:
             stall.stop()
 
     def _next_pass(self) -> tuple[Sequence[_Text], bool] | None:
-        """Wait for the texts of a stream's next pass; return them, and whether it gets all cores. None once nothing is left."""
+        """Wait for the texts of a stream's next pass; return them, and whether it gets all cores; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._can_start() or (self._is_stopping and not self._waiting))
             if not self._waiting:
@@ -125,8 +125,8 @@ class EmbedStage:
             # After an abort, fail everything that still waits in one pass: releasing its leases then takes one round trip.
             texts, self._waiting = self._form_pass() if not self._admission.is_aborted else (self._waiting, [])
             streams = self._embedder.streams
-            # If most streams would be idle, passes one after another on all cores end sooner. A GPU has no streams to share: a
-            # packed pass queues behind the one that runs.
+            # If most streams would be idle, the texts are embedded sooner by passes that run one after another on all cores. A
+            # GPU has no streams to share: a packed pass queues behind the one that runs.
             is_lone = not self._running and len(self._waiting) < streams // 2
             together = streams == 1 or (is_lone and not self._embedder.packs)
             self._running += 1
@@ -136,7 +136,7 @@ class EmbedStage:
     def _can_start(self) -> bool:
         if not self._waiting or self._runs_together:
             return False
-        # A pass that is queued in the engine saves its stream from waiting for Python, but can no longer have all cores.
+        # A pass that is already queued in the engine starts without waiting for Python, but can no longer have all cores.
         return self._running < self._embedder.streams or len(self._waiting) >= self._embedder.most_passes
 
     def _form_pass(self) -> tuple[list[_Text], list[_Text]]:
@@ -186,12 +186,12 @@ class EmbedStage:
             self._pass_on(embedded)
 
     def _run_pass(self, texts: Sequence[_Text], together: bool) -> list[tuple[Vector, Vector | None]]:
-        """Embed texts and their objectives; return the vectors of both for each."""
+        """Embed texts and their objectives; return for each text its vector, and that of its objective or None."""
         metrics, started = self._metrics, time.perf_counter()
         tokenized, objectives = [text.tokenized for text in texts], [text.objective for text in texts if text.objective]
         run = partial(self._checked.run, together=together, alone=texts[0].deliveries[0].is_alone)
         vectors = run(tokenized)
-        # Objectives have a pass of their own: padded to the length of the texts, they would take as long.
+        # Objectives have a pass of their own: padded to the length of the texts, they would take as long as these.
         of_objectives = iter(run(objectives) if objectives else ())
         metrics.pass_s.observe(time.perf_counter() - started)
         metrics.pass_texts.observe(len(texts))

@@ -1,6 +1,6 @@
 """The stage that looks traces up: it leases those that this worker is to decide, and has them checked.
 
-It decides traces again, too, by late outcomes.
+It also has traces decided again because of late outcomes.
 """
 
 import time
@@ -38,7 +38,7 @@ class LookUpStage:
             stall.stop()
 
     def _revise(self, group: Sequence[tuple[Delivery, LateOutcome]]) -> None:
-        """Have traces decided again, which needs no later stage."""
+        """Have the traces of late outcomes decided again, which needs no other deciding stage."""
         deliveries = [delivery for delivery, _ in group]
         received, is_alone = [delivery.received for delivery in deliveries], deliveries[0].is_alone
         try:

@@ -1,4 +1,4 @@
-"""The periodic work of a worker beside the road of messages: for the ledger, the queues, its memory and its metrics."""
+"""The periodic tasks of a worker beside the road of messages: they serve the ledger, the queues, its memory and its metrics."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

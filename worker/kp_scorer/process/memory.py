@@ -1,4 +1,4 @@
-"""Keeps a worker's resident memory flat: returns what bursts and lost connections have taken."""
+"""Keeps a worker's resident memory flat, by returning the memory that bursts and lost connections have taken."""
 
 import ctypes
 import gc

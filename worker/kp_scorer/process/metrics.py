@@ -54,17 +54,17 @@ class Metrics:
         self._decisions = counter("decisions", "Decisions published, by outcome and domain", ("outcome", "domain"))
         about = "Decisions made, by domain and the bin of each dimension, the score and the outcome"
         values = counter("values", about, ("domain", "dimension", "bin"))
-        self._decisions_dropped = counter("decisions_dropped", "Rejected decisions dropped unread for newer ones", ("queue",))
+        self._decisions_dropped = counter("decisions_dropped", "Decisions dropped unread for newer ones", ("queue",))
         self._overrides = counter("overrides", "Rules that changed a score, by rule", ("override",))
-        self._dead_letters = Counter("dead_letters", "By this worker, for its report", registry=None)
+        self._dead_letters = Counter("dead_letters", "Dead letters that this worker stored, for its report", registry=None)
         self._dropped = counter("dead_letters_dropped", "Dead letters dropped to make room, by reason", ("reason",))
         self._deliveries = counter("deliveries", "Messages delivered", ("queue",))
         self._redeliveries = counter("redeliveries", "Messages redelivered")
-        self._findings = counter("check_findings", "What checks find in traces, of all kinds, by check", ("check",))
+        self._findings = counter("check_findings", "Findings of checks in traces, of all kinds, by check", ("check",))
         self._failures = counter("check_failures", "Checks that failed, by check and failure", ("check", "failure"))
         self.revisions = counter("revisions", "Decisions published that revise earlier ones by late outcomes", ("outcome",))
         self.resends = counter("resends", "Lost submissions that were sent again")
-        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
+        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because nothing reads the log")
         # Each series starts at 0: queries miss the first increase of a series that starts at 1.
         for outcome, domain in self._outcomes:
             self._decisions.labels(outcome, domain)
@@ -83,22 +83,22 @@ class Metrics:
         histogram = partial(Histogram, namespace=_PREFIX, registry=self.registry)
         seconds = partial(histogram, buckets=_SECONDS)
         self._score = histogram("score", "Scores of the decisions published", buckets=_FRACTIONS)
-        self._novelty = histogram("novelty", "Novelty of the traces in them, where it was measured", buckets=_FRACTIONS)
+        self._novelty = histogram("novelty", "Novelty in these decisions, where it was measured", buckets=_FRACTIONS)
         self.batch_traces = histogram("batch_traces", "Traces placed and committed together", buckets=_SIZES)
         self.pass_texts = histogram("pass_texts", "Texts in a pass through the engine", buckets=_SIZES)
         self.pass_tokens = histogram("pass_tokens", "Tokens in a pass, without padding", buckets=_TOKENS)
-        about = "From sending to delivery, where a message says when it was sent"
+        about = "Time from sending a message to its delivery, if the message says when it was sent"
         self._queue_wait_s = seconds("queue_wait_seconds", about, ("queue",))
-        self._processing_s = seconds("processing_seconds", "From the delivery of a message to the publication of its decision")
-        self.look_up_s = seconds("look_up_seconds", "Looking a group up in the ledger")
-        self.checks_s = seconds("checks_seconds", "All checks of a trace")
-        self.pass_wait_s = seconds("pass_wait_seconds", "From a text's look-up until its pass through the engine begins")
-        self.pass_s = seconds("pass_seconds", "A pass through the engine")
-        self.finish_s = seconds("finish_seconds", "Placing a batch in the novelty log, judging and committing it")
+        self._processing_s = seconds("processing_seconds", "Time from a message's delivery to its decision's publication")
+        self.look_up_s = seconds("look_up_seconds", "Time to look a group up in the ledger")
+        self.checks_s = seconds("checks_seconds", "Time for all checks of a trace")
+        self.pass_wait_s = seconds("pass_wait_seconds", "Time from a text's look-up until its pass through the engine begins")
+        self.pass_s = seconds("pass_seconds", "Time for a pass through the engine")
+        self.finish_s = seconds("finish_seconds", "Time to place a batch in the novelty log, judge it and commit it")
 
     def _define_gauges(self) -> None:
         gauge = partial(Gauge, namespace=_PREFIX, registry=self.registry)
-        self._info = Info(_PREFIX, "What the worker is, and what it embeds with", registry=self.registry)
+        self._info = Info(_PREFIX, "Version, settings and embedder of the worker", registry=self.registry)
         self.ready = gauge("ready", "1 if the worker receives messages")
         self.degraded = gauge("degraded", "1 if there is no embedder though settings ask for one, so that every novelty is 0.5")
         self.in_flight = gauge("in_flight", "Messages in flight")
@@ -106,27 +106,27 @@ class Metrics:
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
         # All workers show the same values here, as they describe what workers share.
-        self.work_age_s = gauge("work_age_seconds", "Since work that is done again and again last succeeded", ("work",))
-        self.backlog_age_s = gauge("backlog_age_seconds", "Since the queues and the ledger were last looked at")
+        self.work_age_s = gauge("work_age_seconds", "Time since a periodic task last succeeded", ("work",))
+        self.backlog_age_s = gauge("backlog_age_seconds", "Time since the backlog was last measured")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
-        about = "Messages on a queue as a part of its limit, beyond which clients are refused"
+        about = "Messages on a queue as a fraction of its limit, beyond which clients are refused"
         self._submissions_used = gauge("submissions_used_ratio", about, ("queue",))
-        self._full = gauge("results_full", "1 if workers wait for a queue of decisions that takes no more", ("queue",))
-        about = "Unread decisions as a part of queues.results_limit, or in Redis of the bytes that follow from it"
+        self._full = gauge("results_full", "1 if workers wait because a queue of decisions is full", ("queue",))
+        about = "Unread decisions as a fraction of queues.results_limit, or on Redis of its bytes if that is more"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
-        self._oldest_pending_s = gauge("oldest_pending_seconds", "Since the oldest trace of them was last sent, or sent again")
+        self._oldest_pending_s = gauge("oldest_pending_seconds", "Time since the oldest pending trace was last sent or resent")
         about = "How often a submission was dead-lettered since the ledger began, by reason"
         self._dead_lettered = gauge("dead_lettered", about, ("reason",))
-        about = "The part of its maxmemory that a Redis uses; 0 without a limit"
+        about = "Fraction of its maxmemory that a Redis uses; 0 without a limit"
         self._redis_used = gauge("redis_memory_used_ratio", about, ("server",))
-        about = "Bytes that a part takes in a Redis, by a sample; other is what no part explains"
+        about = "Bytes that a part takes in a Redis, estimated from a sample; other is the rest"
         self._redis_bytes = gauge("redis_bytes", about, ("server", "part"))
         self._evicted = gauge("redis_evicted_keys", "Keys that a Redis has evicted since it started", ("server",))
         self._evicts = gauge("redis_evicts", "1 if a Redis evicts keys when its memory is full", ("server",))
-        about = "Other shortcomings of a Redis, which doctor names"
+        about = "Number of other shortcomings of a Redis, which doctor names"
         self._shortcomings = gauge("redis_shortcomings", about, ("server",))
-        self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, as it is short of memory or disk")
+        self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, because it is short of memory or disk")
         # Until the first measurement these are NaN, because 0 would mean that nothing waits.
         for unread in (self._pending, self._oldest_pending_s):
             unread.set(math.nan)
@@ -137,7 +137,10 @@ class Metrics:
         return domain if domain in self._domains else UNNAMED_DOMAIN
 
     def set_info(self, settings: str = "", **embedder: str) -> None:
-        """Show the digest of the settings, and the embedder's name, engine and space; empty without one, and before a start."""
+        """Show the digest of the settings, and the embedder's name, engine and space.
+
+        All are empty before the start; those of the embedder also stay so without one.
+        """
         self._shown = {"settings": settings, "embedder": "", "engine": "", "space": "", **embedder}
         self._info.info({"version": version("kp-scorer"), **self._shown})
 
@@ -210,7 +213,7 @@ class Metrics:
             self._queue_wait_s.labels(queue).observe(queued_s)
 
     def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
-        """Return what the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
+        """Return the report that the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
 
         ``full`` names the queues without room. ``failing`` has the error of each kind of work that failed at its last attempt.
         """

@@ -22,7 +22,7 @@ class Pipeline:
     """Completes each message: publishes its decision, or dead-letters or requeues it.
 
     Admission, look-up, embedding and commit decide it; then it is published and acknowledged. Each stage passes a delivery to
-    the next. Those that fail go back to :class:`Admission`, which alone has them decided again.
+    the next. Those that fail go back to :class:`Admission`; no other stage has them decided again.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Pipeline:
         self.threads = [*self._deciding, self._acknowledge_stage.thread]
 
     def put(self, delivery: Delivery, error: BaseException | None = None) -> None:
-        """Accept a received message; ``error`` is one of our own that prevented its reading."""
+        """Accept a received message; ``error`` is an unexpected one that prevented reading it."""
         self._in_flight.add(delivery)
         if delivery.is_undecided:
             self._decide(delivery)

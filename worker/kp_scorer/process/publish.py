@@ -44,9 +44,9 @@ class PublishStage:
     recorder: "Recorder | None" = None  # Records spans of messages that end here, not of requeued ones.
 
     def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
-        """Read a message that may end its reader, after noting that in the ledger; dead-letter it after too many readers.
+        """Read a message that may have ended earlier readers, after noting the attempt; dead-letter it after too many attempts.
 
-        Raises ServiceUnavailable if Redis cannot be reached, and what ``read`` raises.
+        Raises ServiceUnavailable if Redis cannot be reached, and any error that ``read`` raises.
         """
         body = raw_body(delivery.message)
         readers = self.dead_letters.begin_reading(body) - 1
@@ -157,7 +157,7 @@ class PublishStage:
                 TRACE_ID: decision.trace_id,
                 "kp_scorer.outcome": decision.outcome,
                 "kp_scorer.score": decision.score,
-                # Producers may write anything as their domain.
+                # Producers may write anything as a domain, such as a secret or a new value in each trace.
                 "kp_scorer.domain": self.metrics.counted_as(decision.domain),
                 **{f"kp_scorer.{name}": value for name, value in decision.timings.model_dump().items()},
                 **({} if waited_s is None else {"kp_scorer.queued_s": waited_s}),
@@ -166,7 +166,7 @@ class PublishStage:
             recording.end(attributes)
 
     def _recording(self, delivery: Delivery) -> "SpanRecording | None":
-        """Return the recording of a message, which the first call begins; None if no spans are recorded."""
+        """Return the recording of a message's spans, which the first call begins; None if no spans are recorded."""
         if self.recorder and not delivery.recording:
             context = context_in(delivery.message.headers)
             delivery.recording = self.recorder.begin(context, delivery.received_at_s, delivery.queue)
@@ -195,7 +195,7 @@ class PublishStage:
             elif delivery.decision:
                 result = delivery.decision.model_dump(mode="json")
             else:
-                # A late outcome waits for its trace, and is sent again.
+                # There is no result yet: the late outcome waits for its trace to be decided, and is then sent again.
                 continue
             try:
                 self.app.backend.store_result(task_id, result, SUCCESS)

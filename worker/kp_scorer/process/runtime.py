@@ -59,7 +59,7 @@ class Runtime:
         self._load_embedder = load_embedder
         self.node = ""  # The name of this worker in Celery.
         self._supervisor = Supervisor(os.environ)
-        # While it waits, each call extends the start by a minute; otherwise systemd would end it.
+        # During a wait, each call gives the start another minute; otherwise systemd would end the worker.
         self._startup = StartupRetry(
             settings.worker.patience_s, partial(self._supervisor.notify, "EXTEND_TIMEOUT_USEC=60000000")
         )
@@ -78,12 +78,13 @@ class Runtime:
         signals.worker_shutdown.connect(self._close, weak=False)
 
     def _name_node(self, instance: Any, **_: Any) -> None:
-        # Celery's tools show two nodes of one name as one, and send each the other's remote control.
+        # Celery's tools show two nodes of the same name as one, and each would obey the other's remote control.
         name, host = nodesplit(instance.hostname)
         if name == NODENAME_DEFAULT:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
         self.node = instance.hostname
-        # Celery prints its banner and farewell to stdout, which is for programs; neither is a line of the log.
+        # Celery prints a banner and a farewell to stdout, which programs may read. On a terminal they go to stderr instead;
+        # elsewhere they are left out, as they are no lines of the log.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not sys.stderr.isatty():
             instance.quiet = True
@@ -109,12 +110,12 @@ class Runtime:
     def _open_all(self, opened: ExitStack) -> None:
         settings, app = self._settings, self._app
         if not may_use_gpu(settings.embedding):
-            # With a GPU, all cores tokenize: in two arenas, 16 threads waited for each other, 12 ms a trace.
+            # With a GPU, all cores tokenize. In two arenas, the threads of 16 cores waited for each other, 12 ms a trace.
             limit_malloc_arenas()
         self._watchdog = Watchdog(when_well=self._supervisor.feed)
         metrics = self.metrics = Metrics(settings.scoring.domains, settings.checks.names, settings.queues.traces)
         count_dropped_lines(metrics.log_lines_dropped.inc)
-        # This comes first, because a worker that loads its model is alive.
+        # This comes first, so that a worker answers that it is alive while it loads its model.
         opened.enter_context(http_server(settings.metrics, metrics.registry, self._watchdog.why_not_live, self._not_ready))
         self._recorder = open_recorder(system_of(settings.broker), self.node) if is_export_configured() else None
         opened.callback(self._close_recorder)
@@ -188,11 +189,12 @@ class Runtime:
 
     def _group_size(self) -> int:
         size = max(self._settings.worker.batch_size, self._pass_texts)
-        # RabbitMQ's limit in flight is by the largest message, and may be below what turns by weight need.
+        # Queues take turns by weight only if several groups fit in flight. On RabbitMQ the limit in flight depends on the size
+        # of the largest message, so it may be too low for groups of the full size.
         return size if len(self._queues) == 1 else max(1, min(size, self.most_in_flight() // 4))
 
     def most_in_flight(self) -> int:
-        """Return the most messages of each queue that may be in flight.
+        """Return how many messages of each queue may be in flight.
 
         With a GPU, they fill three passes, of which two are being decided.
         """
@@ -233,7 +235,7 @@ class Runtime:
         self._servers.look(backlog.servers, backlog.blocked)
 
     def _not_ready(self) -> Sequence[str]:
-        """Return why the worker receives no messages; empty if it does. Any thread may call this."""
+        """Return the reasons why the worker receives no messages; empty if it receives them. Any thread may call this."""
         if stalled := self._watchdog.why_not_live():
             return stalled
         if self._is_stopping:

@@ -31,14 +31,17 @@ LoadEmbedder = Callable[[EmbeddingSettings, RecipeName], Embedder | None]
 
 @dataclass
 class StartupRetry:
-    """Retries while services start together with the worker, for ``patience_s``; longer while Redis loads its file."""
+    """Retries for ``patience_s`` while services start together with the worker, and longer while Redis loads its file."""
 
     patience_s: float
     on_wait: Callable[[], None]  # Called at every second of waiting.
     waits_for: str = ""  # The service that it waits for, and the error; empty if it does not wait. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
-        """Retry until a service answers; raise its ServiceUnavailable after ``patience_s``, unless ``is_endless`` holds."""
+        """Retry until a service answers, and return its answer.
+
+        Raises its ServiceUnavailable after ``patience_s``, unless ``is_endless`` returns True.
+        """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -86,7 +89,7 @@ def wait_for_services(
 def open_novelty(
     settings: NoveltySettings, embedding: EmbeddingSettings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry
 ) -> NoveltyMeter | None:
-    """Load the embedder and read the log of its space; return None without one.
+    """Load the embedder, read the log of its space and return the meter of novelty; return None without an embedder.
 
     Raises the errors of :func:`wait_for_services`.
     """
@@ -103,7 +106,8 @@ def open_novelty(
     # processor time a trace, while the product takes one thread a hundredth of that.
     ThreadpoolController().select(internal_api="openblas").limit(limits=1)
     if pins:
-        # An operator has to pin a missing set. For that, `up` must have started its Redis.
+        # Wait without end for a missing set: an operator has to pin it, and with `up` this is possible only once its Redis
+        # runs.
         startup.wait_for("redis", pins.refresh, is_endless=lambda: bool(pins.missing))
     own_log = store.novelty_log(embedder.space)
     novelty = NoveltyMeter(embedder, own_log, settings.window(), pins, settings.unreadable)
@@ -115,7 +119,7 @@ def open_novelty(
 def open_facts(
     routing: RoutingSettings, bounds: GateSettings, store: Store, novelty: NoveltyMeter | None, startup: StartupRetry
 ) -> Gate | None:
-    """Open the gate and read its facts; return None where the score decides. Raises as :func:`wait_for_services`."""
+    """Open the gate and read its facts; return None where the score decides. Raises like :func:`wait_for_services`."""
     facts = store.facts(novelty.embedder.space if novelty else "")
     if gate := open_gate(routing, bounds, novelty, facts):
         store.ledger.facts = facts
@@ -134,7 +138,7 @@ class ServerWatch:
         self.not_ready: tuple[str, ...] = ()
 
     def look(self, servers: Mapping[str, Condition], blocked: str = "") -> None:
-        """Log the shortcomings of servers that are new, and why RabbitMQ is ``blocked`` if that is new."""
+        """Log the new shortcomings of servers, and why RabbitMQ is ``blocked`` if it was not before."""
         if blocked and not self._blocked:
             log.error("broker_blocked", detail=blocked)
         self._blocked = blocked

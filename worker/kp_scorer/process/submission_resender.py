@@ -38,7 +38,7 @@ def resend_lost(
     empty_at |= {each.traces.name: now for each in queues if waiting(app, each.traces) == 0}
     empty_ms_ago = int((now - min(empty_at.values())) * 1_000) if len(empty_at) == len(queues) else -1
     claims = store.ledger.claim_lost(int(settings.resend_after_s * 1_000), empty_ms_ago=empty_ms_ago)
-    # The traces to dead-letter come first: resending may take long, and a worker may receive them meanwhile.
+    # The traces to dead-letter come first: resending may take long, and a worker might decide them meanwhile.
     for claim in sorted(claims, key=lambda claim: claim.resends, reverse=True):
         (record,) = store.ledger.look_up([claim.trace_id])
         if not claim.payload or (record and record.reason == "damaged"):
@@ -58,7 +58,7 @@ def resend_lost(
             try:
                 send_traces(app, queues[0], [(claim.trace_id, claim.payload)])
             except Exception as error:
-                # It will be due again; the others may still be sent.
+                # The trace will be due again, and sending the others may succeed.
                 log.warning("trace_not_sent_again", trace_id=claim.trace_id, detail=type(error).__name__)
                 continue
             store.ledger.count_resend(claim.trace_id)

@@ -42,7 +42,7 @@ class StallTimer:
         return self._since is not None
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the last start."""
+        """Return the seconds since the last start; 0 while it is stopped."""
         since = self._since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -51,13 +51,16 @@ class VitalThread(threading.Thread):
     """A daemon thread that the process needs: the watchdog ends a process in which one has died."""
 
     def __init__(self, target: Callable[[StallTimer], None], name: str) -> None:
-        """Prepare to run ``target``, which runs ``stall`` while it works on something, and returns to end the thread."""
+        """Prepare to run ``target`` until it returns.
+
+        It is called with ``stall``, which it starts when it begins work and stops after it.
+        """
         self.stall = StallTimer()
         super().__init__(target=target, args=[self.stall], name=name, daemon=True)
         self.has_died = False
 
     def run(self) -> None:
-        """Run the target; note it if an error ends the thread."""
+        """Run the target; set ``has_died`` if an error ends the thread."""
         try:
             super().run()
         # A panic in a native library raises a BaseException, which would end the thread all the same.
@@ -97,7 +100,7 @@ class PeriodicTask(VitalThread):
 
 
 class PeriodicTasks(AbstractContextManager["PeriodicTasks"]):
-    """All periodic tasks. On leaving this context manager, it waits for calls in progress and starts no more."""
+    """A context manager of all periodic tasks. On exit, it starts no more calls and waits for those in progress."""
 
     def __init__(self) -> None:
         self.threads: list[PeriodicTask] = []
@@ -135,7 +138,7 @@ class Watchdog:
         self._threads = (*self._threads, *threads)
 
     def why_not_live(self) -> list[str]:
-        """Return why the process must be restarted; empty if all parts make progress. Waiting for a server is progress."""
+        """Return the reasons to restart the process; empty if all parts make progress. A wait for a server is progress."""
         return [f"{part}: {problem}" for part, problem, _ in self._stalls()]
 
     def _stalls(self) -> Iterator[tuple[str, str, dict[str, float]]]:
@@ -190,7 +193,7 @@ class Supervisor:
         address = f"\0{self._socket[1:]}" if self._socket.startswith("@") else self._socket
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-                # systemd may be busy, and this thread has other parts to watch.
+                # Without a timeout, a busy systemd would keep this thread from watching the other parts.
                 sender.settimeout(_NOTIFY_TIMEOUT_S)
                 sender.sendto(state.encode(), address)
         except OSError as error:
