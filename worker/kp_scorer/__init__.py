@@ -10,7 +10,7 @@
 
     from kp_scorer import read_decisions
 
-    for decision in read_decisions("accepted"):       # as they come; acknowledged after the body
+    for decision in read_decisions("accepted"):       # as they arrive; the loop acknowledges each
         print(decision.trace_id)
 
     from kp_scorer import score_traces
@@ -28,11 +28,11 @@
 
     from kp_scorer import KeptRuns, as_prompt
 
-    context = as_prompt(KeptRuns("kept.jsonl").similar("a task"))  # what was done for the most similar tasks
+    context = as_prompt(KeptRuns("kept.jsonl").similar("a task"))  # the runs of the most similar tasks
 
     from kp_scorer import rows, stored_decisions, stored_labels
 
-    table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame: what the ledger holds, flat
+    table = pandas.DataFrame(rows(stored_decisions()))  # or polars.DataFrame; a row for each stored decision
     good = calibrate(list(stored_decisions()), precision=0.9, good=stored_labels())
 
 The names in this module are the public API; everything else may change from one version to the next. Importing the package is
@@ -77,7 +77,7 @@ __all__ = [
 ]
 # fmt: on
 
-_MODULES: Final = {  # Public names by the module that defines them; all others are in ``errors``.
+_MODULES: Final = {  # Public names by the module that defines them; ``errors`` defines all others.
     "report.rows": {"Row", "rows"},
     "client": {"AsyncClient", "Client", "Status", "Submitted", "Trace", "read_decisions"},
     "decision": {"Decision", "Findings"},

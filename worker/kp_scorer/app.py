@@ -15,8 +15,8 @@ from kp_scorer.settings import Settings, load_settings
 
 
 def create_app(settings: Settings, load_embedder: LoadEmbedder = select_embedder) -> Celery:
-    """Make the app of a worker in this process; ``load_embedder`` is called once, when it starts."""
-    # Celery sets up logging only after worker_init, and what happens before must be logged too.
+    """Make the Celery app of a worker in this process; the worker calls ``load_embedder`` once, as it starts."""
+    # Celery sets up logging only after worker_init, and earlier events must be logged, too.
     configure_logs(settings.log, in_background=True)
     remove_celery_variables()
     app = make_celery(settings)

@@ -1,8 +1,8 @@
-"""Runs work on hostile texts in a separate process, within limits of time and memory: a text can crash that process alone.
+"""Works on hostile texts in a separate process with limits on time and memory, so that a text can crash only that process.
 
 Questions and answers are frames: a line with a number and a length, then the content. An answer is JSON, because unpickling it
-could run code in the process that asked. ``multiprocessing``, and pools that build on it, would run the main module of the
-calling program once more, or fork the program with its threads.
+could run code in the process that asked. This module does not use ``multiprocessing``, or pools built on it: they would run
+the main module of the calling program once more, or fork the program with its threads.
 """
 
 import itertools
@@ -22,27 +22,27 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from kp_scorer.errors import ProcessFailed, ScorerError, SettingsError
 
-_SPARE_S: Final = 1.0  # The time after a limit at which a process ends itself, if the one that asked has not ended it.
+_SPARE_S: Final = 1.0  # A process ends itself this long after a limit, if the one that asked has not ended it by then.
 _HEADER_BYTES: Final = 64
-_QUESTION_BYTES: Final = 2**40  # The process that asks is trusted.
+_QUESTION_BYTES: Final = 2**40  # In practice no limit, as the process that asks is trusted.
 
-Answers = Callable[[bytes], object]  # Answers a question with a value that JSON has; an error fails that question alone.
+Answers = Callable[[bytes], object]  # Returns a value that JSON can express; an error fails only that question.
 
 
 class Bounds(NamedTuple):
     """The limits on a process: its time, its memory and the size of its answers."""
 
-    start_s: float  # The time to start anew; the first start may take four times as long, as it may have to compile something.
+    start_s: float  # The time for a restart. The first start may take four times as long, as it may compile something.
     answer_s: float
     memory_bytes: int
-    answer_bytes: int = 65_536  # The longest answer that is read.
+    answer_bytes: int = 65_536  # A longer answer is not read, and counts as a crash.
 
 
 class BoundedProcess:
     """Puts questions to a module in a separate process, and restarts the process after a timeout or a crash.
 
-    Only one thread may ask. The module's function ``load`` takes the arguments, and returns a greeting, which is a value that
-    JSON has, and its :data:`Answers`.
+    Only one thread may ask. The module needs a function ``load``, which takes the arguments and returns a greeting, which is a
+    value that JSON can express, and its :data:`Answers`.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], bounds: Bounds) -> None:
@@ -57,7 +57,7 @@ class BoundedProcess:
         Raises:
             TimeoutError: the answer took longer than ``answer_s``; the process has been killed.
             ProcessFailed: the module raised an error, or its process ended. The message never quotes the question.
-            SettingsError: the process had to be restarted, which failed.
+            SettingsError: the process had ended, and could not be restarted.
         """
         # After a fork, parent and child would ask the same process, and each would get answers to the other's questions.
         if not self.close.alive or self._owner != os.getpid():
@@ -80,10 +80,10 @@ class BoundedProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                # Hide our passwords from it.
+                # Hide the settings from it, because they may contain passwords.
                 env={name: value for name, value in os.environ.items() if not name.upper().startswith("KP_")},
-                # In a session of its own it survives Ctrl-C, as this process does until its work is done, and can be killed
-                # together with its children.
+                # In a session of its own, it survives Ctrl-C, as this process does until its work is done, and it can be
+                # killed together with its children.
                 start_new_session=True,
             )
         self._owner = os.getpid()
@@ -167,13 +167,13 @@ def main() -> None:
             _end_in(float(answer_s))
             reply = _reply(answers, question)
             if os.getpid() != own_pid:
-                # The module has forked, and this is the child.
+                # The module has forked, and this is the child, which must not answer further questions.
                 os._exit(1)
 
 
 def _end_in(seconds: float) -> None:
-    # If the process that asks is killed, nobody is left to stop an answer that takes forever. The signal ends this process
-    # even while no Python code gets to run.
+    # If the process that asks is killed, nobody else can stop an answer that takes forever. The signal ends this process even
+    # in native code that never returns to Python.
     signal.setitimer(signal.ITIMER_REAL, seconds + _SPARE_S)
 
 

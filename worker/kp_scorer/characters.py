@@ -1,16 +1,16 @@
-"""Finds characters that nobody sees, normalizes texts, and escapes characters that a terminal acts on."""
+"""Finds invisible characters, normalizes texts, and escapes the characters that a terminal acts on."""
 
 import re
 import unicodedata
 from typing import Final, Literal
 
 _ACTING: Final = (
-    "\x00-\x1f\x7f-\x9f"  # C0, which begins escape sequences, DEL, and C1, which some terminals treat alike
-    "\u2028\u2029"  # some readers end a line, and so a record, here
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they reorder the text around them
+    "\x00-\x1f\x7f-\x9f"  # C0, whose ESC begins escape sequences; DEL; C1, with which some terminals begin them
+    "\u2028\u2029"  # separators at which some readers end a line, and so a record
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder the text around them
     "\ud800-\udfff"  # lone surrogates, which no output can encode
 )
-_ANNOTATION: Final = "\ufff9-\ufffb"  # These mark notes between lines; plain text shows the notes, but not the marks.
+_ANNOTATION: Final = "\ufff9-\ufffb"  # They delimit notes between lines; plain text shows the notes, but not these.
 _FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f"
 _IGNORED: Final = (
     "\u061c\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
@@ -18,11 +18,11 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
-_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The ASCII characters that are kept.
+_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # What ``_UNSEEN`` keeps of ASCII.
 _WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
-_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # The pattern covers every combining mark.
-_JOINER: Final = "\u034f"  # It only separates the marks before it from those after it.
-_HARMLESS_BYTES: Final = 4_000  # A text with at most this many bytes outside ASCII is sorted in a millisecond.
+_LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Among others, this matches every combining mark.
+_JOINER: Final = "\u034f"  # Invisible; normalization moves no mark across it.
+_HARMLESS_BYTES: Final = 4_000  # If UTF-8 has at most this many more bytes than characters, sorting takes a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
 _HALF: Final = re.compile("[\ud800-\udfff]")
 _ACTS: Final = re.compile(f"[{_ACTING}]")
@@ -32,8 +32,8 @@ _ACTS_WITHIN_LINES: Final = re.compile(f"(?!\n)[{_ACTING}]")
 def check_name(text: str) -> str:
     """Return a name if it has no invisible character and no other spelling that looks the same; raise ValueError otherwise.
 
-    Letters that resemble others are allowed, and so are repeated, leading and trailing U+0020, as the reference SDK scores such
-    domains.
+    Letters that resemble others are allowed, and so are repeated, leading and trailing U+0020, because the reference SDK scores
+    such domains.
     """
     if _IS_INVISIBLE.search(text):
         raise ValueError("expected no control, format or other invisible characters")
@@ -50,7 +50,7 @@ def without_unseen(text: str) -> str:
 
 
 def without_halves(text: str) -> str:
-    """Return a text with U+FFFD in place of half characters, which UTF-8 cannot express."""
+    """Return a text with U+FFFD in place of lone surrogates, the halves of characters that UTF-8 cannot express."""
     return _HALF.sub("\ufffd", text)
 
 
@@ -60,7 +60,7 @@ def has_wide_space(text: str) -> bool:
 
 
 def _unusual(text: str) -> str:
-    """Return the characters that are not visible ASCII. Searching only these few takes a fifth of the time."""
+    """Return the characters other than visible ASCII and its white space; searching these few takes a fifth of the time."""
     return text.encode("utf-8", "surrogatepass").translate(None, _VISIBLE_ASCII).decode("utf-8", "surrogatepass")
 
 

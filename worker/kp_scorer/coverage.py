@@ -1,10 +1,11 @@
-"""Chooses a set: the few of many runs that cover all of them best.
+"""Chooses a set: the few runs that together cover all runs best.
 
-A kept run stands for the runs that are like it. The cover of a run is its largest similarity to any kept run, and a run adds as
-much as it would raise the covers of all runs, its own among them. A failed run cannot be kept and yet is covered: it shows what
-is asked for, so the success after many failures adds much, and a copy of a kept run adds nothing. Always keeping the run that
-adds most is the greedy algorithm for facility location, whose cover is at least 1 - 1/e of the best possible (Nemhauser,
-Wolsey and Fisher 1978: "An analysis of approximations for maximizing submodular set functions").
+A kept run stands for the runs that are like it. The cover of a run is its largest similarity to any kept run, and a run adds
+the amount by which keeping it would raise the covers of all runs, including its own. A failed run cannot be kept, but its
+cover counts, too, because it shows a task that users ask for: a success after many similar failures adds much, and a copy of a
+kept run adds nothing. Each step keeps the run that adds the most. This is the greedy algorithm for facility location, whose
+cover is at least 1 - 1/e of the best possible (Nemhauser, Wolsey and Fisher 1978: "An analysis of approximations for maximizing
+submodular set functions").
 """
 
 import heapq
@@ -22,7 +23,7 @@ BATCH: Final = 2_048
 _COMPARED: Final = 256
 
 NOTHING: Final = 1e-4
-"""An exact copy of a kept run adds at most this part of a run, by the rounding of float32."""
+"""The rounding of float32 lets an exact copy of a kept run add at most this much, in whole runs."""
 
 Vectors = NDArray[np.float32]
 
@@ -30,19 +31,19 @@ Vectors = NDArray[np.float32]
 class StandIn(NamedTuple):
     """The kept run that is most like another one."""
 
-    number: int  # The number of the kept run, in the order in which runs were kept.
+    number: int  # The index of the kept run, from 0, in the order in which runs were kept.
     similarity: float  # 0..1
 
 
 class KeptRun(NamedTuple):
-    """A run that was just chosen."""
+    """A run that :meth:`Coverage.choose` has chosen."""
 
-    place: int  # Its place in the batch that it was chosen from.
+    place: int  # Its index in the batch that it was chosen from.
     adds: float  # The amount by which it raised the covers of the batch's runs, in whole runs.
 
 
 class Coverage:
-    """The kept runs of one domain. It grows batch by batch; each choice takes account of what is kept already."""
+    """The kept runs of one domain. They grow batch by batch, and each choice takes account of the runs kept before."""
 
     def __init__(self, earlier: Vectors) -> None:
         """Begin with the runs that were kept earlier, as unit vectors of shape (runs, dimensions)."""
@@ -58,17 +59,17 @@ class Coverage:
         tasks: Sequence[int] | None = None,
         most_by_task: float = math.inf,
     ) -> list[KeptRun]:
-        """Keep up to ``most`` runs of a batch: again and again the run that adds most. Return them in this order.
+        """Keep up to ``most`` runs of a batch, each time the one that adds the most; return them in this order.
 
-        ``vectors`` are unit vectors of shape (runs, dimensions), of :data:`BATCH` runs at most. Only runs that are ``eligible``
-        can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even where there is room. ``tasks``
-        has the number of each run's task; at most ``most_by_task`` runs of a task are kept, counting earlier batches.
+        ``vectors`` are the unit vectors of at most :data:`BATCH` runs, of shape (runs, dimensions). Only runs that are
+        ``eligible`` can be chosen. A run that adds no more than ``least``, such as a copy, is not kept even if there is room.
+        ``tasks`` has the number of each run's task; at most ``most_by_task`` runs of a task are kept, counting earlier batches.
         """
         candidates = np.flatnonzero(eligible)
         similarities = np.maximum(vectors[candidates] @ vectors.T, 0.0)
         covers = self._covers(vectors)
-        # The amount that a run adds only shrinks as other runs are kept. So if the run at the head of the heap is still the
-        # largest with its figure brought up to date, it adds the most. Most other figures are never brought up to date.
+        # The amount that a run adds can only shrink as others are kept, so an outdated amount is an upper bound. If the run at
+        # the head of the heap still leads once its own amount is up to date, it adds the most. Few others need an update.
         heap = [(-float(added), place) for place, added in enumerate(_added(similarities, covers))]
         heapq.heapify(heap)
         chosen: list[KeptRun] = []
@@ -119,10 +120,10 @@ def _added(similarities: NDArray[np.float32], covers: NDArray[np.float32]) -> ND
 
 
 def apportioned(runs: Sequence[int], most: int) -> list[int]:
-    """Return the number of places of each domain if ``most`` are divided in proportion to the numbers of ``runs``.
+    """Divide ``most`` places among domains in proportion to their numbers of ``runs``; return the number for each domain.
 
-    The places that are left over go to the largest remainders, and among equal remainders to the earlier domain. There are no
-    more places than runs.
+    The places that are left over go to the largest remainders, and among equal remainders to the earlier domain. No more places
+    are given than there are runs.
     """
     total = sum(runs)
     most = min(most, total)

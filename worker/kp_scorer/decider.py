@@ -29,7 +29,7 @@ Resolved = Decision | TraceConflict | TraceDead | TraceHeld  # TraceHeld: anothe
 
 
 def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder | None) -> Pins | None:
-    """Open the pinned sets that the settings name, without loading them; raise SettingsError if there is no embedder."""
+    """Open the pinned sets that the settings name, if any, without loading them; raise SettingsError without an embedder."""
     if not settings.pinned or not store:
         return None
     if embedder is None:
@@ -38,7 +38,7 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 
 
 def open_gate(routing: RoutingSettings, gate: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
-    """Make the gate that the settings ask for, without reading its facts; raise SettingsError if there is no embedder."""
+    """Make the gate of coverage if the settings name it, without reading its facts; raise SettingsError without an embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:
@@ -71,8 +71,8 @@ class PendingDecision:
 class Decider:
     """Turns traces into decisions in four steps: acquire, check, embed, finish.
 
-    For all their traces together, ``acquire`` takes one round trip to Redis and ``finish`` two. One thread owns each step; the
-    thread of ``finish`` owns the mirror as well. Any thread may release.
+    ``acquire`` makes one round trip to Redis for all its traces together, and ``finish`` makes two. Each step belongs to one
+    thread, and that of ``finish`` owns the mirror, too. Any thread may call ``release``.
     """
 
     ledger: Ledger
@@ -83,7 +83,7 @@ class Decider:
     names_nearest: bool = True
     checks: Checks | None = None
     sample: float = 0.0  # The share of all traces, 0..1, that is sampled for review.
-    gate: Gate | None = None  # Without it the score decides.
+    gate: Gate | None = None  # Without a gate, the score decides.
 
     def decide(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[Resolved]:
         """Decide traces in this thread, and return the results in their order.
@@ -108,8 +108,8 @@ class Decider:
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[PendingDecision]:
         """Look traces up, and lease those that are to be decided.
 
-        A trace with attempts is not leased unless it is acquired ``alone``: if it ends this worker too, no other trace is
-        charged an attempt. Raises the errors of :meth:`decide`.
+        A trace with attempts is leased only if it is acquired ``alone``: if it kills this worker, too, no other trace is
+        charged with an attempt. Raises the errors of :meth:`decide`.
         """
         # The digest of the visible part takes a quarter of a millisecond for a long trace, and only the log needs it.
         decisions = [
@@ -123,7 +123,8 @@ class Decider:
             pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
         if dead := [pending for pending in decisions if isinstance(pending.resolved, TraceDead)]:
-            # The ledger does not see that dead letters end these, and would hold them for good if Redis came back older.
+            # Dead letters end these without the ledger's knowledge. It would renew their leases for as long as this worker
+            # lives if Redis went back to a state before the dead letters.
             self.release(dead)
         return decisions
 
@@ -293,12 +294,12 @@ def resolved_by(identity: Identity, record: Record, max_attempts: int) -> Resolv
 
 
 def fraction_of(text: str) -> float:
-    """Map a text to a number in [0, 1) that is evenly spread over texts: its BLAKE2b digest in 6 bytes."""
+    """Map a text to a number in [0, 1), uniformly over all texts: its 6-byte BLAKE2b digest as a fraction."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest()) / 2**48
 
 
 def _short(name: str | None) -> str | None:
-    """Return a name, or None if it is too long: unread decisions and records are bounded by number, not by bytes."""
+    """Return a name, or None if it is so long that unread decisions, whose number alone is limited, could fill a server."""
     return name if name is not None and len(name) <= _NAME_CHARS else None
 
 

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
 Outcome = Literal["accepted", "review", "rejected"]
-"""From the mildest to the strictest."""
+"""The outcomes, from the mildest to the strictest."""
 DecisionKind = Literal["accepted", "review", "rejected", "revised"]
 """The kind under which a decision is published: its outcome if it is the first decision on the trace, else revised."""
 KINDS: Final[tuple[DecisionKind, ...]] = get_args(DecisionKind)
@@ -23,9 +23,9 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 """The pattern is so narrow that no text of a trace gets through as a name."""
 
 MOST_FINDINGS: Final = 32
-FAILURE_FACTOR: Final = 0.3  # The part of its confidence that a failure keeps. So a larger outcome dimension is a success's.
+FAILURE_FACTOR: Final = 0.3  # The part of its confidence that counts for a failure; a larger outcome dimension is a success's.
 _UNREADABLE: Final = 0.3
-"""Texts with more unknown tokens than this share look alike. Each stands for a whole word, so most of the text is unknown."""
+"""Texts with a larger share of unknown tokens look alike: such a token stands for a whole word, so most of the text is lost."""
 
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 
@@ -72,7 +72,7 @@ class Guard(_Part):
 
 
 class Findings(_Part, extra="forbid"):
-    """The findings of a check: at most 32 counts and 32 numbers, by plain names of up to 64 characters, and no text."""
+    """The findings of a check: up to 32 counts and 32 numbers, each under a plain name of up to 64 characters, and no text."""
 
     kinds: Annotated[dict[CheckName, Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=MOST_FINDINGS)] = {}
     """The number of findings of each kind."""
@@ -88,7 +88,7 @@ class CheckResult(Findings, extra="ignore"):
     name: CheckName
     version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
     failure: CheckFailure | None = None
-    """Set if the check failed. A check that may demand an outcome then demands review, as nobody has checked the trace."""
+    """Set if the check failed. A check that may demand an outcome then demands review, because the trace is unchecked."""
 
 
 class Nearest(_Part):
@@ -152,7 +152,7 @@ class Pinned(_Part):
 
     name: str
     version: str
-    """Digest of the set at that time."""
+    """Digest of the set's content when the trace was compared with it."""
     nearest: str | None
     """Id of the trace, or the line number of the text; None if ``results.nearest`` is off."""
     similarity: Annotated[float, Field(ge=-1, le=1)]
@@ -174,7 +174,7 @@ class Received(_Part):
 
 
 class Stated(_Part):
-    """The outcome that the submission states, which a late outcome replaces, and the recoveries, which count with either."""
+    """The outcome that the submission states, which a late outcome replaces, and the recoveries, which stay the same."""
 
     success: bool
     confidence: Fraction
@@ -205,7 +205,7 @@ class Timings(_Part):
     """The milliseconds that each step took for all traces that went through it together."""
 
     held_ms: Annotated[float | None, _OR_LEFT_OUT] = None
-    """The time from the delivery until the last look-up, while others were decided or a service was away. Omitted offline."""
+    """The time from the delivery to the last look-up: the wait for other traces or for a lost connection. Omitted offline."""
     look_up_ms: float
     wait_ms: float = 0.0
     """The time from the look-up until the engine began to embed the text."""
@@ -222,12 +222,12 @@ class Decision(_Part):
     """
 
     schema_version: Literal[1] = 1
-    """It stays the same while versions only add optional fields; a reader refuses any other."""
+    """The version of the format, which stays the same while only optional fields are added; a reader refuses any other."""
     trace_id: str
     revision: Annotated[int, Field(ge=1, exclude_if=lambda number: number == 1)] = 1
     """Omitted from the first decision."""
     supersedes: Annotated[Superseded | None, _OR_LEFT_OUT] = None
-    """This and ``revised_by`` are set in revisions."""
+    """This and ``revised_by`` are set only in revisions."""
     revised_by: Annotated[RevisedBy | None, _OR_LEFT_OUT] = None
     domain: str
     """The domain as it was submitted."""
@@ -238,7 +238,7 @@ class Decision(_Part):
     """This and ``privacy_level`` are those of the trace."""
     privacy_level: PrivacyLevel | None = None
     taken_for: str | None = None
-    """The domain whose profile and bounds apply instead, by an alias that the operator sets."""
+    """The domain whose profile and bounds apply instead, if the operator has made this domain an alias for it."""
     outcome: Outcome
     score: Fraction
     threshold: Fraction
@@ -279,7 +279,7 @@ class Decision(_Part):
 
     @property
     def succeeded(self) -> bool:
-        """True if the trace succeeded: by its late outcome, else as it stated, else by its outcome dimension."""
+        """True if the trace succeeded by its late outcome, or else by its submission, or else by its outcome dimension."""
         outcome = self.revised_by or self.stated
         return outcome.success if outcome else self.dimensions.outcome_confidence > FAILURE_FACTOR
 

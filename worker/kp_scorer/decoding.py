@@ -22,10 +22,10 @@ from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.limits import HUGE_NUMBER, Limits, check_size
 from kp_scorer.trace import LateOutcome, ReasoningTrace
 
-_MOST_PROBLEMS: Final = 10  # The problems that an error lists. Every single value may be over a limit.
+_MOST_PROBLEMS: Final = 10  # An error lists no more problems than this, as every single value may exceed a limit.
 _JSON_WORDS: Final = {"tuple_type": "Input should be a valid array", "model_type": "Input should be a valid object"}
 _ALWAYS_FINE: Final = (int, bool)  # Parsed values of these types exceed no limit.
-_JSON_KEYS: Final = (str, int, float, bool, type(None))  # The types of an object's keys, which json writes as texts.
+_JSON_KEYS: Final = (str, int, float, bool, type(None))  # The types of keys that json accepts and writes as texts.
 
 _Submission = TypeVar("_Submission", ReasoningTrace, LateOutcome)
 
@@ -61,7 +61,7 @@ def parsed_or_refused(raw: bytes, limits: Limits) -> object:
 
 
 def parse_strict_json(raw: bytes, limits: Limits) -> object:
-    """Parse UTF-8 JSON of any length that every other program can read, too; raise InvalidTrace for NaN or deep nesting."""
+    """Parse UTF-8 JSON of any length; raise InvalidTrace if other programs cannot read it, as with NaN or deep nesting."""
     of_any_length = limits.model_copy(update={"message_bytes": len(raw), "field_chars": len(raw)})
     parsed = parse_json(raw, of_any_length)
     if expected := _expected_within(parsed, 1, of_any_length):
@@ -70,7 +70,7 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the fields, but only one item of a list."""
+    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the wrong fields, but one item of a list."""
     return decode_for_sending(payload, limits)[0]
 
 
@@ -127,7 +127,7 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
     try:
         return dumps(ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        # The text has a lone surrogate, which JSON can only escape. In a field that is read, this is an error of its own.
+        # JSON can express a lone surrogate only by an escape. In a field of the model, the later checks refuse it.
         return dumps().encode()
     except RecursionError:
         raise InvalidTrace.whole(f"expected nesting of at most {limits.depth}") from None
@@ -139,7 +139,7 @@ def _as_bytes(payload: object, limits: Limits) -> bytes:
 
 
 def _field_that_is_no_json(payload: object) -> str:
-    """Return the path of the first value that JSON cannot represent, as far as the model names it: other keys are content."""
+    """Return the path of the first value that JSON cannot express, up to the last key of the model: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
     fields = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
     # Search in the order of serialization, so that no list that contains itself comes before that value.
@@ -167,7 +167,7 @@ def _over_limits(trace: ReasoningTrace | LateOutcome, limits: Limits) -> Iterato
     while parts:
         path, depth, part = parts.pop()
         for name, value in enumerate(part) if isinstance(part, tuple) else part.__dict__.items():
-            # Most values end here, which matters: this loop takes longer than all of pydantic.
+            # Skip most values here, as early as possible: this loop takes longer than all checks of pydantic.
             kind = type(value)
             if value is None or kind in _ALWAYS_FINE or (kind is str and len(value) <= most_chars and value.isascii()):
                 continue

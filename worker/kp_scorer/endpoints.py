@@ -10,10 +10,10 @@ from kp_scorer.settings.loading import filled_in
 
 
 def with_endpoints(settings: Settings) -> Settings:
-    """Return settings with all URLs: a Redis broker is also the store; if no URL is set, the running embedded Redis is both.
+    """Return settings with all URLs: a single Redis is both broker and store; if no URL is set, the running embedded Redis is.
 
-    With the embedded Redis, `up` supplies all settings that are not set, as other thresholds or names of queues would mislead.
-    Raises SettingsError if a server is missing.
+    With the embedded Redis, settings that are not set here are those of `up`, because other thresholds or names of queues would
+    mislead. Raises SettingsError if a server is missing.
     """
     if not settings.broker.url and not settings.redis.url:
         embedded = running()

@@ -1,24 +1,24 @@
-"""Every error this package raises on purpose, one class for each thing a caller does next.
+"""Defines every error that this package raises on purpose, one class for each thing that a caller can do next.
 
     ScorerError
     ├── SettingsError            correct the setting, start again
     │   └── WindowDiffers        requeue all that is in flight and exit; other workers can decide
     ├── InvalidTrace             correct the trace; a worker dead-letters it
-    │   └── UnknownFormat        see that it is a trace, or convert it to one
-    ├── NotConverted             correct the source in the other format, or pass the option for what it lacks
+    │   └── UnknownFormat        check that it is a trace, or convert it to one
+    ├── NotConverted             correct the record in the other format, or pass the option that supplies a field
     │   ├── FieldsMissing        pass the options that it names
-    │   ├── NotRecorded          let the agent record what is said
+    │   ├── NotRecorded          configure the agent to record its messages
     │   └── Unfinished           wait for the rest of the run
     ├── TraceConflict            use another id; a worker dead-letters it
     ├── TraceDead                look at the dead letter; no decision will come
     ├── DecisionTimeout          wait again, if the trace is known
     ├── OutputFailed             give the command a stdout that it can write to
-    ├── ProcessFailed            ask it something else; it could not work on this
-    ├── EngineUnavailable        try the next engine; none is left: SettingsError, or no embedder
+    ├── ProcessFailed            ask it another question; it could not answer this one
+    ├── EngineUnavailable        try the next engine; after the last, raise SettingsError or use no embedder
     └── ServiceUnavailable       try again later; nothing was lost
         ├── NoQueue              start the worker that declares the queue
         ├── QueueFull            try again later, and more slowly
-        ├── BrokerBlocked        end RabbitMQ's alarm
+        ├── BrokerBlocked        clear RabbitMQ's alarm
         ├── TraceHeld            another worker is deciding it; look again in a moment
         └── EmbedderUnhealthy    requeue all that is in flight and exit; another process can embed
 
@@ -93,7 +93,7 @@ class NotConverted(ScorerError):
 
 
 class FieldsMissing(NotConverted):
-    """A record lacks fields of a trace, and nobody supplied them; ``options`` are those of the command line that would."""
+    """A record lacks fields of a trace, and nobody supplied them; ``options`` names the command's options that would."""
 
     def __init__(self, line: int, missing: Mapping[str, str]) -> None:
         self.options = tuple(missing.values())
@@ -108,7 +108,7 @@ class NotRecorded(NotConverted):
 class Unfinished(NotConverted):
     """An agent has called tools, but neither an answer nor a result is recorded."""
 
-    is_part = False  # True if it may be a beginning that another run repeats and continues.
+    is_part = False  # True if this may be the beginning of a run that another record repeats and continues.
 
 
 def _summary(problems: Sequence[Problem]) -> str:

@@ -1,6 +1,7 @@
 """Opens files that users name: only regular ones, of a bounded size, and for writing never through a link.
 
-It also names the folders of a user. It imports only the standard library, as `health` must not depend on anything else.
+It also determines the folders for a user's state and cache. It imports only the standard library, as `health` must not depend
+on anything else.
 """
 
 import errno
@@ -100,7 +101,7 @@ def _is_private_group(group_id: int, user_id: int) -> bool:
 
 
 def state_dir() -> Path:
-    """Return the folder of the running instance's note and, by default, of its data; raise OSError without a home."""
+    """Return the folder of the note on the running instance and, by default, of its data; raise OSError without a home."""
     return Path(os.environ.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "kp-scorer"
 
 

@@ -1,8 +1,8 @@
 """Finds the kept runs that are most like a task, in files that `keep` writes or among the runs that a fleet has accepted.
 
 Each file has an index beside it, which is mapped into memory: the vector of each successful run's task, and the offset of the
-run's line. The index is built on first use, and again once the file has changed. Where none can be written, the process has its
-own.
+run's line. The index is built on first use, and again once the file has changed. Where no index can be written, each process
+builds its own.
 """
 
 import json
@@ -62,7 +62,7 @@ class SimilarRun(NamedTuple):
 
 
 class _Row(BaseModel):
-    """A line that ``keep --as messages`` writes, or one of pairs with the chosen messages."""
+    """A line that ``keep --as messages`` writes, or one of ``--as pairs`` with its chosen messages."""
 
     trace_id: str
     task: str
@@ -75,7 +75,7 @@ class _Row(BaseModel):
 class KeptRuns:
     """Finds the kept runs that are most like a task. One thread at a time may use it.
 
-    With a model, it serves the process that created it. A process that is forked later gets ``EmbedderUnhealthy``.
+    With a model, it works only in the process that created it, and raises ``EmbedderUnhealthy`` in one that is forked later.
     """
 
     def __init__(self, path: Path | str | None = None, settings: Settings | None = None) -> None:
@@ -216,7 +216,7 @@ def _run_in(line: bytes, place: str) -> ReasoningTrace | _Row:
             source, trace_id = row["source"], row.get("trace_id")
             decision = Decision.model_validate(row["decision"]) if row.get("decision") else None
             domain = decision.domain if decision else "default"
-            # A set consists of successes, whether their records say so or an option did.
+            # Without a decision, the line belongs to a set, which has only successes: by their records or by an option.
             success = not decision or decision.succeeded
             is_trace = isinstance(source, dict) and "@type" in source
             converted = source if is_trace else next(convert([source], domain=domain, success=success, **_SUPPLIED), None)
@@ -250,13 +250,13 @@ def _read(similarity: float, file: Path, offset: int) -> SimilarRun:
 
 
 def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
-    """Return runs as a block for an agent's context, of ``most_tokens`` at most, where two bytes count as a token.
+    """Return runs as a block of text for an agent's context, of at most ``most_tokens``, where two bytes count as a token.
 
     The block has no system texts. To save room, it cuts long messages first, and then leaves out the least similar runs. Each
     message is JSON on a line of its own, so that none can look like another part of the block.
     """
     most_bytes = most_tokens * _BYTES_PER_TOKEN
-    # Write the messages once, because the loop below tries several times how many have room.
+    # Write the messages only once, because the loop below tries several lengths and numbers of runs.
     spoken = [[message for message in run.messages if message.get("role") != "system"] for run in runs]
     written = [[escaped(json.dumps(message, ensure_ascii=False)) for message in messages] for messages in spoken]
     text = ""

@@ -1,4 +1,4 @@
-"""Defines the limits on a submission, and holds JSON against them before it is parsed, which bounds the cost of parsing it."""
+"""Defines the limits on a submission, and checks JSON against them before it is parsed, which bounds the cost of parsing."""
 
 import re
 from itertools import accumulate
@@ -37,7 +37,7 @@ _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _STRING: Final = re.compile(rb'"[^"]*"')
 _MOST_NESTING: Final = 500
-"""Python 3.11 parses few more levels, later versions parse thousands, but workers on any version must refuse the same JSON."""
+"""Python 3.11 parses few levels more, later versions thousands; but workers on all versions must refuse the same JSON."""
 _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 
@@ -54,7 +54,8 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
 
     Also raise it for nesting that some versions of Python cannot parse; the message then names the limit ``depth``.
     """
-    # Texts may contain commas, brackets and digits too, but even so the count of most submissions is low enough.
+    # The first count includes commas, brackets and digits in texts. For most submissions it is low enough nevertheless, and the
+    # texts need not be removed.
     if _too_many(raw, most) and (expected := _too_many(_without_texts(raw, most), most)):
         raise InvalidTrace.whole(expected)
     if raw.count(b"[") + raw.count(b"{") > _MOST_NESTING:
@@ -69,7 +70,7 @@ def compact_bytes(raw: bytes, most_values: int) -> int:
     A parsed text may take four times as much memory. Raises InvalidTrace if there are too many texts for ``most_values``.
     """
     escapes = raw.replace(b"\\\\", b"")
-    # An escape of six bytes stands for a control character, which takes two bytes at least, or for another, which takes one.
+    # The character for which an escape of six bytes stands takes at least two bytes if it is a control, and one otherwise.
     saved = 5 * escapes.count(b"\\u") - escapes.count(b"\\u000") - escapes.count(b"\\u001") + escapes.count(b"\\/")
     around = _without_texts(escapes, most_values)
     spaces = len(around) - len(around.translate(None, b" \t\r\n"))
@@ -85,7 +86,7 @@ def _without_texts(raw: bytes, most_values: int) -> bytes:
 
 
 def _may_exceed(json_bytes: bytes, most: int) -> bool:
-    # Count a value for each comma, as one follows it; for each bracket, as its first item; and the outermost one.
+    # Count the value after each comma, the first item of each bracket, and the outermost value.
     return len(json_bytes) > most and 1 + sum(map(json_bytes.count, (b",", b"[", b"{"))) > most
 
 

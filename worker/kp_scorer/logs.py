@@ -1,4 +1,4 @@
-"""Writes structured logs to stderr: JSON Lines, or colours on a terminal. An event has a stable name and fields, no content."""
+"""Writes structured logs to stderr: JSON Lines, or colours on a terminal. Events have stable names and no trace content."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ _CHATTY: Final = ("kombu", "amqp", "sentence_transformers", "transformers")
 # connections itself.
 _QUOTES_CONTENT: Final = "celery.worker.consumer.consumer"
 
-_MOST_LINES: Final = 10_000  # The most lines that wait; they take some 4 MB.
+_MOST_LINES: Final = 10_000  # At most this many lines wait; they take about 4 MB.
 _LINES_AT_ONCE: Final = 100
 _FLUSH_S: Final = 1.0
 
@@ -123,11 +123,11 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
         else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     )
     root = logging.getLogger()
-    # Celery configures logs a second time, when the thread is running.
+    # Celery configures logs a second time, when the thread is already running.
     handler: logging.Handler | None = next((each for each in root.handlers if isinstance(each, BackgroundHandler)), None)
     if handler is None:
         handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)
-    # Lines of our own do not become records of the standard library, which would take two thirds of their time.
+    # Our own lines do not become records of the standard library, which would take two thirds of the time for a line.
     background = handler if isinstance(handler, BackgroundHandler) else None
     structlog.configure(
         processors=[*shared, *rendering],
@@ -150,7 +150,7 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
 
 
 class _LineLogger:
-    """Passes rendered lines on. structlog calls the method that their level names."""
+    """Passes rendered lines on. structlog calls the method that is named after the level of a line."""
 
     def __init__(self, put: Callable[[str], None], name: str = "") -> None:
         self.name = name
@@ -158,7 +158,7 @@ class _LineLogger:
 
 
 def _write_to_stderr(line: str) -> None:
-    # A reader of the log who has gone does not end a command.
+    # A command goes on even if nobody reads its log any more.
     with suppress(OSError, ValueError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -183,7 +183,7 @@ def library_logger(name: str) -> Any:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return function, file and line that raised an error, to log instead of a message that may quote a trace."""
+    """Return the function, file and line that raised an error, to log in place of its message, which may quote a trace."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{frame.name} in {frame.filename}:{frame.lineno}"
 

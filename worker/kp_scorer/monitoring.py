@@ -1,4 +1,4 @@
-"""Serves ``/livez``, ``/readyz`` and ``/metrics`` on a port of the process. No peer costs more than a thread and some kB."""
+"""Serves ``/livez``, ``/readyz`` and ``/metrics`` on a port of the process. A peer costs at most a thread and a few kB."""
 
 import errno
 import json
@@ -97,7 +97,7 @@ class _Server(ThreadingTCPServer):
         return status, "application/json", (json.dumps({"pid": os.getpid(), "reasons": reasons}) + "\n").encode()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread once there is room. The oldest connection makes room, so that idle ones keep no probe out."""
+        """Answer in a thread. Close the oldest connection if there is no room, so that idle ones cannot keep a probe out."""
         with self._closed:
             # After SHUT_RD, the oldest connection may still answer the request that it has received.
             for how in (socket.SHUT_RD, socket.SHUT_RDWR):
@@ -138,7 +138,7 @@ def http_server(
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise SettingsError(f"metrics.host, metrics.port: cannot listen there: {error.strerror}") from None
-                # Another process has the default port. Nothing else needs it.
+                # Another process, such as a second worker, has the port. Do everything else without it.
                 detail = "no probes and no metrics: give each process a metrics.port"
                 log.warning("port_in_use", port=settings.port, detail=detail)
             else:

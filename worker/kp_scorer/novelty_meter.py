@@ -42,7 +42,7 @@ class NoveltyMeter:
 
     @property
     def missing(self) -> str:
-        """The name of a pinned set that no longer exists, without which nothing is decided; empty if all exist."""
+        """The error about a pinned set that is gone or damaged, because of which nothing is decided; empty if there is none."""
         return self._pins.missing if self._pins else ""
 
     def objective_of(self, trace: ReasoningTrace) -> str | None:
@@ -52,10 +52,10 @@ class NoveltyMeter:
     def embed(
         self, traces: Sequence[ReasoningTrace], *, alone: bool = False
     ) -> list[tuple[TokenizedText, Vector, Vector | None]]:
-        """Embed traces, and their objectives where texts are pinned; return a text and its vectors for each trace, in order.
+        """Embed traces, and their objectives where texts are pinned; return each trace's text and two vectors, in order.
 
         ``alone`` means that there is one trace, which failed before together with others. Raises EmbedderUnhealthy if the
-        embedder fails whatever it is given; any other error is the fault of the traces.
+        embedder fails on every text; any other error is the fault of the traces.
         """
         owns = self._embed([self.embedder.recipe.text(trace) for trace in traces], alone=alone)
         objectives = [objective for objective in map(self.objective_of, traces) if objective is not None]
@@ -69,7 +69,7 @@ class NoveltyMeter:
         return [(tokenized[rows[text]], vectors[rows[text]]) for text in texts]
 
     def candidate(self, trace: ReasoningTrace, digests: Digests, vector: Vector) -> Candidate:
-        """Return a trace as a candidate for the log."""
+        """Return a trace as a candidate for the log. With ``novelty.against = "succeeded"``, only successes are comparable."""
         least = self._window.succeeded_confidence
         is_comparable = least is None or (trace.metadata.success and trace.outcome.confidence >= least)
         return Candidate(trace.id, digests.content, vector, is_comparable, digests.visible)
@@ -92,7 +92,7 @@ class NoveltyMeter:
         return [(self._novelty(placement), next(pinned)) if placement else None for placement in placements]
 
     def with_counts(self, novelty: Novelty, counts: Counts) -> Novelty:
-        """Return the novelty with the numbers of tokens, and ``unreadable`` as its source if the text says too little."""
+        """Return a novelty with the numbers of tokens; it becomes unknown if the text is unreadable, unless it is a copy."""
         *tokens, has_words = counts
         novelty = novelty.model_copy(update=dict(zip(Counts._fields, tokens, strict=False)))
         if novelty.is_unreadable and not self._has_logged_unreadable:

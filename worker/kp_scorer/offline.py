@@ -1,4 +1,4 @@
-"""Scoring in this process alone: without Redis or a broker, and from an empty cache."""
+"""Scores traces in this process, without a broker, and without Redis unless sets are pinned. The window is empty at first."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -71,8 +71,8 @@ def convert(
 class Scorer:
     """Scores traces one by one, each compared with those that it scored before. One thread at a time may use it.
 
-    It keeps the window, and the decisions on as many traces as a worker's log has places; it forgets older ones. With a model,
-    it serves the process that created it. A process that is forked later gets ``EmbedderUnhealthy``.
+    It keeps the window and the newest decisions, as many as the log of a worker has places. With a model, it works only in the
+    process that created it, and raises ``EmbedderUnhealthy`` in one that is forked later.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
@@ -146,7 +146,7 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
     """Decide a batch in order, as if one by one: a trace that cannot be scored becomes dead, and the others are decided.
 
-    Raises EmbedderUnhealthy if the embedder fails whatever it is given.
+    Raises EmbedderUnhealthy if the embedder fails on every text.
     """
     try:
         together = decider.decide(batch)
@@ -195,7 +195,7 @@ def offline_decider(settings: Settings) -> Decider:
 
 
 def _batches(traces: Iterable[Mapping[str, Any] | ReasoningTrace], size: int, limits: Limits) -> Iterator[list[ReasoningTrace]]:
-    """Yield checked traces in batches; raise an error, of a trace or of the iterable, after the traces before it."""
+    """Yield checked traces in batches. If a trace is invalid or the iterable fails, yield the traces before, then raise."""
     batch: list[ReasoningTrace] = []
     try:
         for trace in traces:

@@ -1,4 +1,4 @@
-"""Decides traces again by late outcomes, once for each outcome."""
+"""Decides traces again because of late outcomes, once for each outcome."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,7 +26,7 @@ _TOO_MANY: Final = "trace_id: expected a trace with fewer late outcomes"
 
 @dataclass
 class Reviser:
-    """Turns late outcomes into revisions, with three round trips to Redis for all of them together. One thread owns it."""
+    """Turns late outcomes into revisions, with four round trips to Redis for all of them together. One thread owns it."""
 
     ledger: RedisLedger
     gate: GatePolicy
@@ -55,7 +55,8 @@ class Reviser:
         for at, result in zip(claimed, revised, strict=True):
             results[at] = result
         if dead := [each.trace_id for each in results if isinstance(each, TraceDead)]:
-            # The ledger does not see that dead letters end these, and would hold them for good if Redis came back older.
+            # Dead letters end these without the ledger's knowledge. It would renew their leases for as long as this worker
+            # lives if Redis went back to a state before the dead letters.
             self.ledger.release(dead)
         return results
 
@@ -76,8 +77,8 @@ class Reviser:
             return revision
         if record.decision.stated is None:
             return TraceDead(late.id, "invalid", _TOO_OLD)
-        # Readers tell decisions on a trace apart by their times, and the latest counts. So a revision must be later, even if
-        # this clock is behind.
+        # Readers tell the decisions on a trace apart by their times, and the latest one counts. So a revision must be later,
+        # even if this worker's clock is behind.
         at = max(datetime.now(UTC), datetime.fromisoformat(record.decision.decided_at) + timedelta(milliseconds=1))
         changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
         decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)

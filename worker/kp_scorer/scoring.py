@@ -61,7 +61,7 @@ class Bounds(NamedTuple):
     ) -> Outcome:
         """Return the strictest of the outcomes that are ``demanded`` or that the score gives; rejected if a guard rejects.
 
-        A gate accepts in place of the threshold.
+        If there is a gate, it decides in place of the threshold whether the trace is accepted.
         """
         if any(guard.rejects for guard in guards):
             return "rejected"
@@ -83,7 +83,7 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
     aliases: dict[Domain, str] = {}  # The domain of each alias. An alias has no profile or bounds of its own.
     submitted_thresholds: bool = False  # True if the threshold that a submission requests replaces the operator's.
     cap_step_term: bool = False
-    max_confidence: Fraction = 1.0  # A producer's own confidence counts up to this.
+    max_confidence: Fraction = 1.0  # A larger confidence that a producer states counts only as this.
     min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
     copies: Literal["score", "reject"] = "score"  # The treatment of a copy of another trace in its window.
@@ -104,7 +104,7 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
         return Bounds(threshold, source, review if review is not None and review < threshold else None)
 
     def guard_confidence(self, confidence: float) -> Iterator[Guard]:
-        """Yield the guard against the confidence that a trace states of itself."""
+        """Yield the guard on the confidence that a trace states, if the policy limits it."""
         if self.max_confidence < 1:
             yield Guard(name="max_confidence", bound=self.max_confidence, fired=confidence > self.max_confidence)
 
@@ -133,9 +133,9 @@ def check_weights(weights: Dimensions) -> Dimensions:
 class ComplexityTerms(NamedTuple):
     """The terms whose sum is complexity, before it is limited to 1."""
 
-    types: float  # 0.5 for all four types of steps, in equal parts.
+    types: float  # 0.125 for each of the four types of steps that occurs.
     recovery: float  # 0.3 if any step recovers from an error.
-    steps: float  # 0.2 for every 20 steps.
+    steps: float  # 0.01 for each step, up to 0.2 if it is capped.
 
 
 class Score(NamedTuple):
@@ -221,8 +221,8 @@ def dimensions(
 ) -> Dimensions:
     """Compute the dimensions of a trace whose novelty (0..1) is known.
 
-    ``cap_step_term`` limits the step term of complexity to that of 20 steps, ``max_confidence`` limits the confidence that the
-    trace states of itself. The reference has no such limits.
+    ``cap_step_term`` limits the step term of complexity to that of 20 steps, and ``max_confidence`` limits the confidence that
+    the trace states. The reference has no such limits.
     """
     terms = complexity_terms(trace, cap_step_term=cap_step_term)
     return Dimensions(

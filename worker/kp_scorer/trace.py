@@ -16,7 +16,7 @@ _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 OUTCOME_ID_PREFIX: Final = "kp:outcome:"
 _OUTCOME_ID: Final = rf"^{OUTCOME_ID_PREFIX}[!-~]{{1,189}}$"
 DOMAIN_BYTES: Final = 200  # The longest domain in bytes of UTF-8. Producers choose domains, and log lines contain them.
-# A day that exists, 29 February only in leap years, so that the JSON Schema is as strict as the check.
+# Only days that exist: 29 February in leap years alone. Thus the JSON Schema is as strict as the check.
 _DAY: Final = (
     "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -59,7 +59,7 @@ def namespaced(trace_id: str, namespace: str) -> str:
 
 
 def has_beginning(trace_id: str, beginning: str) -> bool:
-    """Return whether an id has this beginning, after ``kp:trace:`` or after its namespaces."""
+    """Return whether an id has this beginning, counted from after ``kp:trace:`` or from after its namespaces."""
     own = trace_id.removeprefix(TRACE_ID_PREFIX)
     return own.startswith(beginning) or own.rpartition(":")[2].startswith(beginning)
 
@@ -130,7 +130,7 @@ class Metadata(_Part):
 
 
 class Task(_Part):
-    """The task of the agent."""
+    """The task that the agent was given."""
 
     objective: Annotated[str, Field(min_length=1)]
     input_schema: Any = None
@@ -210,7 +210,7 @@ class ReasoningTrace(_Part):
         return text if text.strip() else " ".join(step.content for step in self.steps if step.content)
 
     def digest(self) -> bytes:
-        """Return the 16-byte BLAKE2b of the content: of everything but the id, ``created_at`` and the fields about quality.
+        """Return the 16-byte BLAKE2b digest of the content: everything but the id, ``created_at`` and the fields about quality.
 
         Missing fields do not count, so a field that a later version adds changes only the digests of traces that have it.
         """
@@ -237,7 +237,7 @@ class LateOutcome(_Part):
     confidence: Fraction | None = None
     reason: Annotated[str, Field(max_length=200)] | None = None
     key: Annotated[str, Field(pattern=r"^[!-~]{16,200}$")]
-    """Shows that the sender may speak for the trace: the text whose SHA-256 ends the trace's id, or :func:`outcome_key`."""
+    """Proves that the sender may speak for the trace: a text whose SHA-256 in hex ends its id, or its :func:`outcome_key`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -270,15 +270,15 @@ class Digests(NamedTuple):
 
     content: bytes  # Equal for traces that are equal to the last character.
     visible: bytes
-    """Equal for copies: texts that differ in white space, invisible characters and normal form look the same.
+    """Equal for copies, whose texts look the same: they differ only in white space, invisible characters or normal form.
 
-    It does not identify a submission, as invisible characters still have readers: a model, for example.
+    It does not identify a submission, because some readers, such as models, do see invisible characters.
     """
 
 
 def _hashed(content: bytes) -> bytes:
     digest, view = hashlib.blake2b(digest_size=16, person=_DIGEST_VERSION), memoryview(content)
-    # Hash small pieces: for larger ones hashlib releases the interpreter's lock, and another thread may keep that for 5 ms.
+    # Hash small pieces: for larger ones, hashlib releases the interpreter's lock, and another thread may then keep it for 5 ms.
     for start in range(0, len(view), _UNRELEASED_BYTES):
         digest.update(view[start : start + _UNRELEASED_BYTES])
     return digest.digest()
@@ -291,7 +291,7 @@ def _as_visible(text: str) -> bytes:
     if _RARE_ESCAPE.search(text):
         text = _CONTROLS.sub("", text.replace("\\r", " ").replace("\\t", " ").replace("\\f", " "))
     if not text.isascii() or "\x7f" in text:
-        # The cell of Braille without dots looks like a space, but Python does not count it as one.
+        # The Braille cell without dots looks like a space, but Python does not count it as one.
         text = normalized("NFC", without_unseen(text)).replace("\u2800", " ")
         if has_wide_space(text):
             text = " ".join(text.split())
