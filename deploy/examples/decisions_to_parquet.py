@@ -1,8 +1,8 @@
-"""Writes accepted decisions, and with ``results.with_trace`` their traces, to Parquet files as they come.
+"""Writes accepted decisions to Parquet files as they arrive, with their traces if ``results.with_trace`` is on.
 
-Run it with ``python decisions_to_parquet.py FOLDER``; ``KP_BROKER_URL`` says where the queues are. A decision is in a journal
-on disk before it is acknowledged, and so survives a crash. A full journal becomes a file that is named after its content, so
-that a crash in between makes no second one; only the decision that was written last may be in the next file too.
+Run it with ``python decisions_to_parquet.py FOLDER``; ``KP_BROKER_URL`` says where the queues are. Each decision is in a
+journal on disk before it is acknowledged, so it survives a crash. A full journal becomes a file that is named after its
+content. So if a crash repeats this step, it writes the same file again; only the last decision may also be in the next file.
 """
 
 import hashlib
@@ -19,11 +19,11 @@ MOST = int(os.environ.get("DECISIONS_A_FILE", "1000"))
 
 
 def roll(journal: Path) -> None:
-    """Make a Parquet file of what is in the journal, and empty that."""
+    """Write the journal's decisions to a Parquet file, and empty the journal."""
     content = journal.read_bytes() if journal.exists() else b""
-    # A line that a crash cut was not acknowledged.
+    # If a crash has cut off a line, its decision was not acknowledged and will be delivered again.
     lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-    # By id: what a crash kept from being acknowledged came again.
+    # A decision that was written but not acknowledged before a crash is delivered again, so keep one for each id.
     decisions = {decision.trace_id: decision for decision in map(Decision.model_validate_json, lines)}
     if decisions:
         table = pl.DataFrame(rows(decisions.values()), infer_schema_length=None)
@@ -35,7 +35,7 @@ def roll(journal: Path) -> None:
 
 
 def main() -> None:
-    """Read until SIGTERM or Ctrl-C."""
+    """Read decisions until SIGTERM or Ctrl-C."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     stopping = threading.Event()

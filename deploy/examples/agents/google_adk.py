@@ -1,12 +1,12 @@
 # /// script
 # requires-python = ">=3.11"
 # dependencies = [
-#     # It needs OpenTelemetry below 1.45: if its version were open, a later exporter would bring google-adk 1.14.
+#     # google-adk needs OpenTelemetry below 1.45. Without a pin, a newer exporter would bring google-adk 1.14.
 #     "google-adk==2.13.0",
 #     "opentelemetry-exporter-otlp-proto-http==1.44.0",
 # ]
 # ///
-"""An agent of Google's Agent Development Kit, which records itself."""
+"""An agent built with Google's Agent Development Kit, which records its own spans."""
 
 import asyncio
 

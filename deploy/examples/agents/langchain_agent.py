@@ -8,7 +8,7 @@
 #     "opentelemetry-exporter-otlp-proto-http==1.45.2",
 # ]
 # ///
-"""An agent of LangChain, which is a graph of LangGraph, recorded by OpenInference."""
+"""An agent built with LangChain, as a LangGraph graph. OpenInference records its spans."""
 
 from langchain.agents import create_agent
 from opentelemetry.instrumentation.auto_instrumentation import initialize

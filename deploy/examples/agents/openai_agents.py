@@ -7,7 +7,7 @@
 #     "opentelemetry-exporter-otlp-proto-http==1.45.2",
 # ]
 # ///
-"""An agent of the OpenAI Agents SDK, recorded by OpenInference."""
+"""An agent built with the OpenAI Agents SDK. OpenInference records its spans."""
 
 from agents import Agent, Runner, function_tool
 from opentelemetry.instrumentation.auto_instrumentation import initialize

@@ -7,7 +7,7 @@
 #     "opentelemetry-exporter-otlp-proto-http==1.45.2",
 # ]
 # ///
-"""An agent on the OpenAI SDK alone, each of whose calls OpenInference records."""
+"""An agent built with the OpenAI SDK alone. OpenInference records each of its calls."""
 
 import json
 

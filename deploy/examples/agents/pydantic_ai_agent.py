@@ -6,7 +6,7 @@
 #     "opentelemetry-exporter-otlp-proto-http==1.45.2",
 # ]
 # ///
-"""An agent of Pydantic AI, which records itself."""
+"""An agent built with Pydantic AI, which records its own spans."""
 
 from opentelemetry.instrumentation.auto_instrumentation import initialize
 from pydantic_ai import Agent

@@ -1,4 +1,4 @@
-// An agent of the Vercel AI SDK, which records itself.
+// An agent built with the Vercel AI SDK, which records its own spans.
 import { openai } from "@ai-sdk/openai";
 import { OpenTelemetry } from "@ai-sdk/otel";
 import { NodeSDK } from "@opentelemetry/sdk-node";
