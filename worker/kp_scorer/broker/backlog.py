@@ -40,15 +40,15 @@ class UnreadDecisions(NamedTuple):
     at_s: float  # The time of the measurement, by the monotonic clock.
 
     def used_bytes(self, name: str) -> float | None:
-        """Return the used share of the bytes of a queue or stream in Redis; None if these are not limited."""
+        """Return the fraction of its bytes in Redis that a queue or stream uses; None if they are not limited."""
         return self.bytes[name] / self.most_bytes if self.most_bytes and name in self.bytes else None
 
     def used(self, name: str) -> float:
-        """Return the used share of a queue or stream: of its places or, if that is more, of its bytes in Redis."""
+        """Return the fraction of its limit that a queue or stream uses: in decisions or, if that is more, in bytes in Redis."""
         return max(self.counts[name] / self.limit, self.used_bytes(name) or 0.0)
 
     def full_in_s(self, name: str, earlier: "UnreadDecisions") -> float:
-        """Return the seconds until a queue or stream is full at its growth since ``earlier``; infinite if it does not grow."""
+        """Return the seconds until a queue or stream is full, by its growth since ``earlier``; infinite if it has not grown."""
         shares = [
             (self.used_bytes(name) or 0.0, earlier.used_bytes(name) or 0.0),
             (self.counts[name] / self.limit, earlier.counts.get(name, 0) / self.limit),
@@ -61,7 +61,7 @@ class Backlog(NamedTuple):
     """Everything that waits at one moment, and the condition of the servers that hold it."""
 
     submissions: Mapping[str, int]  # The messages on each queue of traces and each intake queue, without those in flight.
-    submissions_used: Mapping[str, float]  # The used share of the limit of each queue of traces that has one.
+    submissions_used: Mapping[str, float]  # The fraction of its limit that each queue of traces uses, if it has one.
     unread: UnreadDecisions
     pending: int  # Submissions in the ledger that are neither decided nor dead.
     oldest_pending_s: float  # The seconds since the oldest pending trace was last sent; 0 if there is none.
@@ -73,7 +73,7 @@ class Backlog(NamedTuple):
 
 
 def count_oversized(app: Celery, queues: Iterable[str]) -> dict[str, int]:
-    """Count by list the messages that were too large for a worker, which Redis keeps in lists beside these queues."""
+    """Return how many messages were too large for a worker, by the lists beside these queues in which Redis keeps them."""
     lists = [QueueKeys(name).oversized for name in queues]
     return with_redis(app, "oversized", lambda client: {each: int(client.llen(each)) for each in lists})
 
@@ -169,7 +169,7 @@ def conditions(app: Celery, broker: BrokerSettings, redis: RedisSettings, store:
 
 
 def blocked(app: Celery, broker: BrokerSettings) -> str:
-    """Return why RabbitMQ accepts no messages; empty if it accepts them, or the queues are in Redis."""
+    """Return the reason why RabbitMQ accepts no messages; empty if it accepts them, or if the queues are in Redis."""
     if not broker.is_redis:
         try:
             check_publishing(app)
@@ -183,7 +183,8 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
     for queues in submission_queues(settings.broker, settings.queues).values():
         submissions[queues.traces.name] = waiting(app, queues.traces)
         if queues.intake:
-            # Declare this queue passively: producers may have declared it with other arguments.
+            # Declare the intake passively: a producer may have declared it with other arguments, which RabbitMQ would refuse
+            # here.
             with suppress(NoQueue):
                 intake = Queue(queues.intake.name, exchange=Exchange(""), no_declare=True)
                 submissions[intake.name] = waiting(app, intake)

@@ -37,9 +37,9 @@ def declare_queues(app: Celery, queues: Sequence[Queue]) -> None:
 def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_missing: Sequence[Queue] = ()) -> T:
     """Call ``use`` with a producer and return its result; if the broker or connection fails, retry on a new connection.
 
-    The queues ``if_missing``, the last of which ``use`` works on, are declared only after RabbitMQ has refused because one is
-    missing: not every user has the permission. A queue with ``no_declare`` belongs to another app; if it is missing, NoQueue
-    is raised. ``use`` has to be safe to repeat.
+    ``use`` works on the last of the queues ``if_missing``. They are declared only after RabbitMQ has reported that one is
+    missing, because not every user may declare queues. A queue with ``no_declare`` belongs to another app; if it is missing,
+    NoQueue is raised. ``use`` has to be safe to repeat.
     """
     declared: Sequence[Queue] = ()
     pauses = iter(_RETRY_PAUSES_S)
@@ -113,7 +113,7 @@ def waiting(app: Celery, queue: Queue) -> int:
 
 
 def check_publishing(app: Celery) -> None:
-    """Return if RabbitMQ accepts messages; raise BrokerBlocked if it has an alarm."""
+    """Return once RabbitMQ has shown that it accepts messages; raise BrokerBlocked if it has an alarm."""
     with_producer(app, "broker", lambda producer: confirming_channel(producer.channel.connection).probe())
 
 

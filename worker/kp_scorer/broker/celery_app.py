@@ -54,24 +54,27 @@ class _Loader(AppLoader):  # type: ignore[misc]
 
 
 def make_celery(settings: Settings) -> Celery:
-    """Make an app that knows the broker and the queue of traces, and no task yet."""
+    """Return a Celery app that knows the broker and the queues of traces, but no task yet."""
     return _App(settings)
 
 
 def most_in_flight(settings: Settings, least: int = 0) -> int:
-    """Return the most messages of each queue in flight in a worker: ``worker.concurrency``, or ``least`` if that is more."""
+    """Return how many messages of each queue may be in flight: ``worker.concurrency``, or ``least`` if that is more.
+
+    With several queues it is a third more, and on RabbitMQ no more than ``worker.in_flight_bytes`` allows.
+    """
     most = max(settings.worker.concurrency, least)
     if len(settings.queues.traces) > 1:
-        # Where a queue has nearly all turns, it fills the two groups that are being decided and the one that is published. A
-        # fourth has to wait, or the others would get its turns.
+        # A queue that has nearly all turns fills the two groups that are being decided and the one that is being published. It
+        # needs a fourth that waits, or the other queues would get its turns.
         most += most // 3
-    # RabbitMQ limits only the number of messages, whatever their size.
+    # RabbitMQ limits only the number of messages in flight, so assume that each has the largest size.
     largest_messages = _in_flight_bytes(settings) // largest_body_bytes(settings.limits)
     return most if settings.broker.is_redis else max(1, min(most, largest_messages))
 
 
 def _in_flight_bytes(settings: Settings) -> int:
-    """Return the most bytes of messages of each queue that a worker may have in flight.
+    """Return how many bytes of messages of each queue a worker may have in flight.
 
     An idle queue keeps its share: RabbitMQ sets the limit once, when consuming begins, and any queue may fill at any time.
     """
@@ -79,12 +82,15 @@ def _in_flight_bytes(settings: Settings) -> int:
 
 
 def celery_variables() -> list[str]:
-    """Return the names of variables that Celery would read as settings, and that have no effect here."""
+    """Return the names of the environment variables that Celery would read as settings; here they have no effect."""
     return sorted(name for name, value in os.environ.items() if name.startswith("CELERY_") and value)
 
 
 def remove_celery_variables() -> None:
-    """Log these names, and hide the variables from Celery's command, which takes them for options: one purges the queue."""
+    """Remove Celery's variables from the environment, and log their names.
+
+    Celery's command would take them for options, one of which purges the queue.
+    """
     if variables := celery_variables():
         log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
     for name in variables:
@@ -103,7 +109,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "broker_connection_timeout": broker.timeout_s,
         # RabbitMQ only: a connection that is silent for twice as many seconds counts as dead.
         "broker_heartbeat": max(1, int(2 * broker.timeout_s)),
-        # Each publish has three attempts; this is long enough for a connection to come free.
+        # Each publication makes three attempts; this is long enough for one to end and free its connection.
         "broker_pool_acquire_timeout": 10 * broker.timeout_s,
         "broker_connection_retry_on_startup": True,
         "task_queues": [queues.traces for queues in submission_queues(settings.broker, settings.queues).values()],
@@ -123,8 +129,8 @@ def _configuration(settings: Settings) -> dict[str, Any]:
         "worker_pool": "threads",
         "worker_concurrency": most_in_flight(settings),
         "worker_enable_remote_control": settings.worker.remote_control,
-        # Without this, Celery warns whenever a connection is lost. It has no task to cancel: traces in flight are decided all
-        # the same, and redelivered.
+        # Without this, Celery warns whenever a connection is lost. There is no task to cancel: the worker decides the traces in
+        # flight all the same, and the broker redelivers them.
         "worker_cancel_long_running_tasks_on_connection_loss": True,
     }
 

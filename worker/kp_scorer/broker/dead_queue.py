@@ -1,7 +1,7 @@
 """Dead letters of queued messages, and RabbitMQ's two queues beside the queue of traces: the intake and the dead queue.
 
 RabbitMQ refuses a client that declares the queue of traces without its arguments, so such clients use the intake queue, which
-has none. To the dead queue RabbitMQ moves messages that have expired or found no room. Workers move the messages of both to the
+has none. RabbitMQ moves messages that have expired or found no room to the dead queue. Workers move the messages of both to the
 queue of traces.
 """
 
@@ -31,7 +31,7 @@ log = structlog.get_logger("kp_scorer.broker.dead_queue")
 
 
 def poison(message: Any, readers: int) -> DeadLettering:
-    """Return why a kombu message is dead-lettered that ``readers`` workers have begun to read and none has finished."""
+    """Return the reason to dead-letter a kombu message that ``readers`` workers have begun to read and none has finished."""
     detail = f"{readers} workers died or failed as they read it"
     return DeadLettering("poison", detail, checked_id(message.headers.get("id")), deliveries=deliveries_by(message))
 
@@ -39,7 +39,7 @@ def poison(message: Any, readers: int) -> DeadLettering:
 def dead_letter(
     dead_letters: DeadLetters, message: Any, why: DeadLettering, limits: Limits, received: Received | None = None
 ) -> Decision | None:
-    """Dead-letter a kombu message; a worker passes the ``limits`` by which it read it, and how it was ``received``.
+    """Dead-letter a kombu message; a worker passes the ``limits`` that it applied, and how the message was ``received``.
 
     If this very submission has been decided, return the decision and store nothing. After ServiceUnavailable, which means that
     Redis cannot be reached, the message must be requeued, not acknowledged.
@@ -50,18 +50,18 @@ def dead_letter(
         # No worker has read the message to its end, and reading it now could end this one.
         payload = argument_in(raw_body(message))
     else:
-        # Every worker keeps the same bytes of a submission.
+        # Every worker must keep the same bytes of a submission, because they identify its dead letter.
         payload = submission_in(message, limits)
     return dead_letters.dead_letter(payload, why, received)
 
 
 _RECEIVED_AT_ONCE: Final = 100
-_BYTES_AT_ONCE: Final = 1_048_576  # A batch ends with the message that brings it to this size, as all of it is in memory.
-_BATCHES: Final = 5  # The batches of one call, so that a worker can stop before the queue is empty.
+_BYTES_AT_ONCE: Final = 1_048_576  # A batch, which is all in memory, ends with the message that brings it to this size.
+_BATCHES: Final = 5  # A call moves no more batches, so that a worker can stop before the queue is empty.
 
 
 def drain_all(drainers: Sequence["QueueDrainer"]) -> None:
-    """Make each drainer move messages, and raise the first error only then: a queue that is full must not delay the others."""
+    """Make each drainer move messages, and only then raise the first error: one full queue must not delay the others."""
     errors = []
     for drainer in drainers:
         try:
@@ -122,7 +122,7 @@ class QueueDrainer:
         try:
             return publish_confirmed(producer, [anew(message) for message in messages], self.queues.traces)
         except PreconditionFailed as error:
-            # RabbitMQ refuses one message, such as one over a lowered limit, and drops the others with it.
+            # If RabbitMQ refuses one message, such as one over a limit that was lowered, it drops the others of the batch too.
             if len(messages) == 1:
                 detail = f"message: RabbitMQ refuses it ({error.reply_text})"
                 (message,) = messages

@@ -17,8 +17,8 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def leave_packed(headers: dict[str, Any]) -> None:
-    """Rename the header that makes kombu 5.7.0 unpack a message at once, however large it becomes."""
-    # A producer may have written our header; it does not describe the body.
+    """Rename the header by which kombu 5.7.0 would unpack a message at once, however large it becomes."""
+    # Remove our header if the producer wrote it, because then it does not describe the body.
     headers.pop(PACKED_BY, None)
     if _PACKED_BY_PRODUCER in headers:
         headers[PACKED_BY] = headers.pop(_PACKED_BY_PRODUCER)
@@ -27,7 +27,7 @@ def leave_packed(headers: dict[str, Any]) -> None:
 def result_id(message: Any) -> str:
     """Return the id of the Celery task whose result a message's producer waits for; empty if it waits for none.
 
-    Only a UUID counts, as Celery uses: with any other id, a producer could forge results of other calls.
+    Only a UUID counts, which Celery uses: with any other id, a producer could forge the results of other calls.
     """
     task_id = message.headers.get("id")
     # If its caller does not choose, Celery 5.7 sends null, and 5.1 to 5.6 send false; older versions omit this header.
@@ -44,7 +44,7 @@ def headers_as_sent(headers: dict[str, Any]) -> dict[str, Any]:
 
 def deliveries_by(message: Any) -> int:
     """Return the number of deliveries of a kombu message, this one included; 1 if nobody counted."""
-    # In the first delivery of a message, RabbitMQ leaves a count that its producer may have written.
+    # On the first delivery, RabbitMQ leaves in place a count that the producer may have written.
     if not message.delivery_info.get("redelivered"):
         return 1
     count = message.headers.get(DELIVERY_COUNT)
@@ -60,15 +60,15 @@ def note_sent(headers: dict[str, Any], timestamp_s: object) -> None:
 
 
 def sent_ms_in(headers: Mapping[str, Any]) -> int | None:
-    """Return when a message was sent, by its header; None if the header is missing or makes no sense."""
+    """Return when a message was sent, in Unix milliseconds, by its header; None if that is missing or makes no sense."""
     sent_ms = headers.get(SENT_MS)
     return sent_ms if type(sent_ms) is int and 0 < sent_ms < _LATEST_MS else None
 
 
 def queued_ms(message: Any, received_s: float) -> int | None:
-    """Return how long a message that was received at this Unix time had waited; None if nothing says when it was sent."""
+    """Return the milliseconds that a message received at this Unix time had waited; None if nothing says when it was sent."""
     if (sent_ms := sent_ms_in(message.headers)) is None:
         return None
     waited_ms = round(received_s * 1_000) - sent_ms
-    # One absurd value would spoil all means. If the producer's clock is ahead, the time is 0.
+    # A single absurd value would spoil every mean. If the producer's clock is ahead, the time is 0.
     return max(0, waited_ms) if abs(waited_ms) <= KEPT_S * 1_000 else None

@@ -52,8 +52,9 @@ def publish_all(
 ) -> list[bool]:
     """Publish persistent messages to a queue, in order and in one round trip; return once the broker has them.
 
-    The result tells for each whether the queue accepted it: RabbitMQ refuses messages over a queue's limit, Redis refuses none.
-    For ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all again.
+    The result says of each message whether the queue accepted it: RabbitMQ refuses messages over a queue's limit, Redis refuses
+    none. For ``purpose`` and ``if_missing`` see :func:`with_producer`. After an error some may be on the queue; publish all
+    again.
     """
     if app.conf.broker_url.startswith("redis"):
         with_producer(app, purpose, lambda producer: producer.channel.publish_all(queue.name, messages))
@@ -91,7 +92,9 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
 
 
 def check_room(app: Celery, queues: SubmissionQueues) -> None:
-    """Raise QueueFull if a queue of traces has a limit that is reached, before the ledger notes what it will refuse.
+    """Raise QueueFull if a queue of traces has reached its limit.
+
+    This comes before the ledger notes submissions that the queue would refuse.
 
     On Redis nothing else enforces the limit, so clients that send at the same time may each exceed it by a batch.
     """

@@ -10,9 +10,9 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.server_sections import BrokerSettings, QueueSettings, dead_name, intake_name
 
 _UNLIMITED: Final = 1_000_000_000
-"""The limit on deliveries of a message; the ledger's attempts end a poison trace.
+"""No limit on the deliveries of a message; the ledger's attempts end a poison trace instead.
 
-By default RabbitMQ 4.0 drops a message after 20, and older versions refuse -1 (rabbitmq-server#12250).
+By default RabbitMQ 4.0 drops a message after 20 deliveries, and older versions refuse the limit -1 (rabbitmq-server#12250).
 """
 
 
@@ -21,7 +21,7 @@ class SubmissionQueues(NamedTuple):
 
     traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
     dead: Queue | None  # RabbitMQ puts messages here that expire or have no room; None on Redis.
-    intake: Queue | None  # For producers that declare their queue; workers move its messages to ``traces``. None on Redis.
+    intake: Queue | None  # For producers that declare a queue; workers move its messages to ``traces``. None on Redis.
     limit: int  # The most traces that may wait; 0 without a limit.
 
     @property
@@ -36,7 +36,7 @@ class SubmissionQueues(NamedTuple):
 
 
 def submission_queues(broker: BrokerSettings, queues: QueueSettings) -> dict[str, SubmissionQueues]:
-    """Return the queues that submissions need, by the name of the queue of traces."""
+    """Return the queues that submissions need, keyed by the name of each queue of traces."""
     return {name: _queues_of(name, queue.limit, broker) for name, queue in queues.traces.items()}
 
 
@@ -52,7 +52,8 @@ def _queues_of(name: str, limit: int, broker: BrokerSettings) -> SubmissionQueue
     }
     # The queue has an exchange of its own, because a user who may write to the default exchange can send to any queue.
     traces = _quorum_queue(name, arguments, exchange=name)
-    # Clients declare a durable queue without arguments by default, and RabbitMQ refuses a client that declares it otherwise.
+    # By default, clients declare a durable queue without arguments, so the intake is one: RabbitMQ refuses a declaration that
+    # differs.
     return SubmissionQueues(traces, _quorum_queue(dead_name(name)), _queue(intake_name(name)), limit)
 
 
@@ -74,19 +75,19 @@ def results_queue(settings: Settings, kind: DecisionKind) -> Queue:
 
 
 def results_queues(settings: Settings, kinds: Sequence[DecisionKind]) -> dict[str, Queue]:
-    """Return the queues, by name, that decisions of these kinds go to, as messages or as calls of a task."""
+    """Return the queues, by name, to which decisions of these kinds go, as messages or as calls of a task."""
     if settings.results.via == "stream":
         return {}
     return {settings.queues.name(kind): results_queue(settings, kind) for kind in kinds}
 
 
 def results_streams(settings: Settings, kinds: Sequence[DecisionKind]) -> list[str]:
-    """Return the names of the streams that decisions of these kinds go to."""
+    """Return the names of the streams to which decisions of these kinds go."""
     return list(map(settings.queues.name, kinds)) if settings.results.via == "stream" else []
 
 
 def system_of(broker: BrokerSettings) -> str:
-    """Return the system of a broker as spans name it: ``redis`` or ``rabbitmq``."""
+    """Return the name that spans use for the system of a broker: ``redis`` or ``rabbitmq``."""
     return "redis" if broker.is_redis else "rabbitmq"
 
 

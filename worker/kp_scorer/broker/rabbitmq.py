@@ -24,7 +24,7 @@ from kp_scorer.spans.context import context_in
 _HEADERS: Final = ("task", "id", "ignore_result", "compression")
 """The headers that a worker reads, beside the context.
 
-RabbitMQ would act on others, for example on one that requests copies.
+RabbitMQ would act on some of the others, for example on one that requests copies.
 """
 _NO_TEXT: Final = "?"  # Replaces a header that is not a text: py-amqp reads some values that it cannot write.
 
@@ -60,12 +60,12 @@ class _Connection(pyamqp.Connection):  # type: ignore[misc]  # kombu ships no ty
 
 
 class Transport(pyamqp.Transport):  # type: ignore[misc]
-    """A transport that reads user and password anew for each connection if a file has them, for ``broker_transport``."""
+    """A transport for ``broker_transport``; if a file has the user and password, it reads them anew for each connection."""
 
     Connection = _Connection
 
     def establish_connection(self) -> Any:
-        """Connect."""
+        """Connect, with credentials that are read now if a file has them."""
         if self.client.credential_provider:
             *user, self.client.password = self.client.credential_provider.get_credentials()
             self.client.userid = "".join(user)
@@ -78,7 +78,7 @@ _OPENED: Final[WeakSet[Any]] = WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Drop, in a forked child, the connections of its parent: what both wrote to them would be mixed."""
+    """Drop the parent's connections in a forked child: otherwise the frames of both processes would be mixed."""
     _BLOCKED.clear()
     for connection in list(_OPENED):
         if (transport := connection._transport) and transport.sock:  # noqa: SLF001 - py-amqp would end it for the parent, too
@@ -91,7 +91,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ConfirmingChannel:
-    """A channel that nothing else publishes on, so that the number of a confirm identifies its message."""
+    """A channel on which nothing else publishes, so that the number of a confirm identifies its message."""
 
     def __init__(self, connection: Any) -> None:
         channel = connection.channel()
@@ -115,13 +115,13 @@ class ConfirmingChannel:
         cannot be used: a late confirm would count for another message.
         """
         if not self._is_probed:
-            # A blocked RabbitMQ leaves messages in the connection and publishes them once the alarm ends, one copy for each
-            # attempt.
+            # During an alarm, RabbitMQ would leave messages in the connection, and publish one copy for each attempt once the
+            # alarm ends.
             self.probe(exchange)
         return self._publish(messages, exchange, routing_key, mandatory=True)
 
     def probe(self, exchange: str = "") -> None:
-        """Return once RabbitMQ accepts messages, by sending two that go to no queue: it reports an alarm only to publishers.
+        """Check that RabbitMQ accepts messages, by sending two that go to no queue: it reports an alarm only to publishers.
 
         Raises the errors of :meth:`publish_all`.
         """
@@ -137,7 +137,8 @@ class ConfirmingChannel:
         self._unconfirmed = set(range(first, first + len(messages)))
         self._nacked.clear()
         for message in messages:
-            # Call the method of the class: amqp 5.4.2 replaces the channel's own by one that waits for each confirm.
+            # Call the method of the class, because amqp 5.4.2 replaces that of the instance with one that waits for each
+            # confirm.
             amqp.Channel.basic_publish(self._channel, message, exchange, routing_key, mandatory=mandatory, timeout=timeout_s)
         deadline = time.monotonic() + timeout_s
         left = len(self._unconfirmed)
@@ -165,7 +166,7 @@ class ConfirmingChannel:
 
 
 _CHANNELS: Final[WeakKeyDictionary[Any, ConfirmingChannel]] = WeakKeyDictionary()
-_BLOCKED: Final[dict[str, Any]] = {}  # The py-amqp connection that is blocked, by host and port.
+_BLOCKED: Final[dict[str, Any]] = {}  # The blocked py-amqp connection to each server, by host and port.
 _asking = threading.Lock()
 
 
@@ -182,7 +183,7 @@ def confirming_channel(connection: Any) -> ConfirmingChannel:
 
 
 def set_aside(connection: Any) -> None:
-    """Take a blocked kombu connection out of use; keep one for each server, on which RabbitMQ reports the end of its alarm.
+    """Take a blocked kombu connection out of use; keep one for each server, to hear on it from RabbitMQ when the alarm ends.
 
     RabbitMQ reads nothing from it, not even that it is closed: during an alarm, connections that were closed would pile up
     there.
@@ -190,7 +191,7 @@ def set_aside(connection: Any) -> None:
     blocked = connection._connection  # noqa: SLF001 - the property would connect
     if (channel := _CHANNELS.get(blocked)) and channel.is_blocked:
         if _BLOCKED.setdefault(blocked.host, blocked) is blocked:
-            # Otherwise kombu would close both, and RabbitMQ would not answer.
+            # Otherwise kombu would close the connection and the channel, and wait for RabbitMQ, which would not answer.
             connection._connection = connection._default_channel = None  # noqa: SLF001
         connection.collect()
 
@@ -214,7 +215,7 @@ def _raise_if_blocked(host: str) -> None:
 def _frame_handler(
     connection: Any, callback: Callable[..., Any], *, largest_bytes: int
 ) -> Callable[[tuple[int, int, bytes]], bool]:
-    """Wrap py-amqp's handler of frames.
+    """Return py-amqp's handler of frames, wrapped so that no message can stop or fill the worker.
 
     No body is unpacked, or converted from the encoding that its producer names. Properties that py-amqp cannot read are
     dropped: otherwise every worker that receives the message would raise an error, and none could acknowledge it. Of a body
@@ -263,7 +264,7 @@ def _frame_handler(
 
 
 def _header(payload: bytes, body_bytes: int) -> bytes:
-    """Return the header of a content with this size and without properties."""
+    """Return this frame of a content header with another size of the body, and without properties."""
     header = bytearray(payload[:_BEFORE_PROPERTIES] + _NO_PROPERTIES)
     pack_into(">Q", header, _BODY_SIZE_AT, body_bytes)
     return bytes(header)

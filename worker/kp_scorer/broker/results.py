@@ -57,8 +57,9 @@ class Publisher:
         self._app = app
         self._settings = settings
         self._count_dropped = count_dropped
-        # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. The queue of review is
-        # here even if the settings send nothing to it any more, as an earlier decision may not have been published yet.
+        # Review comes first: a sampled decision waits for room there before anybody reads it elsewhere. The review queue is
+        # here even if the settings send nothing to it any more, because an earlier decision may still have to be published
+        # there.
         published = (each for each in settings.results.publish if each != "revised" or settings.results.via != "task")
         kinds = sorted(published, key=lambda kind: kind != "review")
         queues, streams = results_queues(settings, kinds), results_streams(settings, kinds)
@@ -78,7 +79,7 @@ class Publisher:
         return self._outboxes[names[-1]].destination if names else None
 
     def full(self) -> set[str]:
-        """Return the names of the queues and streams that have just refused decisions, so that this worker waits for room."""
+        """Return the names of the queues and streams that have lately refused decisions, so that this worker waits for room."""
         refused_since = time.monotonic() - _REFUSED_WITHIN_S
         return {name for name, outbox in self._outboxes.items() if outbox.refused_at >= refused_since}
 
@@ -94,10 +95,10 @@ class Publisher:
         return Publication(decision, context, partial(_trace_in, message, decision, limits), size_bytes, published_to)
 
     def publish_all(self, publications: Sequence[Publication]) -> list[ScorerError | None]:
-        """Publish decisions, all of a queue or stream in one round trip; with traces in several.
+        """Publish decisions, in one round trip to each queue and stream, or in several if they carry traces.
 
         A sampled decision goes to review first, and then to the queue of its outcome. Decisions of an outcome that is not
-        published succeed at once. On a full ring, each drops the oldest.
+        published succeed at once. On a full ring, each decision drops the oldest.
 
         On a queue, each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
         header ``decided_at`` is the decision's mark. On a stream, each is an entry with fields for both, and for its context.
@@ -140,7 +141,8 @@ class Publisher:
             args = queue.name, messages, room
             result = with_producer(self._app, "results", lambda producer: producer.channel.publish_within(*args))
             return [True] * result.published, result
-        # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report what it drops.
+        # RabbitMQ notices late that a queue is full, does not limit another app's queue, and does not report the decisions that
+        # it drops. So count them here.
         unread = waiting(self._app, queue)
         count = len(messages) if room.is_ring else max(0, min(len(messages), room.most - unread))
         accepted = publish_all(self._app, "results", queue, messages[:count], [queue]) if count else []
@@ -160,7 +162,7 @@ class Publisher:
         return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
 
     def _names(self, decision: Decision) -> list[str]:
-        """Return the queues or streams that a decision goes to; the last is that of its outcome, or of revisions."""
+        """Return the queues or streams to which a decision goes; the last is that of its outcome, or of revisions."""
         kinds: list[DecisionKind] = [decision.outcome] if decision.sampled is None else ["review", decision.outcome]
         if decision.revised_by:
             kinds = [decision.outcome] if self._settings.results.via == "task" else ["revised"]
@@ -188,7 +190,7 @@ def _trace_in(message: Any, decision: Decision, limits: Limits) -> bytes:
 
 
 class _Outbox:
-    """Publishes decisions to one queue or stream, and knows whether that is full. Threads may share it."""
+    """Publishes decisions to one queue or stream, and remembers whether that is full. Threads may share it."""
 
     def __init__(self, name: str, destination: Destination, put: _Put) -> None:
         """Publish by ``put``, which returns True for each decision that had room. Those without room are the last ones."""
@@ -198,7 +200,7 @@ class _Outbox:
         self.refused_at = -math.inf  # The time of the last refusal, by the monotonic clock; -inf if it accepts all by now.
 
     def put_all(self, publications: Sequence[Publication]) -> tuple[list[bool], int]:
-        """Publish decisions, in order; return for each whether it is published, and the number of old ones that were dropped.
+        """Publish decisions, in order; return whether each is published, and the number of old ones that were dropped.
 
         After an error any of them may be published. Log when the queue or stream becomes full, and when it has room again.
         """

@@ -13,17 +13,17 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import open_item, submission_in
 from kp_scorer.limits import Limits, check_values
 
-_READ_AT_ONCE: Final = 20  # A message may have megabytes.
+_READ_AT_ONCE: Final = 20  # Not more, because a message may have megabytes.
 _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace.
 
 
 def search_queue(
     app: Celery, name: str, limits: Limits, is_wanted: Callable[[object], bool], *, remove: bool = False
 ) -> Iterator[object]:
-    """Yield the wanted submissions or decisions on a queue in Redis; with ``remove``, remove them. An item may come twice.
+    """Yield the wanted submissions or decisions on a queue in Redis; with ``remove``, also remove them. An item may come twice.
 
-    What is not JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched.
-    Raises ServiceUnavailable.
+    An item that is not JSON, or has too many values for a trace, is not wanted. Messages in flight are not searched. Raises
+    ServiceUnavailable.
     """
     # The queue's own list comes last, as workers move messages of other priorities there.
     for each in reversed(with_producer(app, name, lambda producer: producer.channel.lists(name))):
@@ -43,7 +43,8 @@ def _search_list(
             removed = sum(client.lrem(name, 1, item) for item, _ in wanted) if remove else 0
             return len(items), [content for _, content in wanted], removed
 
-        # Producers add at the front, which moves what was not read to higher places: no message is missed.
+        # No message is missed if producers add some meanwhile: they add at the front, which moves the unread ones to higher
+        # places.
         count, found, removed = with_redis(app, name, search)
         yield from found
         if not count:

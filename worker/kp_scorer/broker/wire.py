@@ -1,4 +1,4 @@
-"""Reads and writes messages: it alone decides, with ``headers``, how to read what a producer wrote.
+"""Reads and writes messages: only this module and ``headers`` decide how to read what a producer wrote.
 
 A message on the queue of traces calls the task as Celery's do, or is plain: its body is the trace, and no header names a task.
 Of a call, only the arguments are used, after checks. On Redis a message is in kombu's envelope, or is plain.
@@ -25,7 +25,7 @@ _PARSED: Final = "parsed"  # The property of a kombu message that holds its body
 
 # The values in a task's body besides the trace: lists of arguments, and Celery's options for callbacks.
 _VALUES_AROUND: Final = 100
-_BYTES_AROUND: Final = 65_536  # The bytes in it besides the trace, and in an envelope besides its body.
+_BYTES_AROUND: Final = 65_536  # The bytes in a task's body besides the trace, and in an envelope besides its body.
 _MOST_ENVELOPE_VALUES: Final = 1_000  # An envelope has some forty values, and its body is one of them.
 _DEFLATE: Final = ("application/x-gzip", "gzip", "zlib")  # Celery's names for the compression of zlib.
 _BEFORE_ARGUMENT: Final = b"[["
@@ -52,7 +52,7 @@ def largest_body_bytes(limits: Limits) -> int:
 
 
 class ListItem(NamedTuple):
-    """The parts of a message on Redis that are used."""
+    """The parts of a message on Redis that this package uses."""
 
     content_type: str
     headers: dict[str, Any]
@@ -61,18 +61,19 @@ class ListItem(NamedTuple):
 
 
 def open_item(item: bytes) -> ListItem:
-    """Open the envelope of a message; a JSON object that is not an envelope is the body of a plain message.
+    """Return the parts of a message in its envelope; a JSON object that is not an envelope is the body of a plain message.
 
     Raises errors of many types if an item is neither.
     """
     if item.startswith(CUT_MARK):
-        # A cut message may look complete.
+        # Do not parse a cut message, as it may look complete.
         return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))
     try:
         check_values(item, _MOST_ENVELOPE_VALUES)
         message = loads(item)
     except (InvalidTrace, ValueError):
-        # Too many values for an envelope, or no JSON. The reason is reported later, as for the body of any message.
+        # The item has too many values for an envelope, or is not JSON. The reason is reported later, as for the body of any
+        # message.
         return ListItem("application/json", {}, item)
     if not isinstance(message, dict):
         raise TypeError("neither an envelope nor a plain message")
@@ -82,7 +83,8 @@ def open_item(item: bytes) -> ListItem:
     body, encoding = message["body"].encode("utf-8", "surrogatepass"), message["properties"].get("body_encoding")
     if not body or encoding not in (None, "", "base64"):
         raise ValueError("an envelope without a body, or with one in an unknown encoding")
-    # The bytes of bodies bound what is in flight, and JSON escapes can make the item much longer than the body.
+    # Limits in flight count only the bytes of bodies, so little may be around a body. If the item seems to have more, measure
+    # it without the body, which JSON escapes may have made longer in the item.
     if len(item) - len(body) > _BYTES_AROUND and len(json.dumps({**message, "body": ""}, ensure_ascii=False)) > _BYTES_AROUND:
         raise ValueError("an envelope with too much around its body")
     if encoding == "base64":
@@ -146,7 +148,7 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
     try:
         _, payload, is_plain = _parse(message, limits)
     except InvalidTrace:
-        # A packed body, or one that begins like JSON, may be a submission; nothing more shows without parsing it.
+        # A packed body, or one that begins like JSON, may be a submission; more cannot be told without parsing it.
         may_be_plain = PACKED_BY in headers or raw_body(message).lstrip(b" \t\r\n").startswith(b"{")
         if headers.get("task", TASK_NAME) != TASK_NAME or not ("task" in headers or may_be_plain):
             raise ValueError(f"task: expected {TASK_NAME}") from None

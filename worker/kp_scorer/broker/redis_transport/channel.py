@@ -31,7 +31,7 @@ from kp_scorer.store.decision_stream import Published, Room
 _RECLAIM_EVERY_S: Final = 1.0
 _BACKOFF_WHEN_FULL_S: Final = 1.0
 _RECEIVED_AT_ONCE: Final = 32
-# One receive ends with the message that brings it to these bytes, as all of it is in memory several times over.
+# A receive ends with the message that brings it to this many bytes, as all of it is in memory several times over.
 _RECEIVED_BYTES: Final = 1_048_576
 _RECLAIMED_AT_ONCE: Final = 1_000
 
@@ -39,7 +39,10 @@ log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """A channel that receives by scripts, where kombu pops and notes. ``transport_options`` sets the attributes."""
+    """A channel that receives messages by scripts, in one step where kombu takes two.
+
+    ``transport_options`` sets the attributes.
+    """
 
     QoS = QoS
 
@@ -99,7 +102,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         super()._disconnect_pools()
         for manager in managers:
             manager.close()
-        # Otherwise it would reconnect through a pool that nobody closes.
+        # Drop the client too: otherwise it would reconnect through a pool that nobody closes.
         self.__dict__.pop("_shared_client", None)
 
     def _get_pool(self, asynchronous: bool = False) -> Any:
@@ -107,7 +110,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             self.connection_class = kombu_redis.sentinel.SentinelManagedConnection
             self.connection_class_ssl = kombu_redis.SentinelManagedSSLConnection
             options = self._connparams(asynchronous=asynchronous)
-            # These are the host and port of the first sentinel.
+            # These are the host and port of the first sentinel, not of the primary.
             del options["host"], options["port"]
             pool = primary_pool(self.sentinels, self.master_name, self.sentinel_kwargs, **options)
         else:
@@ -116,9 +119,9 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return pool
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
-        """Consume a queue, each beside the first by a channel and a connection of its own, with the same limits in flight.
+        """Consume a queue; each one after the first gets a channel and a connection of its own, with the same limits in flight.
 
-        On one connection, waiting at an empty queue would keep it from the others.
+        A single connection that waits at an empty queue could not receive from the others.
         """
         if not self._active_queues:
             return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
@@ -192,14 +195,14 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return True
 
     def _most(self) -> int:
-        """Return how many more messages this channel may have in flight."""
+        """Return how many messages this channel may receive at once."""
         if not self.active_queues:
             return 1
         estimate = self.qos.can_consume_max_estimate()
         return _RECEIVED_AT_ONCE if estimate is None else max(1, min(estimate, _RECEIVED_AT_ONCE))
 
     def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
-        """Build the command that receives up to ``most`` messages, the first of which may be one that was ``moved`` already."""
+        """Return the command that receives up to ``most`` messages; the first is the one that was ``moved`` already, if any."""
         keys, sizes, call_name = QueueKeys(queue), Sizes(self.largest_bytes), f"{self._name}.{next(self._numbers)}"
         return redis_queue.receive.command(
             keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, call_name=call_name, sizes=sizes
@@ -214,14 +217,15 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             connection.disconnect()
             raise
         except redis.exceptions.NoScriptError:
-            # Redis is new or has restarted. The next tick receives.
+            # Redis is new or has restarted, so load the script. The next tick receives.
             with self.conn_or_acquire() as client:
                 redis_queue.receive.load(client)
             return []
         except redis.exceptions.ResponseError as error:
             if not is_full(error):
                 raise
-            # A full Redis lets no client wait at an empty queue, but messages that arrive can be received all the same.
+            # A full Redis refuses BLMOVE, so do not wait at an empty queue; the script can still receive the messages that
+            # arrive.
             log.warning("broker_full", queue=queue)
             self._paused_until = time.monotonic() + _BACKOFF_WHEN_FULL_S
             self._blocking = False
@@ -252,7 +256,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return self._message(queue, messages[0])
 
     def _message(self, queue: str, received: ReceivedMessage) -> dict[str, Any]:
-        """Make the message that kombu expects from the body, type and headers in an item.
+        """Return the message that kombu expects, made from the body, type and headers in an item.
 
         An item that is not a message becomes the body. Producers cannot set anything else that kombu reads, such as how a body
         is packed or where a message came from.
@@ -270,13 +274,13 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return {"body": body, "content-type": content_type, "headers": headers, "properties": properties}
 
     def publish_all(self, queue: str, messages: Sequence[Outgoing]) -> None:
-        """Publish messages to a queue in one step: all of them or, after an error such as a full Redis, none."""
+        """Publish messages to a queue in one step: all of them or, if Redis replies with an error such as being full, none."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
             client.lpush(queue, *items)
 
     def publish_within(self, queue: str, messages: Sequence[Outgoing], room: Room) -> Published:
-        """Publish as many messages as there is room for to a queue, in one step, even if Redis is full."""
+        """Publish to a queue as many of these messages as it has room for, in one step, even if Redis is full."""
         items = [self._envelope(queue, *message) for message in messages]
         with self.conn_or_acquire() as client:
             return redis_queue.publish(client, keys=QueueKeys(queue), room=room, messages=items)
@@ -288,12 +292,12 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return str(dumps(message))
 
     def _size(self, queue: str) -> int:
-        # Kombu 5.7.0 asks in a transaction, which a full Redis refuses: then no client could even connect to read.
+        # Kombu 5.7.0 counts messages in a transaction, which a full Redis refuses: then no client could even connect to read.
         with self.conn_or_acquire() as client:
             return sum(map(client.llen, self.lists(queue)))
 
 
 class Transport(kombu_redis.Transport):  # type: ignore[misc]
-    """The Redis transport with this module's channel; for the setting ``broker_transport``."""
+    """The Redis transport with this module's channel, for the setting ``broker_transport``."""
 
     Channel = Channel

@@ -58,7 +58,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def restore_unacked(self, client: Any = None) -> None:
         """Requeue everything in flight when the channel closes."""
-        # A lost connection cannot requeue. Other workers reclaim what is not renewed.
+        # Requeueing is impossible on a lost connection. Other workers reclaim the messages, as nobody renews them.
         if self.channel.is_connected:
             super().restore_unacked(client)
 

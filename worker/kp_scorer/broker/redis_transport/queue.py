@@ -25,7 +25,7 @@ from kp_scorer.store.scripts import nothing, row, rows, script
 
 
 class ReceivedMessage(NamedTuple):
-    """A message as it is delivered."""
+    """A message as Redis delivers it."""
 
     message: bytes
     receipt: bytes
@@ -33,7 +33,7 @@ class ReceivedMessage(NamedTuple):
 
 
 class QueueKeys(Prefixed):
-    """The keys of a queue, by the names that all workers use."""
+    """The names of a queue's keys, which all workers share."""
 
     queue = Key("", "list")
     moving = Key(".moving", "list")
@@ -49,7 +49,10 @@ class QueueKeys(Prefixed):
 
 
 class Sizes(NamedTuple):
-    """The sizes for messages that are too large: the beginning is delivered, behind a mark, and all of it kept for a while."""
+    """The sizes that apply to a message that is too large to be read.
+
+    Its beginning is delivered behind a mark, and all of it is kept for a while.
+    """
 
     largest_bytes: int
     beginning_bytes: int = BEGINNING_BYTES
@@ -59,12 +62,12 @@ class Sizes(NamedTuple):
 
 @script(rows(ReceivedMessage))
 def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, call_name: str, sizes: Sizes) -> None:
-    """Receive the next messages, the first of which is ``moved`` unless that is empty; ``call_name`` is unique."""
+    """Receive the next messages; unless ``moved`` is empty, it is the first. ``call_name`` is unique."""
 
 
 @script(row(Published))
 def publish(*, keys: QueueKeys, room: Room, messages: Sequence[str | bytes]) -> None:
-    """Append messages to a queue, in order, as many as there is room for, even if Redis is full."""
+    """Append to a queue, in order, as many of these messages as it has room for, even if Redis is full."""
 
 
 @script(nothing)
