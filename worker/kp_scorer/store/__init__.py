@@ -1,6 +1,6 @@
-"""Everything in one Redis.
+"""All of the scorer's state in one Redis.
 
-From the bottom up:
+Its modules from the bottom up:
 
 ``connection``, ``condition``, ``keys`` and ``scripts`` with ``lua/``, which the queues in ``broker.redis_transport`` use too;
 ``records``; ``ledger``, ``dead_letters``, ``novelty_log``, ``copies``, ``pinned_sets``, ``runs``, ``decision_stream``,

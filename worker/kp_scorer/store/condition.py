@@ -24,18 +24,18 @@ def memory_used(info: Mapping[str, Any]) -> float:
 def bytes_used(info: Mapping[str, Any]) -> int:
     """Return the bytes that Redis uses, by the reply to ``INFO``.
 
-    Buffers for a slow disk or a replica do not count, as they do not when Redis itself refuses a command.
+    Buffers for a slow disk or a replica are left out: Redis does not count them either when it decides whether it is full.
     """
     return int(info["used_memory"] - info.get("mem_not_counted_for_evict", 0))
 
 
 class Condition(NamedTuple):
-    """The memory and the shortcomings of a Redis; None for figures that this user may not ask for."""
+    """The memory and the shortcomings of a Redis; None for figures that this user may not read."""
 
     memory_used: float | None = None  # The share of its maxmemory; 0 without a limit.
     evicted_keys: int | None = None  # The number of evicted keys since the server started.
     evicts: str = ""  # The shortcoming that makes a full Redis drop keys; empty if it refuses writes instead.
-    shortcomings: tuple[str, ...] = ()  # Each may lose queues, decisions or the log, and names its remedy.
+    shortcomings: tuple[str, ...] = ()  # Each puts queues, decisions or the log at risk, and names its remedy.
     bytes_used: int | None = None
 
     @property
@@ -45,13 +45,13 @@ class Condition(NamedTuple):
 
 
 def condition_of(client: redis.Redis) -> Condition:
-    """Ask a Redis for its condition."""
+    """Return the condition of a Redis."""
     try:
         asked_at_s = time.time()
         info: Any = client.info()
         found = (*_wrong_clock(info, asked_at_s), *shortcomings(info, is_managed=_is_managed(client)))
     except redis.exceptions.ResponseError as error:
-        # This user has no permission to ask, but can do everything else.
+        # This user may not run INFO, but may be able to do everything else.
         return Condition(shortcomings=(f"cannot be looked at: {refusal(error)}",))
     evicts = next((each for each in found if each.startswith(_EVICTS)), "")
     return Condition(memory_used(info), info.get("evicted_keys"), evicts, found, bytes_used(info))
@@ -72,16 +72,16 @@ def _wrong_clock(info: Mapping[str, Any], asked_at_s: float) -> Iterator[str]:
 def _is_managed(client: redis.Redis) -> bool:
     """Return whether Redis has no ``CONFIG``, which means that a provider manages it."""
     try:
-        # Command and subcommand are one word: redis-py 8.1.0 fails to parse the reply for an unknown command.
+        # Pass command and subcommand as one word, because redis-py 8.1.0 fails to parse the reply for an unknown command.
         reply: Any = client.execute_command("COMMAND INFO", "config")  # type: ignore[no-untyped-call]  # redis-py has no types
     except redis.exceptions.ResponseError:
-        # This user has no permission to ask.
+        # This user may not run COMMAND INFO.
         return False
     return bool(reply == [None])
 
 
 def shortcomings(info: Mapping[str, Any], *, is_managed: bool = False) -> Iterator[str]:
-    """Yield shortcomings by the reply to ``INFO``; if Redis is managed, only those that its user can mend."""
+    """Yield the shortcomings that the reply to ``INFO`` shows; if Redis is managed, only those that its user can mend."""
     if info.get("cluster_enabled"):
         yield IS_CLUSTER
     version = str(info.get("redis_version", ""))

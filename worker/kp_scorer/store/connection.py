@@ -39,7 +39,7 @@ REFUSALS: Final = (redis.exceptions.ResponseError, redis.exceptions.Authenticati
 
 
 def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
-    """Make a client that returns bytes, bounds every wait and reconnects by itself. It connects on first use."""
+    """Return a client that returns bytes, bounds every wait and reconnects by itself. It connects on first use."""
     server = settings.server()
     options: dict[str, Any] = {
         "db": server.database,
@@ -61,7 +61,7 @@ def connect(settings: RedisSettings, timeout_s: float) -> redis.Redis:
 
 
 class RenewedCredentials(redis.CredentialProvider):
-    """Reads user and password from the URL's file for each connection, as operators may change them at any time."""
+    """Reads the user and the password from the URL's file for each connection, as operators may change them at any time."""
 
     def __init__(self, settings: RedisSettings | BrokerSettings, *, of_sentinels: bool = False) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ def tls_options(server: ServerUrl) -> dict[str, Any]:
 def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float) -> dict[str, Any]:
     """Return options for :func:`primary_pool` and Celery's backend; none if the URL names no sentinels.
 
-    Asking all sentinels takes no longer than ``timeout_s``, as long as one server may take.
+    Asking all sentinels takes no longer than ``timeout_s``, which is the limit for a single server.
     """
     server = settings.server()
     if server.sentinels is None:
@@ -102,7 +102,7 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
         **credentials,
         "socket_timeout": each_s,
         "socket_connect_timeout": each_s,
-        # Ask the next sentinel instead.
+        # Do not ask the same sentinel again, but the next.
         "retry": Retry(NoBackoff(), 0),
         "ssl": server.is_tls,
         **tls_options(server),
@@ -120,14 +120,15 @@ def leave_replicas(pool: redis.ConnectionPool) -> None:
 
 
 class _LeavesReplicas:
-    """Breaks when Redis refuses a write or a blocking command because it is no longer a primary."""
+    """A mixin for connections that break when Redis refuses a write or a blocking command because it is no longer a primary."""
 
     def read_response(self, *args: Any, **kwargs: Any) -> Any:
         connection: Any = super()
         try:
             return connection.read_response(*args, **kwargs)
         except redis.exceptions.ResponseError as error:
-            # Redis 7 names the error, and 6.2 quotes it within that of the script. UNBLOCKED ends the wait at an empty queue.
+            # Redis 7 names the error, and 6.2 quotes it within the script's error. UNBLOCKED is the error that ends a wait at
+            # an empty queue.
             text, is_named = str(error), isinstance(error, redis.exceptions.ReadOnlyError)
             if not (is_named or "READONLY " in text or text.startswith("UNBLOCKED ")):
                 raise
@@ -136,7 +137,7 @@ class _LeavesReplicas:
 
 
 def reports_outages(part: str) -> Callable[[type[T]], type[T]]:
-    """Make every public method of a class raise ServiceUnavailable, which names ``part``, for any error of redis-py.
+    """Return a decorator of classes: public methods raise ServiceUnavailable, which names ``part``, for errors of redis-py.
 
     This includes refusals: they are the fault of the server, not of a trace.
     """
@@ -214,20 +215,20 @@ def entries_in(client: redis.Redis, stream: str, at_once: int) -> Iterator[tuple
 
 def is_full(error: redis.exceptions.RedisError) -> bool:
     """Return whether Redis refused a command because its memory limit is reached."""
-    # Redis 7 names the error, and 6.2 quotes it within that of the script.
+    # Redis 7 names the error, and 6.2 quotes it within the script's error.
     return isinstance(error, redis.exceptions.OutOfMemoryError) or "OOM " in str(error)
 
 
 def primary_pool(
     sentinels: Sequence[tuple[str, int]], master_name: str, sentinel_kwargs: Mapping[str, Any], **options: Any
 ) -> SentinelConnectionPool:
-    """Make a pool of connections, with ``options``, to the primary that the sentinels call ``master_name``."""
+    """Return a pool of connections, with ``options``, to the primary that the sentinels call ``master_name``."""
     ask_for_primary: Any = _Sentinels(sentinels, sentinel_kwargs=sentinel_kwargs)  # type: ignore[no-untyped-call]  # redis-py has no types
     return SentinelConnectionPool(master_name, ask_for_primary, **options)  # type: ignore[no-untyped-call]
 
 
 class _Sentinels(Sentinel):
-    """Raises an error for a missing primary that redis-py does not retry at once.
+    """Sentinels that report a missing primary by an error that redis-py does not retry at once.
 
     A failover takes seconds; redis-py 8.1.0 would try each command four times, and each time ask all sentinels four times.
     """
@@ -236,7 +237,8 @@ class _Sentinels(Sentinel):
         try:
             return super().discover_master(service_name)  # type: ignore[no-untyped-call]
         except MasterNotFoundError as error:
-            # Only the kinds of errors in redis-py's message: there are none if the sentinels answer and know no such primary.
+            # Keep only the kinds of errors from redis-py's message. It names none if the sentinels answer but know no such
+            # primary.
             reasons = ", ".join(dict.fromkeys(re.findall(r"\b[A-Z]\w*Error\b", str(error)))) or "unknown to them"
             message = f"none of {len(self.sentinels)} sentinels says where the primary {service_name!r} is: {reasons}"
             raise redis.exceptions.TimeoutError(message) from None

@@ -12,13 +12,13 @@ from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import parsed_in, text_in
 from kp_scorer.trace import ReasoningTrace
 
-_TTL_MS: Final = 60_000  # Without their reader, the copies expire after this time.
+_TTL_MS: Final = 60_000  # The copies expire if their reader has not looked for this long.
 _HEARD_AFTER_S: Final = 5.0  # A worker that has not looked for this long counts as dead.
-_SEARCHED_AT_ONCE: Final = 100  # A trace may have a megabyte.
+_SEARCHED_AT_ONCE: Final = 100  # Not more, because a trace may have a megabyte.
 
 
 class Copy(NamedTuple):
-    """A decided trace; None if the stream holds something else."""
+    """A copy of a decided trace; the trace is None if the stream holds something else."""
 
     copy_id: bytes
     trace_id: str
@@ -77,7 +77,7 @@ class Copies:
         return [copy.trace_id for copy, removed in zip(copies, pipeline.execute(), strict=True) if not removed]
 
     def erase(self, trace_ids: Collection[str]) -> None:
-        """Remove the copies of these traces. A reader that has read one already learns so from ``remove``."""
+        """Remove the copies of these traces. A reader that has already read one learns of this from ``remove``."""
         for copy_id, fields in entries_in(self._client, self._key, _SEARCHED_AT_ONCE):
             if text_in(fields.get(b"i")) in trace_ids:
                 self._client.xdel(self._key, copy_id)

@@ -45,7 +45,7 @@ class DeadLetter(NamedTuple):
     occurrences: int
     size_bytes: int
     worker: str = ""  # The worker that dead-lettered it last; empty if no worker received it.
-    queued_ms: int | None = None  # The time that it was queued before; None if nothing says when it was sent.
+    queued_ms: int | None = None  # The time that it was queued before that; None if nothing says when it was sent.
 
 
 _TEXTS: Final = ("reason", "detail", "trace_id", "worker")
@@ -109,7 +109,7 @@ class DeadLetters:
         self._client = client
         self._keys = keys
         self._record_ttl_ms = settings.ttl_ms
-        # No record outlives the dead letter that its trace died by.
+        # A dead letter must not expire before the record that died by it.
         ttl_ms = max(KEPT_S * 1_000, settings.ttl_ms)
         self._bounds = _Bounds(ttl_ms, settings.max_dead_letters, settings.max_dead_letter_bytes)
 
@@ -155,12 +155,12 @@ class DeadLetters:
         return None
 
     def begin_reading(self, message: bytes) -> int:
-        """Note that a suspect message is about to be read; return the number of readers that began and did not end."""
+        """Note that a suspect message is about to be read; return how many began and did not end, this one included."""
         key = self._keys.reading(dead_letter_id_of(message))
         return _begin_reading(self._client, reading=key, kept_ms=KEPT_S * 1_000)
 
     def end_reading(self, message: bytes) -> None:
-        """Note that a message has been read."""
+        """Note that a reader has read a suspect message to its end."""
         self._client.delete(self._keys.reading(dead_letter_id_of(message)))
 
     def make_room(self) -> None:
@@ -178,21 +178,21 @@ class DeadLetters:
             self.on_dropped(cast("Reason", reason.decode()), count)
 
     def dead_lettered(self) -> dict[Reason, int]:
-        """Count by reason the dead-letterings since the ledger began, also those by processes that have died."""
+        """Return the number of dead-letterings since the ledger began, by reason; also those by processes that have died."""
         counts: Any = self._client.hmget(self._keys.counts, REASONS)
         return dict(zip(REASONS, map(number_in, counts), strict=True))
 
     def dropped(self) -> dict[str, int]:
-        """Count by reason the dead letters that made room for others; reasons without any are left out."""
+        """Return the number of dead letters that made room for others, by reason; reasons without any are left out."""
         counts: Any = self._client.hgetall(self._keys.dropped)
         return {text_in(reason): number_in(count) for reason, count in sorted(counts.items())}
 
     def count(self) -> int:
-        """Count the dead letters."""
+        """Return the number of dead letters."""
         return int(self._client.zcard(self._keys.dead_letters))
 
     def read(self, *beginnings: str) -> Iterator[DeadLetter]:
-        """Yield all dead letters, or those whose ids have one of these beginnings, the one last dead-lettered at the end."""
+        """Yield all dead letters, or those whose ids have one of these beginnings; the one last dead-lettered comes last."""
         ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
         wanted = (letter_id for letter_id in map(text_in, ids) if letter_id.startswith(beginnings or ""))
         while chunk := list(islice(wanted, _READ_AT_ONCE)):
@@ -206,7 +206,7 @@ class DeadLetters:
             yield from (_letter(*each) for each in letters if each[1][0] is not None)
 
     def payload(self, letter_id: str) -> bytes:
-        """Read a dead letter's payload; empty if the dead letter no longer exists."""
+        """Return a dead letter's payload; empty if the dead letter no longer exists."""
         payload: Any = self._client.hget(self._keys.dead_letter(letter_id), "payload")
         return payload or b""
 

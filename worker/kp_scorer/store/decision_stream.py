@@ -49,7 +49,7 @@ class Published(NamedTuple):
 
 
 class _Entry(NamedTuple):
-    """The fields of an entry: the mark of its decision, the decision as JSON, and its context for spans, if there is one."""
+    """The fields of an entry: the trace's id, the decision's mark, the decision as JSON, and its context for spans, if any."""
 
     trace_id: str
     decided_at: str
@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
 
 
 def bytes_in(client: redis.Redis, key: str) -> int:
-    """Return the bytes of Redis' memory that a list or stream takes, measured as the scripts do that limit it."""
+    """Return the bytes of Redis' memory that a list or stream takes, measured as in the scripts that limit it."""
     size_bytes: Any = client.memory_usage(key, samples=2_000)
     return int(size_bytes or 0)
 
@@ -87,7 +87,7 @@ class DecisionStream:
         return _publish_decisions(self._client, stream=self.name, room=room, decisions=entries)
 
     def count_unread(self) -> int:
-        """Count the unread decisions."""
+        """Return the number of unread decisions."""
         return self.publish((), Room(0)).unread
 
     def used_bytes(self) -> int:
@@ -100,7 +100,7 @@ class DecisionStream:
             yield entry, fields.get(b"decision", b"")
 
     def remove(self, entry: bytes) -> None:
-        """Remove an entry, which no group receives any more."""
+        """Remove an entry, so that no group receives it any more."""
         self._client.xdel(self.name, entry)
 
     def reader(self, group: str, idle_ms: int) -> "StreamReader":

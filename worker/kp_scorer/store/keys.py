@@ -21,32 +21,32 @@
     {prefix}:worker:{id}        string   a worker's report, as JSON; expires after 5 s
     {prefix}:trace:{id}         hash     the ledger's record of one trace; ``lua/ledger.lua`` lists its fields; expires
                                          ``ledger.ttl_s`` after it was decided or died, and not before
-    {prefix}:outcome_secret     string   what the keys of late outcomes are made of, for programs that may read it; one key
+    {prefix}:outcome_secret     string   the secret behind the keys of late outcomes, for programs that may read it; one key
     {prefix}:pending            zset     ids of pending traces by the time each was last sent, in ms; each leaves when it ends
-    {prefix}:counts             hash     how many were submitted, decided and dead, and how often one was dead-lettered for
-                                         each reason; one key
-    {prefix}:tallies            hash     how many decisions were stored of each domain; one key with a field a domain, of 1,000
-                                         domains and those that settings name. ``lua/commit.lua`` lists its fields
-    {prefix}:drained            string   since when every queue has been seen empty, in ms; expires after 30 days
-    {prefix}:dropped            hash     how many dead letters of each reason were dropped to make room; one key
+    {prefix}:counts             hash     the numbers of submissions, of decided and dead ones, and of dead-letterings for each
+                                         reason; one key
+    {prefix}:tallies            hash     the number of stored decisions of each domain; one key with a field for each of 1,000
+                                         domains and of those that settings name. ``lua/commit.lua`` lists its fields
+    {prefix}:drained            string   the time in ms since when every queue has been seen empty; expires after 30 days
+    {prefix}:dropped            hash     the number of dead letters of each reason that were dropped to make room; one key
     {prefix}:dead               zset     ids of dead letters by the time each was last dead-lettered, in ms; trimmed by age
-    {prefix}:dead_junk          zset     as ``dead``, of what any producer can make at will; trimmed to 50,000 and 128 MiB
-    {prefix}:dead_rest          zset     as ``dead_junk``, of the rest
+    {prefix}:dead_junk          zset     like ``dead``, for those that any producer can cause; trimmed to 50,000 and 128 MiB
+    {prefix}:dead_rest          zset     like ``dead_junk``, for the rest
     {prefix}:dead_sizes         hash     bytes and kind of each dead letter, and the bytes of each kind. These four expire with
                                          the last dead letter
     {prefix}:dead:{id}          hash     a dead letter; expires 30 days after it was last dead-lettered
-    {prefix}:reading:{id}       hash     how many workers began to read a message that has come back for the second time, and
-                                         did not finish; the id is a dead letter's; expires after 30 days
+    {prefix}:reading:{id}       hash     the number of workers that began to read a message that has come back for the second
+                                         time, and did not finish; the id is a dead letter's; expires after 30 days
     {prefix}:runs               zset     ids of runs whose spans are collected by the time each is to be submitted, in ms; at
                                          most 10,000
     {prefix}:runs_bytes         string   bytes of all these spans; at most ``serve.total_bytes``
-    {prefix}:runs_by_sender     hash     the open runs of each token, by its digest, and their bytes; while none is open, absent
-    {prefix}:runs_kept          zset     ids of submitted runs whose spans are kept to be handed on, by the time until when;
+    {prefix}:runs_by_sender     hash     the open runs of each token, by its digest, and their bytes; absent while none is open
+    {prefix}:runs_kept          zset     ids of submitted runs whose spans are kept to be handed on, by the time when that ends;
                                          they make room for new runs. Expires an hour after the last of these times
     {prefix}:run:{id}           hash     the spans of one run; ``lua/store_spans.lua`` lists its fields. Expires with the first
                                          three, 30 days after the last span, or ``runs_kept``; without spans in an hour
     {prefix}:run_recording:{digest}
-                                string   the run by which a conversation came first from one sender, its instrumentation and its
+                                string   the run in which a conversation first came from one sender, its instrumentation and its
                                          times, as JSON; expires after an hour
 
 Beside these, without the prefix, the streams of decisions, which ``decision_stream.py`` describes: their names begin as

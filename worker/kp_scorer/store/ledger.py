@@ -125,7 +125,7 @@ class RedisLedger(LedgerReader):
         self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Commits store facts here; without a gate there are none.
 
     def load_scripts(self) -> None:
-        """Load the script that clients call, because they may not load scripts, and a restarted Redis has none.
+        """Load the script that clients call: they may not load scripts themselves, and a restarted Redis has none.
 
         Also make the secret of late outcomes, unless Redis has one.
         """
@@ -234,7 +234,7 @@ class RedisLedger(LedgerReader):
         _count_resend(self._client, keys=self._keys, trace_id=trace_id)
 
     def label(self, labels: Mapping[str, bool]) -> dict[str, str]:
-        """Label decided traces as good or not; return the states of the others: pending, dead or unknown."""
+        """Label decided traces as good or not; return the state of each that is not decided: pending, dead or unknown."""
         states: dict[str, str] = {}
         left = iter(labels)
         while trace_ids := list(islice(left, _READ_AT_ONCE)):
@@ -244,7 +244,7 @@ class RedisLedger(LedgerReader):
         return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
 
     def erase(self, *trace_ids: str) -> list[int]:
-        """Remove the records of traces, their decisions and late outcomes with them; return how many each had (0 or 1)."""
+        """Remove the records of traces, with their decisions and late outcomes; return how many each trace had (0 or 1)."""
         all_ids = [*trace_ids, *self.late_outcomes(*trace_ids)]
         return _erase_records(self._client, keys=self._keys, trace_ids=all_ids)[: len(trace_ids)]
 

@@ -1,4 +1,4 @@
-"""Reads the ledger: the records of traces, and their numbers."""
+"""Reads the ledger: the records of traces, and their counts."""
 
 import math
 import re
@@ -21,7 +21,7 @@ from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, has_beginning
 
 _READ_AT_ONCE: Final = 500
 _MOST_OLDEST: Final = 10_000  # The most pending submissions among which the oldest trace is looked for.
-_WHOLE_AT_ONCE: Final = 100  # A whole record may have the text of a trace, which may take a megabyte.
+_WHOLE_AT_ONCE: Final = 100  # Not more, because a record may have the text of a trace, which may take a megabyte.
 _TEXTS: Final = (
     *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
 )
@@ -31,7 +31,7 @@ _LOOKED_UP: Final = ("state", "digest", "decision", "reason", "detail", "attempt
 def record_in(
     state: bytes, digest: bytes, decision: bytes, reason: bytes, detail: bytes, attempts: int | bytes, is_held: int = 0
 ) -> Record:
-    """Read a record's fields. Anyone with write access to Redis can have changed them."""
+    """Return the record with these fields, which anyone with write access to Redis may have changed."""
     if state == b"decided":
         decided = parsed_in(Decision, decision)
         return Record("decided", digest or b"", decided) if decided else _damaged(digest, DAMAGED_DECISION)
@@ -87,11 +87,14 @@ class LedgerReader:
         return text_in(secret)
 
     def look_up(self, trace_ids: Sequence[str]) -> list[Record | None]:
-        """Read records, in order and in one round trip; None for a trace that has none."""
+        """Return the records of traces, in order and in one round trip; None for a trace that has none."""
         return [_looked_up(reply) for _, reply in self._fields(trace_ids, _LOOKED_UP)]
 
     def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
-        """Read decisions, in order; None for a trace that has none. Damaged records are noted in :attr:`damaged`."""
+        """Return the decisions on traces, in order; None for a trace that has none.
+
+        Damaged records are noted in :attr:`damaged`.
+        """
         return list(self._decided(trace_ids))
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:
@@ -129,7 +132,8 @@ class LedgerReader:
         """Return the ids of up to ``most`` records chosen at random, and the number of all records."""
         numbers = count()
         counted = (trace_id for trace_id, _ in zip(self._scan(), numbers, strict=False))
-        # Python salts the hash of texts in each process, so the choice is random; an id that comes twice has one hash.
+        # Python salts the hash of texts in each process, so the smallest hashes are a random choice. An id that comes twice has
+        # the same hash, so it is chosen once.
         return list(dict.fromkeys(nsmallest(most, counted, key=hash))), next(numbers)
 
     def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
@@ -143,7 +147,7 @@ class LedgerReader:
             return None
 
     def counts(self) -> SubmissionCounts:
-        """Count the submissions, as of one moment."""
+        """Return the numbers of submissions, as of one moment."""
         return _counts(self._client, keys=self._keys)
 
     def tallies(self) -> Tallies:
@@ -168,7 +172,7 @@ class LedgerReader:
 
     def _pending(self) -> Iterator[tuple[str, float]]:
         """Yield the ids of the oldest pending submissions, in order, and the time at which each was last sent."""
-        # Every worker asks every ten seconds, and a million outcomes may wait for traces that nobody submits.
+        # Do not read all: every worker asks every ten seconds, and a million outcomes may wait for traces that nobody submits.
         for start in range(0, _MOST_OLDEST, _READ_AT_ONCE):
             read: Any = self._client.zrange(self._keys.pending, start, start + _READ_AT_ONCE - 1, withscores=True)
             if not read:

@@ -90,7 +90,7 @@ class RedisLog:
         return [_place_in(place) if place else None for place in places], tail
 
     def entries(self) -> Iterator[Entry]:
-        """Read the whole log, oldest first, in chunks."""
+        """Yield all entries of the log, oldest first; read them in chunks."""
         for entry_id, fields in entries_in(self._client, self._own.log, READ_CHUNK):
             yield _entry(entry_id, list(chain(*fields.items())))
 
@@ -100,7 +100,7 @@ class RedisLog:
         return [_entry(entry_id, list(chain(*fields.items()))) for entry_id, fields in entries]
 
     def erase(self, *trace_ids: str) -> Counter[str]:
-        """Remove traces' vectors from the log, and from mirrors once they read on; return the numbers of vectors by trace."""
+        """Remove traces' vectors from the log, and from mirrors once they read on; return the number of vectors by trace."""
         # Search the log itself: a record that expired and was made anew does not know the trace's earlier places.
         ttl_ms, most = self._window.ttl_ms + self._window.slack_ms, self._window.kept_elements
         return erase_entries(self._client, self._own, self._keys.record_prefix, trace_ids, ttl_ms, most)
@@ -123,7 +123,7 @@ def erase_entries(
 ) -> Counter[str]:
     """Erase the entries of traces, and note each erasure for the mirrors; return the number of entries by trace.
 
-    The notes expire after ``ttl_ms``; there are at most ``most``.
+    The notes expire after ``ttl_ms``; only about the newest ``most`` are kept.
     """
     erased, start = Counter[str](), "-"
     while start:
@@ -143,7 +143,10 @@ def erase_entries(
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
-    """Read an entry. A damaged one has neither trace nor vector, like an erased one, and its place is never reused."""
+    """Return the entry with these fields.
+
+    A damaged one has neither trace nor vector, like an erased one, but keeps its place.
+    """
     place = _place_in(entry_id)
     # Anyone with write access to Redis can store other fields here.
     with suppress(ValueError):
@@ -156,7 +159,7 @@ def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
 
 
 def _place_in(field: bytes) -> Place:
-    """Read a place; return one where no entry can be if the field holds something else."""
+    """Return the place in a field; if the field holds something else, return a place that no entry can have."""
     with suppress(ValueError):
         return Place.parse(field.decode())
     return Place(0, 0)
@@ -186,7 +189,7 @@ def _in_words(value: float | str) -> str:
 
 
 def _is_lost(cursor: Cursor, last_trace_id: bytes, erasures: Sequence[Erasure]) -> bool:
-    """Return whether the log lost the cursor's entry, other than by an erasure."""
+    """Return whether the log has lost the cursor's entry in another way than by an erasure."""
     # The trace id must match too: after a failover the log may have another trace at the same place.
     if not cursor.trace_id or text_in(last_trace_id) == cursor.trace_id:
         return False

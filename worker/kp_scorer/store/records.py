@@ -47,7 +47,7 @@ class Record(NamedTuple):
 
 
 class Tallies(NamedTuple):
-    """The numbers of stored decisions."""
+    """Counts of the stored decisions."""
 
     domains: dict[str, int]  # The decisions in each domain. Once there are many domains, further ones share the empty name.
     guards: dict[str, int]  # The decisions for which each guard fired.
@@ -118,7 +118,7 @@ class SubmissionCounts(NamedTuple):
 
 
 def number_in(field: bytes | int | None) -> int:
-    """Read a count or a time in ms from a field in Redis; return 0 if it holds anything else, as the scripts do."""
+    """Return the count or the time in ms that a field in Redis holds; 0 if it holds anything else, as in the scripts."""
     try:
         number = int(field or 0)
     except ValueError:
@@ -127,12 +127,12 @@ def number_in(field: bytes | int | None) -> int:
 
 
 def text_in(field: bytes | None) -> str:
-    """Read the text in a field in Redis; escape bytes that are not UTF-8."""
+    """Return the text in a field in Redis, with bytes that are not UTF-8 escaped."""
     return (field or b"").decode("utf-8", "backslashreplace")
 
 
 def parsed_in(model: type[Parsed], field: bytes | None) -> Parsed | None:
-    """Parse a model from the JSON in a field in Redis; return None if that fails."""
+    """Return the model that a field in Redis holds as JSON; None if it holds anything else."""
     try:
         return model.model_validate_json(field or b"")
     except ValidationError:
@@ -159,7 +159,7 @@ class MemoryLedger:
         self._records = OrderedDict[str, tuple[bytes, bytes]]()  # Digest and decision, or nothing, by trace id.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
-        """Read records, and create missing ones. No attempt is charged, as the ledger ends with its process."""
+        """Return the records of traces, and create missing ones. No attempt is charged, as the ledger ends with its process."""
         records: list[Record] = []
         for trace_id, digest in identities:
             known_digest, decision = self._records.setdefault(trace_id, (digest, b""))

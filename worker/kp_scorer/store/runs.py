@@ -19,7 +19,7 @@ from kp_scorer.trace import TRACE_ID_PREFIX
 
 _LEASE_MS: Final = 60_000  # A claim ends after this time. No conversion takes as long, so its process died or cannot submit.
 _FULL_MS: Final = 2_000  # If their queue is full, due runs wait this long before they are due again.
-_EMPTY: Final = 6  # A run with nothing of an agent waits this many times ``quiet_s``: health checks take room, too.
+_EMPTY: Final = 6  # A run without an agent's span waits at most this many times ``quiet_s``, as health checks take room, too.
 _REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
@@ -33,7 +33,7 @@ Ended = Literal["submitted", "left_out", "dead", "forgotten", "forwarded"]
 
 
 class ReceivedSpan(NamedTuple):
-    """A span as it is stored."""
+    """A span in the form in which it is stored."""
 
     span_id: str
     content: bytes  # The span in OTLP's JSON; empty if it is too large.
@@ -58,7 +58,7 @@ class ClaimedRun(NamedTuple):
 
     @property
     def export(self) -> bytes:
-        """The spans in OTLP's JSON, as its dead letter keeps them."""
+        """The spans in OTLP's JSON, in the form that the run's dead letter keeps."""
         # Without the id, all runs without a stored span would be the same dead letter.
         spans = b",".join(self.spans) or b'{"traceId":"%s"}' % self.run_id.encode()
         mark = _INCOMPLETE if self.is_too_large else b""
@@ -225,7 +225,7 @@ class Runs:
     def recorded_before(self, run: ClaimedRun, recording: Recording) -> str:
         """Return the id of the run that another instrumentation recorded at the same time; empty if there is none.
 
-        It has the same sender: what another one sends must not keep a run from being decided.
+        Only runs of the same sender count: otherwise a sender could keep another's run from being decided.
         """
         key, own = self._keys.recording(run.sender + recording.digest), json.dumps([run.run_id, *recording[1:]])
         self._client.set(key, own, nx=True, px=_REMEMBERED_MS)

@@ -48,7 +48,7 @@ def rows(kind: Callable[..., R]) -> Callable[[Any], list[R]]:
 
 
 def nothing(_: Any) -> None:
-    """Convert the reply of a script that returns nothing."""
+    """Return None, for a script whose reply says nothing."""
 
 
 class Script(Generic[P, R]):
@@ -60,7 +60,7 @@ class Script(Generic[P, R]):
         self.parse = reply
         labelled = _HEADER.findall(_text(self.name))
         header = {label: " ".join(names.replace("\n--", " ").split()) for label, names in labelled}
-        # The texts that a script uses follow its locals, as they may refer to them.
+        # The texts of the libraries come after the script's locals, because they may refer to these.
         self._texts = [*filter(None, header.get("Uses", "").split(", ")), self.name]
         hints = get_type_hints(function)
         own = vars(hints.pop("keys", object))
@@ -76,7 +76,7 @@ class Script(Generic[P, R]):
         self.compile()
 
     def compile(self) -> None:
-        """Build the text that Redis runs, and the SHA-1 by which Redis knows it."""
+        """Set :attr:`source`, the text that Redis runs, and :attr:`sha`, the SHA-1 by which Redis knows it."""
         keys = [_Parameter(name, {name: str}, is_list=False) for name in self._own]
         lines = [*_locals("KEYS", [*keys, *self._keys]), *_locals("ARGV", self._arguments)]
         texts = [_text(name) for name in self._texts]
@@ -87,7 +87,7 @@ class Script(Generic[P, R]):
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, *_: P.args, **values: P.kwargs) -> tuple[Any, ...]:
-        """Build the command that calls the script, for callers that read the reply and convert it by :attr:`parse`."""
+        """Return the command that calls the script, for callers that read the reply and convert it by :attr:`parse`."""
         keys = [getattr(values["keys"], name) for name in self._own]
         keys += _flat(values[each.name] for each in self._keys)
         return "EVALSHA", self.sha, len(keys), *keys, *_flat(values[each.name] for each in self._arguments)
@@ -111,7 +111,7 @@ class Script(Generic[P, R]):
 
 
 def script(reply: Callable[[Any], R]) -> Callable[[Callable[P, None]], Script[P, R]]:
-    """Make a :class:`Script` of a function without a body, whose reply ``reply`` converts."""
+    """Return a decorator that makes a :class:`Script` of a function without a body; ``reply`` converts the script's reply."""
     return lambda function: Script(function, reply)
 
 
@@ -143,12 +143,12 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(value, np.ndarray):
             yield value.astype(VECTOR).tobytes()
         else:
-            # redis-py accepts no booleans.
+            # redis-py refuses booleans.
             yield int(value) if isinstance(value, bool) else value
 
 
 def _locals(table: str, parameters: Sequence[_Parameter]) -> Iterator[str]:
-    """Yield the Lua that names the keys or the arguments."""
+    """Yield the lines of Lua that give the keys or the arguments their names."""
     number = 1
     for name, fields, is_list in parameters:
         place = "i" if is_list else str(number)

@@ -60,7 +60,7 @@ class Store(AbstractContextManager["Store"]):
     """
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
-        """Own ``client`` from now on."""
+        """Take over ``client``, which :meth:`close` closes."""
         self._client = client
         self._settings = settings
         self._keys = Keys(settings.redis.prefix)
@@ -93,7 +93,7 @@ class Store(AbstractContextManager["Store"]):
         return sorted(filter(None, reports), key=lambda report: report.node)
 
     def used_by_part(self, spaces: Collection[str]) -> dict[str, int]:
-        """Return the bytes of records, logs of these spaces, dead letters and open runs; empty without the permission."""
+        """Return the bytes of records, logs of these spaces, dead letters and open runs; empty for a user who may not scan."""
         return used_by_part(self._client, self._keys, spaces, list(self._settings.novelty.pinned))
 
     def decision_stream(self, name: str) -> DecisionStream:

@@ -1,4 +1,4 @@
-"""The bytes that each part of the scorer takes in Redis, by a sample of bounded size."""
+"""Estimates the bytes that each part of the scorer takes in Redis, from a sample of bounded size."""
 
 from collections.abc import Callable, Iterable, Sequence
 from random import sample
@@ -56,7 +56,7 @@ def _compared(keys: Keys, space: str, pinned: Sequence[str]) -> list[str]:
 
 
 def _ended(client: redis.Redis, keys: Keys, records: Sequence[bytes]) -> list[bytes]:
-    """Return some of these records that are not pending; those of pending traces hold a text and are measured apart."""
+    """Return some of these records whose traces are not pending; pending ones hold a text, so they are measured apart."""
     some = records[:_MEASURED]
     pipeline = client.pipeline(transaction=False)
     for name in some:
