@@ -70,7 +70,8 @@ class Bodies:
     async def in_turn(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[], Result]) -> Result:
         """Work on a request in a thread, and return the result.
 
-        Each token's requests are worked on one at a time, so that many of one token delay another's by no more than one.
+        Only one request of each token is worked on at a time, so that a token with many of them delays another's by no more
+        than one.
         """
         async with self._turns[request.state.token, limiter]:
             return await anyio.to_thread.run_sync(work, limiter=limiter)

@@ -15,7 +15,7 @@ log = structlog.get_logger("kp_scorer.serve.certificates")
 
 
 class Renewal:
-    """Loads a certificate again once its files were replaced; new connections get it."""
+    """Loads the certificate again after its files have been replaced; new connections get the new one."""
 
     def __init__(self, settings: ServeSettings, load: Callable[[], None]) -> None:
         self._settings, self._load = settings, load
@@ -26,7 +26,7 @@ class Renewal:
         return [(state.st_ino, state.st_mtime_ns) for state in states]
 
     def renew(self) -> None:
-        """Load both files again if either has changed. The old pair stays in use while the new one does not match."""
+        """Load both files again if either has changed. While they do not match, the old pair stays in use."""
         with suppress(OSError):
             if (files := self._files()) == self._last:
                 return

@@ -1,4 +1,4 @@
-"""Defines the metrics that ``serve`` measures from its start on, with prometheus_client."""
+"""The metrics of ``serve``: counters, histograms and gauges of prometheus_client."""
 
 import time
 from functools import partial
@@ -10,7 +10,7 @@ from kp_scorer.errors import REASONS, Reason
 from kp_scorer.settings.sections import ServeSettings
 from kp_scorer.store.runs import Outcome
 
-OTHER: Final = "other"  # Counts requests without a route: a peer may ask for any path.
+OTHER: Final = "other"  # The label of requests without a route, because a peer may ask for any path.
 _PREFIX: Final = "kp_scorer_serve"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -19,28 +19,28 @@ class ServeMetrics:
     """The metrics of one process. Any thread may update and read them."""
 
     def __init__(self) -> None:
-        """Begin every series with a known name at 0: queries miss the first increase of a series that starts at 1."""
+        """Begin every series with a known label at 0: queries miss the first increase of a series that starts at 1."""
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         disable_created_metrics()  # type: ignore[no-untyped-call]
         counter = partial(Counter, namespace=_PREFIX, registry=self.registry)
         gauge = partial(Gauge, namespace=_PREFIX, registry=self.registry)
         self._requests = counter("requests", "Requests answered, by route and status", ("route", "status"))
-        about = "From the headers of a request to the end of its answer, by route"
+        about = "Time from the headers of a request to the end of its answer, by route"
         self._request_s = Histogram("request_seconds", about, ("route",), _PREFIX, registry=self.registry, buckets=_SECONDS)
         self.spans = counter("spans", "Spans received, by outcome", ("outcome",))
-        self.traces = counter("traces", "Traces received as such, by outcome", ("outcome",))
+        self.traces = counter("traces", "Traces received as traces, not as spans, by outcome", ("outcome",))
         self.runs_submitted = counter("runs_submitted", "Runs submitted")
         self.runs_left_out = counter(
-            "runs_left_out", "Runs left out: of no agent, without content, unfinished, or repeated", ("reason",)
+            "runs_left_out", "Runs left out, by reason: of no agent, without content, unfinished, or repeated", ("reason",)
         )
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
-        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped, as nobody reads the log")
+        self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because nothing reads the log")
         self.ready = gauge("ready", "1 if runs can be submitted")
         # All processes show the same values here, as they describe what processes share.
         self._runs_open = gauge("runs_open", "Runs being collected")
         self._held_bytes = gauge("held_bytes", "Bytes of the spans of runs being collected")
-        self._used = gauge("room_used_ratio", "Share in use of 10,000 runs or of serve.total_bytes, whichever is larger")
+        self._used = gauge("room_used_ratio", "Fraction in use of 10,000 runs or of serve.total_bytes, whichever is larger")
         for outcome in (*get_args(Outcome), "nameless"):
             self.spans.labels(outcome)
         for outcome in ("pending", "invalid", "conflict"):
@@ -61,7 +61,7 @@ class ServeMetrics:
         self._used.set(max(runs / limits.runs, held_bytes / limits.total_bytes))
 
     def measured(self, app: Any) -> Any:
-        """Wrap an ASGI application to count and time its answers."""
+        """Return an ASGI application wrapped so that its answers are counted and timed."""
 
         async def measure(scope: Any, receive: Any, send: Any) -> None:
             status, began_s = 500, time.perf_counter()

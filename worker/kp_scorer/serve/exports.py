@@ -35,18 +35,18 @@ PROTOBUF: Final = "application/x-protobuf"
 # The attributes of a resource that its spans keep.
 _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
-_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agents may have it.
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agent may have it.
 _MOST_SPANS: Final = 20_000
-_MOST_FIELDS: Final = 7 * _MOST_SPANS  # The fields around spans in Protobuf: each may have its own resource and scope.
-_MOST_OBJECTS: Final = 1_000_000  # In the JSON of all spans: each takes microseconds, and two bytes in Protobuf.
+_MOST_FIELDS: Final = 7 * _MOST_SPANS  # The most fields around spans in Protobuf: each may have its own resource and scope.
+_MOST_OBJECTS: Final = 1_000_000  # In the JSON of all spans. An object takes microseconds, but only two bytes in Protobuf.
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
-_MOST_SCOPE: Final = 128  # Characters of the name of a scope.
-_MOST_LASTING_BYTES: Final = 1_024  # The bytes of a resource's attributes that its spans keep.
-_MOST_SOURCE_BYTES: Final = 4_096  # The bytes of a resource and a scope that spans keep in full, to be handed on.
+_MOST_SCOPE: Final = 128  # The most characters of the name of a scope.
+_MOST_LASTING_BYTES: Final = 1_024  # The most bytes of those attributes of a resource that its spans keep.
+_MOST_SOURCE_BYTES: Final = 4_096  # The most bytes of a resource, or a scope, that spans keep in full, to be handed on.
 
 
 class Signal(NamedTuple):
-    """A kind of OTLP export: the keys of its lists in JSON, and the Protobuf message of an item with the numbers of its ids."""
+    """A kind of OTLP export: the keys of its lists in JSON, an item's message in Protobuf, and the fields of its ids."""
 
     resources: str
     scopes: str
@@ -64,7 +64,7 @@ def spans_in(
 ) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of spans without valid ids.
 
-    A span that is too large is returned without content. With ``keeps_source``, spans have their resource and scope, to be
+    A span that is too large is returned without content. With ``keeps_source``, spans keep their resource and scope, to be
     handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if the body is
     no export.
     """
@@ -83,7 +83,8 @@ def spans_in(
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
         # A span without attributes was too large to parse. Its run is too large as well, so keep no content.
         content = _as_bytes(fields) if "attributes" in fields else b""
-        # Within a text, a quote has a backslash before it.
+        # Count the objects. Within a text, a backslash precedes each quote, so no text looks like the start of an object with
+        # fields.
         objects += content.count(b'{"') + content.count(b"{}")
         if objects > _MOST_OBJECTS:
             raise InvalidTrace.whole(f"expected at most {_MOST_OBJECTS} objects")
@@ -143,7 +144,7 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
                 for raw in scope.field_2:
                     if len(raw) > _MOST_SPAN_BYTES:
                         large = _Layer.FromString(raw)
-                        # The last one counts; a list of all would take forty times their bytes.
+                        # If a field is repeated, the last one counts. A list of all would take forty times their bytes.
                         yield _ids(*(b"".join(getattr(large, f"field_{number}")[-1:]) for number in signal.ids))
                         continue
                     item = signal.message.FromString(raw)
@@ -163,20 +164,20 @@ def _small(value: object, otherwise: dict[str, Any]) -> str:
 
 
 def _source(resource: str, scope: str, lasting: int) -> str:
-    """Return the resource and scope of a span, whose first ``lasting`` attributes are the resource's.
+    """Return a span's resource and scope, and the number of its first attributes that are the resource's (``lasting``).
 
-    They are one text, which counts as only one of the values that a run may have.
+    The result is a single text, so that it counts as only one of the values that a run may have.
     """
     return f"[{resource}, {scope}, {lasting}]"
 
 
 def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:
-    # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
+    # OTLP's JSON has ids in hexadecimal, unlike the JSON of other Protobuf messages.
     return {"traceId": trace_id.hex(), "spanId": span_id.hex(), "parentSpanId": parent_id.hex()}
 
 
 def _layer() -> Any:
-    """Make the class of a message that parses one layer only: each field holds the bytes of the real message's field."""
+    """Return the class of a message that parses one layer only: each field holds the bytes of the real message's field."""
     kind = FieldDescriptorProto
     fields = [
         kind(name=f"field_{number}", number=number, type=kind.TYPE_BYTES, label=kind.LABEL_REPEATED)

@@ -1,4 +1,4 @@
-"""Serves OpenTelemetry's exports over gRPC: passes each to the application that answers exports over HTTP.
+"""Serves OpenTelemetry's exports over gRPC, by passing each to the application that answers exports over HTTP.
 
 https://opentelemetry.io/docs/specs/otlp/#otlpgrpc
 """
@@ -26,10 +26,10 @@ from kp_scorer.serve.exports import PROTOBUF
 from kp_scorer.settings.sections import ServeSettings
 
 _OPTIONS: Final[Mapping[str, int]] = {
-    # A second process would share the port, and get some of the connections.
+    # Otherwise a second process could share the port, and would get some of the connections.
     "grpc.so_reuseport": 0,
     "grpc.max_receive_message_length": ServeSettings.body_bytes,
-    # gRPC would unpack a message whole, however large it becomes, before it checks the size or we check the token.
+    # Otherwise gRPC would unpack all of a message, however large it becomes, before it checks the size or we check the token.
     "grpc.per_message_decompression": 0,
     "grpc.max_concurrent_streams": 100,
     # Close the connections of peers that send nothing, or stop reading. Exporters connect again by themselves.
@@ -39,7 +39,7 @@ _OPTIONS: Final[Mapping[str, int]] = {
     "grpc.max_connection_age_grace_ms": 30_000,
     "grpc.keepalive_time_ms": 20_000,
     "grpc.keepalive_timeout_ms": 10_000,
-    # Otherwise the amount that a peer may send before any of it is read grows from 64 KiB to mebibytes.
+    # Otherwise gRPC lets a peer send mebibytes, instead of 64 KiB, before any of it is read.
     "grpc.http2.bdp_probe": 0,
 }
 _GZIP: Final = b"\x1f\x8b"  # No message of Protobuf begins like this: 7 is not a type of field.
@@ -84,7 +84,7 @@ class _Exports:
     def __init__(self, app: ASGIApp, most_of_one: int) -> None:
         self._app = app
         self._open = Counter[str]()
-        # gRPC reads a message as a whole, and its size is unknown before that: each counts as one of the largest size.
+        # gRPC reads a message as a whole, and nobody knows its size before, so each counts as one of the largest size.
         self._reading = asyncio.Semaphore(BODIES)
         self._reading_of = defaultdict[str, asyncio.Semaphore](lambda: asyncio.Semaphore(most_of_one))
 
@@ -100,8 +100,8 @@ class _Exports:
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
             if message.startswith(_GZIP):
-                # Unpack one byte more than the application allows, so that it refuses larger messages. It also answers the
-                # error that damaged gzip raises here.
+                # Unpack one byte more than the application allows, so that it refuses larger messages. Damaged gzip raises an
+                # error here, which the application answers too.
                 message = zlib.decompressobj(wbits=31).decompress(message, ServeSettings.body_bytes + 1)
             return {"type": "http.request", "body": message}
 
@@ -111,7 +111,7 @@ class _Exports:
             answered |= dict(message.get("headers", ()))
             body += message.get("body", b"")
 
-        # Starlette raises errors again once it has answered them.
+        # Starlette raises an error again after it has answered it.
         with suppress(Exception):
             await self._app(scope, receive, send)
         if status != 200:
@@ -134,7 +134,7 @@ def _scope(signal: str, context: Any) -> dict[str, Any]:
     for name, value in context.invocation_metadata():
         if name == "authorization":
             headers.append((b"authorization", value.encode()))
-    # A peer is written as ipv4:127.0.0.1:50000 or ipv6:%5B::1%5D:50000.
+    # gRPC writes a peer as ipv4:127.0.0.1:50000 or ipv6:%5B::1%5D:50000.
     host = unquote(context.peer()).partition(":")[2].rpartition(":")[0].strip("[]")
     request = {"method": "POST", "scheme": "http", "path": f"/v1/{signal}", "query_string": b"", "client": (host, 0)}
     return {"type": "http", "http_version": "2", "headers": headers, "state": {}, **request}

@@ -14,7 +14,7 @@ from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.exports import JSON, PROTOBUF, failure
 
 _OTLP_PATH: Final = re.compile(r".*(/v1/(?:traces|logs|metrics))/*")
-"""Exporters may add a prefix, as that of Langfuse does, or a slash."""
+"""An exporter may add a prefix, as Langfuse's does, or a slash."""
 _RETRY_AFTER: Final = {"Retry-After": "2"}
 _MOST_PATH: Final = 100  # The most characters of a path in a line of the log.
 _THROTTLE: Final = LogThrottle()
@@ -33,7 +33,7 @@ def refuse_in(app: FastAPI) -> None:
 class _RequestFilter:
     """Strips prefixes from OTLP's paths, and refuses requests with two lengths, whose connections it closes (RFC 9112).
 
-    A proxy may believe one length where this server believes the other.
+    A proxy may go by one length and this server by the other, so that they disagree where the next request begins.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -55,7 +55,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ServiceUnavailable):
-        # Exporters try again, and any peer may cause this, so log it seldom.
+        # Log this seldom: exporters try again, and any peer can cause it.
         if _THROTTLE.admit(message):
             log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503
@@ -65,7 +65,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     elif isinstance(error, TraceConflict):
         status = 409
     elif not isinstance(error, InvalidTrace | NotConverted):
-        # The message of another's error may quote a trace.
+        # The message of an error that is not ours may quote a trace.
         detail = {"detail": message} if isinstance(error, ScorerError) else {}
         log.error("request_failed", error=type(error).__name__, where=raised_at(error), **detail)
         status, message = 500, "an internal error, see the log"

@@ -1,6 +1,6 @@
 """Builds the ASGI application, with a handler for each path.
 
-Handlers wait in the event loop, and work in threads.
+Handlers wait in the event loop, and do their work in threads.
 """
 
 import os
@@ -51,7 +51,7 @@ log = structlog.get_logger("kp_scorer.serve.routes")
 class SubmittedTrace(BaseModel):
     """The outcome of one trace of a request."""
 
-    number: int  # Its place in the request, from 1.
+    number: int  # The trace's place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]
     trace_id: str | None = None
     outcome_key: str | None = None
@@ -82,8 +82,8 @@ class _Handlers:
         self._tokens = tokens
         self._limits = settings.limits
         self._of_bodies = settings.limits.model_copy(update={"message_bytes": most_bytes, "values": _MOST_VALUES})
-        # Spans in Protobuf take thirty times their size, so only one request of them is read at a time. A broker that hangs
-        # does not delay these requests.
+        # Parsed spans take thirty times the size of their Protobuf, so only one request of them is read at a time. Traces have
+        # a limit of their own, so that a broker that hangs does not delay spans.
         self._of_spans, self._of_traces = anyio.CapacityLimiter(1), anyio.CapacityLimiter(1)
         self._kept = KeptRuns(settings.serve.kept, settings) if settings.serve.kept else None
         self._of_kept = anyio.CapacityLimiter(1)
@@ -126,7 +126,7 @@ class _Handlers:
             self._metrics.spans.labels(outcome).inc(rejected_of_run)
             self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
             if outcome == "full":
-                # The exporter sends all spans again. Those that are stored by now count once.
+                # The exporter sends all spans again. Those that are already stored still count once.
                 raise QueueFull("runs: no room until some are submitted")
             if rejected_of_run:
                 rejected += rejected_of_run
@@ -215,7 +215,7 @@ class _Handlers:
                 return Response(as_prompt(runs, tokens), media_type="text/plain")
             return JSONResponse({"runs": [run._asdict() for run in runs]})
 
-        # Runs may be large, and writing them would hold up all other requests.
+        # Write the answer in a thread too: runs may be large, and writing them here would hold up all other requests.
         return await self._bodies.in_turn(request, self._of_kept, answer)
 
 
@@ -227,7 +227,7 @@ def make_app(
     submitter: Submitter,
     metrics: ServeMetrics,
 ) -> FastAPI:
-    """Build the application, with a client of each queue; its OpenAPI is at ``/openapi.json``."""
+    """Return the application, which uses a client for each queue; its OpenAPI is at ``/openapi.json``."""
     handlers = _Handlers(settings, store, clients, tokens, metrics)
     # FastAPI's pages of documentation would load scripts from other hosts. Its redirects, for paths that end with a slash,
     # would lead requests from a proxy that ends TLS to plain HTTP, with their tokens.
@@ -263,7 +263,8 @@ def _takes(types: Mapping[str, object]) -> dict[str, Any]:
 
 def _media_type(request: Request, *accepted: str) -> str:
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Web pages of other sites may send other types without asking, even to a server that only this machine can reach.
+    # Refuse other types: browsers let any site's pages send some of them without asking, even to a server that only this
+    # machine can reach.
     if media_type not in accepted:
         raise HTTPException(415, f"expected Content-Type {' or '.join(accepted)}")
     return media_type

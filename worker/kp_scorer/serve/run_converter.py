@@ -18,7 +18,10 @@ from kp_scorer.errors import InvalidTrace, NotConverted, NotRecorded, Problem, U
 from kp_scorer.limits import Limits, check_values
 
 SUPPLIED: Final = ("confidence", "domain", "privacy_level", "success", "visibility")
-"""The fields that no convention of spans has. Attributes with the prefix ``kp.`` carry them, on a root span or its resource."""
+"""The fields for which spans have no convention.
+
+Attributes with the prefix ``kp.`` carry them, on a root span or its resource.
+"""
 _DEFAULTS: Final = {"domain": "default", "privacy_level": "private", "visibility": "private"}
 
 _ASSUMED: Final = {"confidence": 0.5, "success": True}
@@ -37,7 +40,7 @@ def load(arguments: Sequence[str]) -> tuple[None, Answers]:
 
 
 def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: bytes) -> dict[str, Any]:
-    """Return the ``trace`` of an export, or its ``problems``, or the reason why it is ``left_out``.
+    """Return a dict with the ``trace`` of an export, with its ``problems``, or with the reason why it is ``left_out``.
 
     ``is_open`` is true if spans of the run seem to be missing.
     """
@@ -58,7 +61,7 @@ def _converted(supplied: dict[str, Any], limits: Limits, most_values: int, raw: 
     except NotRecorded as error:
         return {"left_out": "no_content", "detail": error.problems[0].expected, "is_open": True}
     except Unfinished as error:
-        # A call of a model alone is a beginning that another run repeats, as is a run that waits for a person.
+        # Leave out a single call of a model, and a run that waits for a person: another run repeats them as its beginning.
         is_alone = error.is_part or (len(spans) == 1 and not spans[0].get("parentSpanId"))
         return {"left_out": "unfinished"} if is_alone else {"problems": error.problems, "is_open": True}
     except (InvalidTrace, NotConverted) as error:
@@ -113,7 +116,7 @@ def _nanoseconds(value: object) -> int:
 
 def _fields(values: dict[str, Any]) -> SuppliedFields:
     try:
-        # Attributes may be texts, as OTEL_RESOURCE_ATTRIBUTES has no other type.
+        # Accept texts for numbers and booleans, because attributes from OTEL_RESOURCE_ATTRIBUTES are always texts.
         return _FIELDS.validate_python({"task_domain": values.pop("domain"), "paths": {}, **values})
     except ValidationError as error:
         names = {str(item["loc"][0]).removeprefix("task_"): item["msg"] for item in error.errors(include_input=False)}

@@ -1,4 +1,4 @@
-"""Runs the process that serves: its sockets, TLS, time limits for peers, and the shutdown after SIGTERM."""
+"""Runs the serving process: its sockets, its TLS, its limits on peers, and the shutdown after SIGTERM."""
 
 import asyncio
 import logging
@@ -35,9 +35,9 @@ _REQUEST_WITHIN_S: Final = 15.0  # A connection that does not send all headers o
 _HEADER_BYTES: Final = 16_384
 _MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on average than this:
 _LEAST_CHUNK_BYTES: Final = 64
-_MOST_CONNECTIONS: Final = 512  # Of each port.
+_MOST_CONNECTIONS: Final = 512  # The most connections of each port.
 _MOST_HANDSHAKES: Final = 128
-# These include requests whose connections are closed, until they are answered. Requests beyond them get 503.
+# A request counts until it is answered, even if its connection is closed. Requests beyond this number get 503.
 _MOST_REQUESTS: Final = 1_024
 
 log = structlog.get_logger("kp_scorer.serve.server")
@@ -52,10 +52,10 @@ def serve(settings: Settings) -> None:
     check_certificate(settings.serve)
     most_connections = _connections_within_limit()
     listener = _listener(settings.serve, most_connections)
-    # A record of TLS has at most this size. Asyncio's own buffers take 256 kB for each connection, even a closed one until it
-    # is collected.
+    # Make asyncio's buffers as small as the largest record of TLS. By default they take 256 kB for each connection, also for a
+    # closed one until it is collected.
     SSLProtocol.max_size = 16_384
-    # Uvicorn logs what any peer can cause, and errors with their messages, which may quote a trace.
+    # By default, uvicorn logs events that any peer can cause, and the messages of errors, which may quote a trace.
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     metrics = ServeMetrics()
     count_dropped_lines(metrics.log_lines_dropped.inc)
@@ -81,9 +81,10 @@ def serve(settings: Settings) -> None:
 
 
 def _connections_within_limit() -> int:
-    """Return how many connections each port may have, and raise the limit on open files for them as far as it goes.
+    """Raise the limit on open files as far as connections need it and the system allows; return how many each port may have.
 
-    The rest of the files is for handshakes and Redis. Without any, nobody is answered, and asyncio logs that all the time.
+    The other files are for handshakes and Redis. Without any left, the server answers nobody, and asyncio logs that all the
+    time.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = max(soft, min(4 * _MOST_CONNECTIONS, hard))
@@ -105,7 +106,7 @@ class _Server(uvicorn.Server):
             # gRPC reads this variable once, on import. By default it logs what any peer can cause.
             os.environ["GRPC_VERBOSITY"] = "NONE"
             try:
-                # Import gRPC only here: it takes 8 MB, and where it is off, none of its code should run.
+                # Import gRPC only here: it takes 8 MB, and while it is switched off, none of its code should run.
                 from kp_scorer.serve import grpc_server
             except ModuleNotFoundError as error:
                 raise SettingsError(
@@ -146,12 +147,15 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
 
 
 class _Listener(socket.socket):
-    """Closes the oldest of too many connections in TLS's handshake; asyncio waits a minute for each of them."""
+    """A listening socket that closes the oldest of too many connections in TLS's handshake.
+
+    Asyncio would wait a minute for each of them.
+    """
 
     def __init__(self, fileno: int, most_connections: int) -> None:
         super().__init__(fileno=fileno)
         self.most_connections = most_connections
-        self.handshakes: dict[Any, socket.socket] = {}  # By the address of the peer.
+        self.handshakes: dict[Any, socket.socket] = {}  # The connections in the handshake, by the address of the peer.
         self.before_accept: Callable[[], None] = lambda: None
 
     def accept(self) -> tuple[socket.socket, Any]:
@@ -166,7 +170,7 @@ class _Listener(socket.socket):
 
 
 class _Parser(h11.Connection):
-    """Ends connections that send bodies in many small chunks.
+    """A parser that ends connections which send bodies in many small chunks.
 
     A small chunk takes as long to parse as a large one, and meanwhile nobody else is answered.
     """
@@ -191,7 +195,7 @@ class _Parser(h11.Connection):
 
 
 class _Protocol(H11Protocol):
-    """Closes connections whose next request does not begin in time: uvicorn waits for headers as long as any byte arrives.
+    """Closes connections that do not send a request's headers in time: uvicorn waits for them as long as any byte arrives.
 
     If there are too many connections, it closes the one that has waited longest, so that probes are answered, however many
     connections peers hold open.
@@ -218,7 +222,7 @@ class _Protocol(H11Protocol):
         self._end_timer()
 
     def send_400_response(self, msg: str) -> None:
-        # Once an answer has begun, uvicorn's would be an error that asyncio logs for as many connections as a peer makes.
+        # If an answer has begun, uvicorn's would raise an error, which asyncio would log as often as a peer likes to cause it.
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -229,7 +233,7 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
 
     def _precedence(self) -> tuple[bool, float]:
-        """Return the key that orders connections for closing: first idle ones, and of these the longest idle."""
+        """Return the key by which connections are closed: the idle ones come first, and among these the longest idle."""
         is_working = bool(self.cycle) and not self.cycle.response_complete
         return is_working, self._waits_since
 
@@ -239,7 +243,8 @@ class _Protocol(H11Protocol):
         self._timer = self.loop.call_later(_REQUEST_WITHIN_S, self._close_if_idle, self.cycle)
 
     def _end_timer(self) -> None:
-        # It holds all headers of the last request, and a peer may send thousands of requests before it ends by itself.
+        # Cancel the old timer: it holds all headers of the last request, and a peer may send thousands before it ends by
+        # itself.
         if self._timer:
             self._timer.cancel()
 

@@ -51,7 +51,7 @@ class Submitter:
     def __init__(
         self, settings: Settings, store: Store, clients: Mapping[str, Client], metrics: ServeMetrics | None = None
     ) -> None:
-        """Claim runs from ``store``, and submit each by the client of its queue, or by the client of the queue "" otherwise."""
+        """Claim runs from ``store``, and submit each by its queue's client or, if there is none, by that of the queue ""."""
         self._metrics = metrics or ServeMetrics()
         self._shown_at = -math.inf
         self._settings = settings
@@ -59,7 +59,7 @@ class Submitter:
         self._clients = clients
         supplied = settings.serve.model_dump_json(include={"confidence", "success"})
         arguments = supplied, settings.limits.model_dump_json(), str(MOST_VALUES)
-        # The answer is JSON in ASCII, which may be six times as long.
+        # The answer is JSON in ASCII, which may be six times as long as the trace.
         bounds = Bounds(30.0, _CONVERTING_S, _CONVERTING_BYTES, answer_bytes=8 * settings.limits.message_bytes)
         self._converting = BoundedProcess("kp_scorer.serve.run_converter", arguments, bounds)
         self._ending = threading.Event()
@@ -71,12 +71,12 @@ class Submitter:
         self._throttle = LogThrottle()
 
     def why_not_live(self) -> list[str]:
-        """Return why this process must be restarted; empty if it need not be."""
+        """Return the reasons to restart this process; empty if there are none."""
         is_moving = self._thread.is_alive() and time.monotonic() - self._moved_at < _STALLED_S
         return [] if is_moving else ["the thread that submits runs has stalled"]
 
     def why_not_ready(self) -> list[str]:
-        """Return why requests should go to another process; empty if they should not."""
+        """Return the reasons to send requests to another process; empty if there are none."""
         away_s = time.monotonic() - since if (since := self._failing_since) else 0.0
         return [f"Redis or the broker has been away for {away_s:.0f} s"] if away_s > _AWAY_S else []
 
@@ -97,7 +97,8 @@ class Submitter:
                 self._failing_since = None
             except Exception as error:
                 if run and isinstance(error, QueueFull):
-                    # No other process has room either, so stay ready: requests must get their 429. Other queues need not wait.
+                    # Stay ready, because no other process has room either, and requests must get their 429. Other queues need
+                    # not wait.
                     self._failing_since, pause_s = None, 0.0
                     self._refused_at[run.queue] = time.monotonic()
                 else:
@@ -123,7 +124,7 @@ class Submitter:
             self._store.runs.release(run.run_id)
             raise
         except (TimeoutError, ProcessFailed) as error:
-            # The claim ends later, and counts as an attempt.
+            # Let the claim expire, which counts as an attempt.
             detail = str(error) if isinstance(error, ProcessFailed) else f"it took longer than {_CONVERTING_S:g} s"
             log.warning("run_not_converted", otel_trace_id=run.run_id, detail=detail)
 

@@ -14,7 +14,7 @@ _TOKEN: Final = re.compile(r"([!-~]{16,512})(?:\s+(\S+))?")
 
 
 def read_tokens(file: str) -> dict[str, str]:
-    """Read a file with a token on each line, and perhaps a queue behind it; lines that begin with # are comments.
+    """Read a file that has on each line a token, and perhaps a queue behind it; lines that begin with # are comments.
 
     Return the queue of each token, empty for the first queue. Without a file there are no tokens.
 
@@ -36,7 +36,7 @@ def read_tokens(file: str) -> dict[str, str]:
 
 def admits(tokens: Collection[str], token: str) -> bool:
     """Return whether a request with this token, or an empty one, is admitted; without ``tokens`` every request is."""
-    # Digests have one length, and all of them are compared, so the duration reveals nothing.
+    # All digests have the same length, and all are compared, so the time that this takes reveals nothing.
     own = sha256(token.encode("utf-8", "surrogatepass")).digest()
     matches = [hmac.compare_digest(own, sha256(each.encode()).digest()) for each in tokens]
     return any(matches) or not matches
