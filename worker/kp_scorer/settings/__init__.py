@@ -1,4 +1,4 @@
-"""Settings: read once at start from flags, ``KP_…`` variables, a TOML file and these defaults, the first of which wins."""
+"""The settings, which a process reads once as it starts: flags win over ``KP_…`` variables, a TOML file and the defaults."""
 
 from kp_scorer.settings.loading import load_settings
 from kp_scorer.settings.settings import Settings

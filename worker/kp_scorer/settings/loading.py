@@ -40,7 +40,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, config: Path | None = 
     flags = flags or {}
     variables, files = _read_variables()
     for sections in (variables, _nested(flags)):
-        # Validation then refuses a value of the file where a section belongs.
+        # Keep a value of the file that stands where a section belongs, so that validation refuses it.
         merged = _merged(merged, {name: values for name, values in sections.items() if isinstance(merged.get(name, {}), dict)})
     settings = _checked(merged)
     # The sections know the files of their URLs, to read them again when a password changes. Flags win over files.
@@ -59,7 +59,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def load_scoring(file: Path, settings: Settings) -> ScoringSettings:
     """Read the section ``scoring`` of a TOML file of settings; values that it does not name stay as in ``settings``.
 
-    Unlike in :func:`load_settings`, the file wins over variables and flags: the caller tries it out.
+    Unlike in :func:`load_settings`, the file wins over variables and flags, because the caller tries it out.
 
     Raises:
         SettingsError: as :func:`load_settings`, or the file has no such section.
@@ -118,7 +118,7 @@ def _nested(flags: Mapping[str, Any]) -> Sections:
 
 
 def _read_variables() -> tuple[Sections, dict[str, str]]:
-    """Read the settings in the environment, and in the files that it names for URLs; return these by section too."""
+    """Read the settings in the environment, with URLs from the files that it names; return these files, too, by section."""
     variables = {name.upper(): value for name, value in os.environ.items()}
     files: dict[str, str] = {}
     for section in ("broker", "redis"):
@@ -138,7 +138,7 @@ def _read_variables() -> tuple[Sections, dict[str, str]]:
             # A misspelt variable would silently have no effect.
             raise SettingsError(f"{variable}: no setting has this name; they are called KP_SECTION_NAME")
         text, default = variables[variable], getattr(getattr(defaults, section), name, None)
-        # A single queue of traces is not a table.
+        # ``queues.traces`` may also be the name of a single queue, which is not JSON.
         is_json = isinstance(default, tuple) or (isinstance(default, dict) and text.lstrip().startswith("{"))
         sections.setdefault(section, {})[name] = _parsed(variable, text) if is_json else text
     return sections, files

@@ -62,7 +62,7 @@ class ScoringSettings(Policy):
         return self
 
     def reviews_above(self) -> Iterator[str]:
-        """Describe each review that is above its threshold."""
+        """Yield an error for each domain whose bound of review is above its threshold."""
         for domain in dict.fromkeys(("", *self.thresholds, *self.reviews)):
             threshold, review = self.thresholds.get(domain, self.threshold), self.reviews.get(domain, self.review)
             if review is not None and review > threshold:
@@ -81,7 +81,7 @@ class RoutingSettings(Section):
     """The gate that accepts traces: by their score, or by what they add to the kept traces."""
 
     gate: Literal["score", "coverage"] = "score"
-    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # A bar is the figure of one of the last 200 runs.
+    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # Its bar comes from one of the last 200 runs.
     bar: Annotated[float, Field(gt=0)] | None = None
     requires: Literal["success"] | Fraction = "success"
 
@@ -94,7 +94,7 @@ class RoutingSettings(Section):
 class GateSettings(Section):
     """The number and lifetime of the kept traces that the gate of coverage compares with."""
 
-    # Far more than are kept while a worker decides a batch.
+    # The least is far more traces than are kept while a worker decides a batch.
     kept_elements: Annotated[int, Field(ge=1_000, le=LARGEST_NUMBER)] = 10_000
     kept_ttl_s: Seconds = 4_838_400.0
 
@@ -128,7 +128,7 @@ class NoveltySettings(Section):
 
 
 class EmbeddingSettings(Section):
-    """The embedder."""
+    """The choice of the embedder, its model and its threads."""
 
     embedder: Literal["auto", "openvino", "torch", "words", "none"] = "auto"
     model: str = ""
@@ -158,7 +158,7 @@ class ChecksSettings(Section):
 
 
 class LedgerSettings(Section):
-    """The record of every trace, and the dead letters."""
+    """The records of traces, their lifetime, and the dead letters."""
 
     ttl_s: Seconds = 86_400.0
     resend_after_s: Seconds = 600.0
@@ -175,7 +175,7 @@ class LedgerSettings(Section):
 
 
 class WorkerSettings(Section):
-    """One worker process."""
+    """The load that a worker process takes on, and its patience."""
 
     concurrency: Annotated[int, Field(ge=1, le=10_000)] = 96
     max_attempts: Count = 5
@@ -188,7 +188,7 @@ class WorkerSettings(Section):
     in_flight_bytes: ClassVar[int] = 320 * 2**20
     """A worker with this many bytes of messages in flight receives no more.
 
-    RabbitMQ counts messages only, so there a worker has no more in flight than messages of the largest size would fit.
+    RabbitMQ limits only the number of messages, so there a worker gets as many as would fit if all had the largest size.
     """
 
     @property
@@ -226,9 +226,9 @@ class ServeSettings(Section):
     total_bytes: Count = 268_435_456
     kept: str = ""
     open_s: ClassVar[float] = 900.0
-    """The time that a run waits for spans that it lacks."""
+    """A run waits this long for spans that it lacks."""
     body_bytes: ClassVar[int] = 2**23
-    """The most bytes of a request, unpacked."""
+    """A request has at most this many bytes, unpacked."""
     run_spans: ClassVar[int] = 5_000
     run_bytes: ClassVar[int] = 2**24
     """The most spans of a run, and the most bytes of its spans. A larger run becomes a dead letter."""

@@ -70,9 +70,9 @@ class BrokerSettings(_ServerSection):
     timeout_s: Annotated[float, Field(ge=0.001, le=86_400)] = 5.0
     visibility_timeout_s: Annotated[int, Field(ge=3, le=1_000_000_000)] = 60
     hold_s: ClassVar[float] = 600.0
-    """On RabbitMQ a message that has been in flight for this long goes to the end of its queue.
+    """On RabbitMQ, a worker returns a message that has been in flight for this long to the end of its queue.
 
-    RabbitMQ would take it away after its consumer_timeout of 30 minutes, and count a delivery.
+    Otherwise, RabbitMQ would take it away after its consumer_timeout of 30 minutes, and count a delivery.
     """
 
     @property
@@ -89,7 +89,7 @@ class RedisSettings(_ServerSection):
 
 
 class TraceQueue(Section):
-    """The share of a queue of traces in what workers take, and the most traces that may wait there."""
+    """The weight of a queue of traces when workers choose among their queues, and the most traces that may wait in it."""
 
     weight: Annotated[int, Field(ge=1, le=100)] = 1
     limit: Annotated[int, Field(ge=0, le=LARGEST_NUMBER)] = 0
@@ -97,7 +97,7 @@ class TraceQueue(Section):
 
 
 def _as_table(traces: object) -> object:
-    """Return the table that a single name stands for."""
+    """Return the table that a single name stands for; anything else unchanged."""
     if not isinstance(traces, str):
         return traces
     if not re.match(_QUEUE_NAME, traces):
@@ -142,7 +142,7 @@ class QueueSettings(Section):
 
     @property
     def first(self) -> str:
-        """The queue of traces that is used where none is named."""
+        """The name of the queue of traces that is used where none is named."""
         return next(iter(self.traces))
 
     def name(self, kind: DecisionKind) -> str:
@@ -151,7 +151,7 @@ class QueueSettings(Section):
 
 
 class ResultsSettings(Section):
-    """The way in which decisions are published, and which of them are."""
+    """The way in which decisions are published, and the kinds that are."""
 
     via: Via = "queue"
     publish: tuple[DecisionKind, ...] = KINDS

@@ -1,4 +1,4 @@
-"""All settings, the rules between sections, and what follows from several of them."""
+"""Joins the sections of the settings, checks the rules between them, and derives values from several of them."""
 
 import json
 from collections.abc import Iterator
@@ -90,7 +90,7 @@ class Settings(Section):
 
     @property
     def decision_timeout_s(self) -> float:
-        """The time without progress after which a worker is stalled. Each check may need a new process."""
+        """The time without progress after which a worker is stalled. Each check may have to start a new process."""
         return max(self.worker.stalled_after_s, len(self.checks.names) * (self.checks.timeout_s + self.checks.start_s))
 
     @cached_property
@@ -113,9 +113,9 @@ class Settings(Section):
 
     @property
     def kinds(self) -> tuple[DecisionKind, ...]:
-        """The kinds that are published and that decisions made under these settings may be of.
+        """The kinds that are published, without those that no decision under these settings can be of.
 
-        As calls of a task, revisions go where others of their outcome go: another app declares its queues.
+        If a task is called, revisions are published like other decisions of their outcome, as another app declares its queues.
         """
         # A check that may reject demands review if it fails.
         demands = (demand for level in get_args(PrivacyLevel) for demand in self.checks.allowed(level).values())

@@ -1,4 +1,4 @@
-"""The URLs of servers, read strictly. No error quotes any part of one, because any part may be a password."""
+"""Parses the URLs of servers strictly. No error quotes any part of a URL, because any part may be a password."""
 
 import re
 import ssl
@@ -43,7 +43,7 @@ class ServerUrl(NamedTuple):
     scheme: str
     user: str
     password: str
-    host: str  # With sentinels, the first of them, as is the port.
+    host: str  # With sentinels, host and port are those of the first.
     port: int | None
     path: str  # Redis' database or RabbitMQ's virtual host; empty for the default.
     database: int
@@ -124,7 +124,7 @@ def _sentinels(addresses: Sequence[Address], parameters: dict[str, str]) -> Sent
 
 
 def _tls_files(parameters: dict[str, str]) -> dict[str, str]:
-    """Check the files: a connection that fails because of one looks like a server that is down."""
+    """Check and return the files of TLS: a connection that fails because of one would look like a server that is down."""
     files: dict[str, str] = {name: parameters[name] for name in _TLS_FILES if name in parameters}
     for name, file in files.items():
         if not Path(file).is_file():
