@@ -22,7 +22,7 @@ class GatePolicy(NamedTuple):
 
     share: float  # The share of a domain's traces to accept, which its bar follows.
     bar: float | None = None  # A fixed bar, which follows nothing.
-    requires: Requirement = "success"  # A success, or the least outcome dimension.
+    requires: Requirement = "success"  # "success", or else the least outcome dimension.
 
     def admits(self, success: bool, outcome_confidence: float) -> bool:
         """Return whether a trace meets the requirement."""
@@ -103,7 +103,7 @@ class _Turns:
         turns = np.arange(len(self._trace_ids))
         self._similarities[turns, self._runs + turns] = 1.0
         added = (np.maximum(self._similarities - self._covers, 0.0) * self._weights).sum(axis=1)
-        # Equal traces must add equally, although the last bits depend on how many are weighed together.
+        # Round: equal traces must add equally, although the last bits depend on how many are weighed together.
         self._added = added.round(4).tolist()
 
     def weigh(self, turn: int) -> Weighed:

@@ -1,4 +1,4 @@
-"""Holds what the gate knows of one domain: its last runs with their covers, and its kept traces."""
+"""Holds the gate's view of one domain: its last runs with their covers, and its kept traces."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from kp_scorer.gate.facts import Fact, Vectors
 from kp_scorer.novelty.log import Place
 
-HALF_LIVES: Final = 4  # The half-lives of a kept trace's standing until it expires.
+HALF_LIVES: Final = 4  # The standing of a kept trace halves this many times until it expires.
 
 PlacedFact = tuple[Place, Fact]
-_TICKS: Final = 2**20  # The ticks in a millisecond of a place as a number.
+_TICKS: Final = 2**20  # A place as a number counts this many ticks per millisecond.
 
 
 class GateBounds(NamedTuple):
@@ -20,7 +20,7 @@ class GateBounds(NamedTuple):
 
     kept_elements: int
     kept_ttl_ms: int
-    most_facts: int = 10_000  # The newest facts count; a domain that has none among them has no runs.
+    most_facts: int = 10_000  # Only the newest ones count: a domain without any among them has no runs.
     most_runs: int = 200
 
 
@@ -37,7 +37,7 @@ class Domain:
         self._covers_at = 0
 
     def covers(self, at: int) -> NDArray[np.float64]:
-        """Return the covers of the runs at a place, of shape (runs,)."""
+        """Return the covers of the runs as of a place, of shape (runs,)."""
         return self._covers * self._standing(self._covers_at, at)
 
     def extend(self, runs: Sequence[PlacedFact], kept_facts: Sequence[PlacedFact]) -> None:
@@ -61,7 +61,7 @@ class Domain:
             self._covers = np.maximum(self._covers, np.where(at > self.runs.as_of[:, None], raised, 0.0).max(axis=1))
 
     def drop_kept(self, at: int) -> None:
-        """Let the trace that is kept at a place cover no more runs; the covers of earlier runs stay the same.
+        """Let the trace that was kept at a place cover no further runs; the covers of earlier runs stay the same.
 
         Its row stays until it is dropped as the oldest one.
         """
@@ -74,11 +74,11 @@ class Domain:
             self._covers = self._covers[count:]
 
     def kept_standing(self, at: int) -> NDArray[np.float64]:
-        """Return for each kept trace the share of its similarity that counts at a place; 0 once the trace has expired."""
+        """Return for each kept trace the share of its similarity that counts as of a place; 0 once the trace has expired."""
         return self._unexpired(self.kept_rows.at, at)
 
     def demand(self, at: int) -> NDArray[np.float64]:
-        """Return the weight of each run at a place; 0 once the run has expired."""
+        """Return the weight of each run as of a place; 0 once the run has expired."""
         return self._unexpired(self.runs.at, at)
 
     def _unexpired(self, since: NDArray[np.int64], at: int) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ class Fact(NamedTuple):
 
     trace_id: str
     domain: str
-    as_of: Place  # The newest fact that the decision rests on, beside its mates.
+    as_of: Place  # The newest fact that the decision rests on, besides its mates.
     mates: int  # The number of the domain's facts that the same step stored right before this one.
     cover: float  # 0..1, when it was decided.
     adds: float  # 0 if the trace does not meet the requirement, or something else keeps it from being accepted.
@@ -86,7 +86,7 @@ class MemoryFacts:
 
 
 def parse_place(text: str) -> Place:
-    """Parse a place in this century, as a later one would not fit into 64 bits; raise ValueError if it is damaged."""
+    """Parse a place; raise ValueError if it is damaged, or so late that its number would not fit into 64 bits."""
     place = Place.parse(text)
     if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
         raise ValueError("expected a place in this century")

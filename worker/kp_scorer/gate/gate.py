@@ -1,9 +1,10 @@
 """The gate accepts traces one at a time, each for what it adds to the kept traces of its domain.
 
-The cover of a run is its largest similarity to a kept trace, and a trace adds as much as it would raise the covers of the last
-runs of its domain, and its own (``coverage.py`` does the same for a set). It is accepted if that amount reaches the bar of its
-domain, which follows the share of runs to accept: that share of the last runs added as much when they were decided. Demand and
-covers fade with age, so that a trace that was kept long ago does not keep out what is asked for today.
+The cover of a run is its largest similarity to a kept trace. A trace adds the amount by which keeping it would raise its own
+cover and those of the last runs of its domain (``coverage.py`` does the same for a set). It is accepted if that amount reaches
+the bar of its domain. The bar follows the share of runs to accept: it is the amount that this share of the last runs reached
+when they were decided. Demand and covers fade with age, so that a trace that was kept long ago does not keep out runs of the
+same kind that users ask for today.
 
 Each decision leaves a fact for later ones: its vector, its cover, and whether its trace is kept. Facts are stored in the step
 that stores the decision, so all workers see them in one order. A decision rests on the facts up to one that it names, and on
@@ -53,7 +54,7 @@ class Gate:
             if tail.restart:
                 self._begin()
                 continue
-            # Kept facts that are newer than this are among ``tail.facts``, too.
+            # Kept facts from the first of ``tail.facts`` on are among those, too.
             earlier = [each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place]
             self._apply(earlier, are_runs=False)
             self._apply(tail.facts)

@@ -1,4 +1,4 @@
-"""Recomputes from the facts, by definition, what each trace added, and compares that with the decisions."""
+"""Recomputes from the facts, by the definition, the amount that each trace added, and compares it with the decisions."""
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
@@ -36,7 +36,7 @@ class GateReport:
 def audit_gate(
     facts: Sequence[StoredFact], kept_facts: Sequence[StoredFact], decisions: Decisions, bounds: GateBounds
 ) -> GateReport:
-    """Compare the decisions with what the facts give; ``facts`` and ``kept_facts`` are all that is stored, oldest first."""
+    """Compare the decisions with figures from the facts; ``facts`` and ``kept_facts`` are all stored ones, oldest first."""
     report, replay = GateReport(), _Replay(facts, kept_facts, bounds)
     decided = decisions([fact.trace_id for _, fact in replay.facts])
     for stored, trace in zip(replay.facts, decided, strict=True):
