@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    # True if all later traces are compared with it; False if only those are for which this is False too.
+    # True if all later traces are compared with this one; False if only those are that are not comparable either.
     is_comparable: bool = True
     visible: bytes = b""  # The digest that copies share; empty if it is ``digest``.
 

@@ -45,7 +45,7 @@ class Mirror:
         self._numbers = np.empty(capacity, np.int64)
         self._digests = np.empty(capacity, np.uint64)
         self._bounds = np.empty((2, capacity), np.float32)
-        """Upper bounds of a row's similarity to traces that are not comparable, and to those that are; -inf excludes it."""
+        """Upper bounds of a row's similarity to traces that are not comparable, and to those that are; -inf leaves it out."""
         self._trace_ids: list[str] = []
         self.cursor: Cursor | None = None  # The position up to which the log has been read; None before the first read.
 

@@ -61,7 +61,7 @@ class PinnedSearch:
     def nearest(self, vectors: NDArray[np.float32]) -> list[tuple[str, float]]:
         """Return for each vector the most similar entry, the first if several are equal, and the cosine similarity, -1..1."""
         nearest: list[tuple[str, float]] = []
-        # The bounds of one vector take 0.4 MB for 100,000 entries.
+        # Take some vectors at a time, as the bounds of each take 0.4 MB for 100,000 entries.
         for some in np.split(vectors, range(_AT_ONCE, len(vectors), _AT_ONCE)):
             heads, tails = self._divided(some)
             nearest += map(self._nearest, some, heads @ self._heads.T, tails)
@@ -103,7 +103,7 @@ class Pins:
         self._limits = limits
         self._dimensions = dimensions
         self._by_name: dict[str, tuple[str, PinnedSet, PinnedSearch]] = {}
-        self.has_texts = False  # True if objectives are compared too. Any thread may read it.
+        self.has_texts = False  # True if objectives are compared, too. Any thread may read it.
         self.missing = ""  # The error about a missing set, which stops all deciding; empty if none. Any thread may read it.
 
     def load(self) -> None:

@@ -10,7 +10,7 @@ Vector = Sequence[float] | NDArray[np.float32]
 
 
 class VectorCache:
-    """The newest ``max_elements`` vectors of ``dimensions`` numbers, each for ``ttl_ms``, as the reference SDK has them.
+    """The newest ``max_elements`` vectors of ``dimensions`` numbers, each for ``ttl_ms``, as in the reference SDK.
 
     It belongs to one process, and one thread at a time. Workers share a log in Redis instead.
     """

@@ -109,18 +109,18 @@ def audit(
 
 
 def left_since(since: Place, oldest: Place) -> str:
-    """Return the number of entries placed after ``since`` that have left a log, by its oldest entry; empty for none."""
+    """Return in words the number of entries after ``since`` that have left a log with this oldest entry; empty for none."""
     if oldest <= since or oldest.number == since.number + 1:
         return ""
     if since.number >= oldest.number:
         # The log was emptied, and counts from 1 again; or ``since`` is a place in another log.
         return "an unknown number"
-    # A place that stands for a time has no number.
+    # A place that stands for a time has the number 0, so nobody knows which entry came next.
     return f"{'at most ' if since.time_ms and not since.number else ''}{oldest.number - 1 - since.number}"
 
 
 def with_nearest(decision: Decision, entries: Sequence[Entry], window: Window) -> Decision:
-    """Return a decision with its nearest earlier trace, which it may omit; unchanged if the entries do not give it."""
+    """Return a decision with its nearest earlier trace filled in if it omits that; unchanged if the entries do not show it."""
     novelty, entries = decision.novelty, _intact(entries)
     if novelty.nearest or not novelty.entry or not entries:
         return decision
