@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS, ModelFiles, read_json
 from kp_scorer.errors import EngineUnavailable
 
-# OpenVINO, kept from reporting to its makers; everything imports it from here. Importing it looks up an analytics host, sends a
-# message there and leaves files in the home directory, unless the package that does so is missing: then OpenVINO uses a
-# stand-in that does nothing. So that package is missing while OpenVINO is imported, and only then: neither the environment of
-# the process nor anyone's consent is touched.
+# Import OpenVINO without its reports to its makers; all other modules import it from here. An ordinary import would look up an
+# analytics host, send a message there and leave files in the home directory. Without the package that does this, OpenVINO
+# uses a stand-in that does nothing. So make that package seem missing while OpenVINO is imported, and only then: this changes
+# neither the environment of the process nor anyone's consent.
 _REPORTER: Final = "openvino_telemetry"
 _modules: dict[str, Any] = sys.modules
 _reporter_before = _modules.get(_REPORTER)
-# Python takes a module of None for a missing one.
+# Python treats a module that is None as missing.
 _modules[_REPORTER] = None
 try:
     import openvino as openvino  # noqa: TID251  # the one place; others import it from here
@@ -81,7 +81,7 @@ def _pooling(directory: Path) -> str:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Read the configuration of an encoder; raise EngineUnavailable if the graph is not that of such a model."""
+    """Read the configuration of an encoder; raise EngineUnavailable if the graph that this module builds is not its own."""
     config: dict[str, Any] = read_json(directory / "config.json")
     lowers = [file for file in directory.glob("sentence_*_config.json") if read_json(file).get("do_lower_case")]
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
@@ -93,7 +93,7 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 class _Encoder:
-    """The parts of a BERT encoder, each a graph whose weights it reads by their names."""
+    """Builds the parts of a BERT encoder as graphs, whose weights it reads by their names."""
 
     def __init__(self, directory: Path) -> None:
         config = _config(directory)
@@ -102,7 +102,7 @@ class _Encoder:
         self._heads = int(config["num_attention_heads"])
         self._epsilon = float(config["layer_norm_eps"])
         self.layers = int(config["num_hidden_layers"])
-        # Such models number positions from behind the padding token's id, and do not count that token.
+        # Such models count positions from one above the padding token's id, and leave that token out.
         self._padding_id = int(config["pad_token_id"]) if config["model_type"] in OFFSET_POSITIONS else None
 
     def embeddings(self, ids: Any) -> Any:
@@ -146,7 +146,7 @@ class _Encoder:
 
     def _tensor(self, name: str) -> NDArray[np.float32]:
         tensor = self._tensors.get(name)
-        # In float16 others would become 65,504, its largest number.
+        # In float16, an infinite weight would become 65,504, its largest number.
         if tensor is None or not np.isfinite(tensor).all():
             raise EngineUnavailable(f"openvino expects {name}, of finite numbers in single or half precision")
         return tensor

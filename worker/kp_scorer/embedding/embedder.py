@@ -19,13 +19,13 @@ Vectors = NDArray[np.float32]  # Several vectors, of shape (texts, dimensions).
 Int64s = NDArray[np.int64]
 Ids = list[int]  # Token ids of one text, special tokens included.
 
-MAX_TOKENS: Final = 512  # The leading tokens of a text that the default model reads, special tokens included.
+MAX_TOKENS: Final = 512  # The default model reads this many tokens of a text, special ones included.
 _SEPARATOR: Final = "\x1e"  # Separates the passages of a text: ASCII's record separator, which BERT's normalizer drops.
 _PROBE: Final = "A healthy embedder embeds this text, whatever else it is given. " * 60
 """A text longer than most models read, so that it takes as much memory and time as the longest trace."""
 
 _WORD: Final = re.compile(r"[\[<{(]{1,2}(?:[A-Z][A-Z0-9_ :-]{0,62}|(?i:redacted))[\]>})]{1,2}|([^\W_])")
-"""A stand-in for a text, such as ``[REDACTED]``; or the first character of a word."""
+"""Matches a stand-in for a text, such as ``[REDACTED]``; or a character of a word, which is then group 1."""
 
 _LENGTH_TOLERANCE: Final = 0.01
 _HOPELESS_TEXTS: Final = 8  # After this many texts in a row have failed alone, the embedder counts as unhealthy.
@@ -42,7 +42,7 @@ class Part(NamedTuple):
 class Recipe(NamedTuple):
     """Determines the text of a trace to embed, how much of each part is read, and how the parts' vectors become one."""
 
-    mark: str  # Ends the space's name. Change it with whatever changes a vector, so that vectors of two recipes never meet.
+    mark: str  # Ends the space's name. Change it whenever vectors change, so that vectors of two recipes never meet.
     parts: tuple[Part, ...]
     text: Callable[[ReasoningTrace], str]
 
@@ -75,7 +75,7 @@ class TokenizedText(NamedTuple):
 
     text: str
     rows: Sequence[Ids]  # The token ids of each of the recipe's parts; empty if the embedder has no tokenizer.
-    is_whole: bool = True  # False if more of the text follows.
+    is_whole: bool = True  # False if the text has more tokens than the rows.
     unknown: int = 0  # The number of tokens that stand for a word that the model does not know.
 
     @property
@@ -109,7 +109,7 @@ class Embedder:
     most_passes = 1
     pass_texts = 0  # The number of traces to look up together so that passes are full; 0 if any number will do.
     max_tokens = 0  # The most tokens of a pass, padding included; a longer text gets a pass of its own.
-    packs = False  # True if any texts share a pass. Otherwise each is padded to the longest.
+    packs = False  # True if texts of any lengths share a pass. Otherwise each is padded to the longest.
     step = 1  # Padded texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
     def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
@@ -202,7 +202,7 @@ class CheckedEmbedder:
         try:
             yield
         except Exception as error:
-            # Beside other passes, a probe might fail for lack of memory.
+            # Probe only then: beside other passes, the probe might fail for lack of memory.
             if alone:
                 self._probe(error)
             raise

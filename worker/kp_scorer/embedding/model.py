@@ -26,7 +26,7 @@ OFFSET_POSITIONS: Final = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "luke", "mpnet", "roberta", "roberta-prelayernorm"}
     | {"xlm-roberta", "xlm-roberta-xl", "xmod"}
 )
-"""Types of models that number positions from behind the padding token's id."""
+"""Types of models that count positions from one above the padding token's id."""
 
 
 class ModelFiles(NamedTuple):

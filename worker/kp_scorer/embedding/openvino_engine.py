@@ -24,7 +24,7 @@ class OpenVinoEmbedder(TextEmbedder):
     """Runs a model of BERT's family, as the default one is.
 
     Texts with as many tokens as the model accepts, 512 at most, run on a copy compiled for exactly that shape, which is a tenth
-    faster: most traces are longer.
+    faster. Most traces are longer, and so are cut to this length.
     """
 
     # Long texts run one by one, and short ones together if little is padded: a forward pass of its own costs a text as much as
@@ -54,9 +54,9 @@ class OpenVinoEmbedder(TextEmbedder):
         self.dimensions = int(graph.output(0).get_partial_shape()[1].get_length())
         models = {False: graph, True: _for_one_full_text(graph, self._full_length)}
         for _ in range(_TRIES):
-            # Both have a model for passes of one full text and one for others. ``_together`` runs passes one after another on
-            # all threads, ``_side_by_side`` each on a thread of its own. That is faster for several passes, because threads
-            # that share a pass wait for each other a hundred times in it; a single pass ends soonest on all threads.
+            # ``_together`` runs passes one after another on all threads, ``_side_by_side`` runs each on a thread of its own.
+            # The latter is faster for several passes, because threads that share a pass wait for each other a hundred times in
+            # it; a single pass ends soonest on all threads. Both have a model for passes of one full text, and one for others.
             self._together = {is_full: _Streams(core, model, 1) for is_full, model in models.items()}
             self._side_by_side = self._together
             if threads > 1:
@@ -68,7 +68,7 @@ class OpenVinoEmbedder(TextEmbedder):
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        # Check that a text of this many tokens gets the same vector from every stream. In one process in some hundreds, a
+        # Check that a text of this many tokens gets the same vector from every stream. In one of some hundred processes, a
         # stream gave other vectors throughout its life, and those would stay in the log. Compiling again makes new streams.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run_passes([text]), *self.run_passes([text] * self.streams)
@@ -80,7 +80,7 @@ class OpenVinoEmbedder(TextEmbedder):
         vectors = {}
         for is_full in (True, False):
             inputs = [self._inputs(group) for group in groups if self._is_full(group) == is_full]
-            # After an equal number for each thread, all threads together finish a few left over sooner.
+            # Give each thread an equal number. If a few are left over, all threads together finish them sooner.
             left_over = len(inputs) % self.streams
             if left_over > self.streams // 2:
                 left_over = 0

@@ -1,6 +1,6 @@
-"""Forward passes of BERT's family over packed texts, one behind the other, so that nothing is padded.
+"""Runs forward passes of BERT's family over packed texts, which lie one behind the other, so that nothing is padded.
 
-Any texts share a pass, whatever their lengths. On a GPU, a padded pass computes the padding and its mask as well.
+Any texts share a pass, whatever their lengths. On a GPU, a padded pass would compute the padding and its mask as well.
 """
 
 import threading
@@ -75,7 +75,7 @@ class PackedModel:
             raise ValueError("it is of no kind that can be packed")
         self._products = products
         self._heads = int(config.num_attention_heads)
-        # Models with offset positions number them from behind the padding token's id, and do not count that token.
+        # Models with offset positions count them from one above the padding token's id, and leave that token out.
         self._padding_id = int(config.pad_token_id) if config.model_type in OFFSET_POSITIONS else _NO_PADDING
         self._words = body.embeddings.word_embeddings
         # All tokens are of the first type.
@@ -144,7 +144,7 @@ class PackedModel:
 
 
 class _Graph:
-    """A pass that is recorded once and replayed as one call, where each of a hundred calls would wait for the interpreter."""
+    """A pass that is recorded once and replayed by one call; each of its hundred calls would wait for the interpreter."""
 
     def __init__(self, model: PackedModel, device: torch.device, tokens: int, longest: int, pool: Any) -> None:
         self.tokens = tokens
@@ -155,7 +155,7 @@ class _Graph:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            # The set-up of kernels when they first run cannot be recorded.
+            # Run once before recording, because the set-up of kernels on their first run cannot be recorded.
             model.vectors(ids, sizes, longest)
         torch.cuda.current_stream().wait_stream(aside)
         self._graph = torch.cuda.CUDAGraph()
@@ -173,7 +173,7 @@ class PackedPasses:
     """Runs a packed model; any thread may run a pass. On a GPU, one pass is packed and copied while another runs."""
 
     def __init__(self, model: PackedModel, device: torch.device, max_tokens: int, longest: int, dimensions: int) -> None:
-        """Run texts of ``longest`` tokens at most. A GPU short of memory lowers ``max_tokens``, the most of a pass."""
+        """Prepare for texts of at most ``longest`` tokens. A GPU short of memory lowers ``max_tokens``, the limit of a pass."""
         self._model = model
         self._device = device
         self._longest = longest

@@ -65,7 +65,7 @@ def usable_cores(cgroup: Path = _CGROUP, group_file: Path = _OWN_GROUP) -> int:
         for line in group_file.read_text("utf-8").splitlines():
             if line.startswith("0::"):
                 group = PurePath(line.removeprefix("0::").lstrip("/"))
-    # Each group around that of the process may have a limit, too. No limit is "max".
+    # Each group around that of the process may have a limit, too. Without one, its quota is "max".
     for each in (group, *group.parents):
         with suppress(OSError, ValueError):
             quota, period = (cgroup / each / "cpu.max").read_text("ascii").split()
@@ -82,7 +82,7 @@ def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
     reasons = []
-    # Each of these functions imports its engine when it is called, because the package must work without that.
+    # Each of these functions imports its engine only when called, because the package must work without the engine.
     for load in _CANDIDATES[settings.embedder]:
         try:
             return load(model, recipe, threads)

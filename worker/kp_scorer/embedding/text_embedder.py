@@ -1,4 +1,4 @@
-"""The embedder with a model: texts to tokens, tokens to groups, groups to vectors, vectors back in order."""
+"""The embedder with a model: it tokenizes texts, groups them into passes, and puts the passes' vectors back in order."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ class TextEmbedder(Embedder):
     def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
         """Run a forward pass for each group of rows and return its vectors.
 
-        The groups come in order of length, shortest first.
+        Unless the embedder packs texts, the groups come in order of length, shortest first.
         """
         return [self.run_pass(group, together=True) for group in groups]
 

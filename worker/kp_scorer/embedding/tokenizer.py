@@ -131,7 +131,7 @@ def _alphabet(description: Mapping[str, Any]) -> set[str]:
 
 
 def _classes_of_all(tokenizer: Tokenizer, alphabet: set[str]) -> NDArray[np.uint8]:
-    # The tokenizer refuses surrogates.
+    # Surrogates keep the class of letters, because the tokenizer refuses them.
     classes = np.full(0x110000, _WORD, np.uint8)
     different = np.ones(0x110000, np.bool_)
     for alike in (_SURROGATES, *_ALIKE):
@@ -201,8 +201,9 @@ class Tokens:
     def rows(self, texts: Sequence[str], most: int | None = None, *, keep_end: bool = False) -> list[tuple[Ids, bool]]:
         """Return at most ``most`` ids of each text, by default as many as the model accepts, and whether those are all.
 
-        They are exactly the ids that tokenizing the whole text gives. Prompt and special tokens count. A longer text yields its
-        first ids or, to ``keep_end``, as many from its beginning as from its end, between the special tokens.
+        If the tokenizer is of BERT's kind, they are exactly the ids that tokenizing the whole text gives. Prompt and special
+        tokens count. A longer text yields its first ids or, with ``keep_end``, as many from its beginning as from its end,
+        between the special tokens.
         """
         texts, most = [self._prompt + text for text in texts], min(most or self._longest, self._longest)
         inner = most - len(self._opening) - len(self._closing)

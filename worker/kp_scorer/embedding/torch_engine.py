@@ -136,7 +136,7 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         raise SettingsError(
             f"embedding.model: {path} makes other vectors than sentence-transformers does, so it is not supported"
         )
-    # All engines compute with the same numbers: half precision would change the vectors.
+    # All engines must compute with the same weights: in half precision, the vectors would change.
     return model.float()
 
 

@@ -20,7 +20,7 @@ from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
 _MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would split words at each.
-    "\u034f"  # stands in long runs of marks
+    "\u034f"  # ``normalized`` inserts it into long runs of marks
     "\u07a6-\u07b0\u3099\u309a"  # Thaana, Japanese
     "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
 )
@@ -42,7 +42,7 @@ _WORDS: Final = re.compile(rf"[\w{_MARKS}]+")
 _ASCII_SPACES: Final = {ord(each): " " for each in map(chr, range(128)) if not _WORDS.match(each)}
 _RUNS: Final = re.compile(f"[{_UNSPACED}]+")
 _MOST_WORDS: Final = 32_768
-"""The different words of a passage that count, from its beginning: those of more than 200,000 characters of prose.
+"""Only the first different words of a passage count, up to this many: those of more than 200,000 characters of prose.
 
 This bounds the time for a text that consists of different words alone.
 """
@@ -53,7 +53,7 @@ _REMEMBERED_CHARS: Final = 64
 
 
 class WordsEmbedder(Embedder):
-    """Embeds objective and steps by their words, whatever ``novelty.recipe`` says: as one text they would distinguish less."""
+    """Embeds objective and steps by their words, whatever ``novelty.recipe`` says: one vector for both would blur traces."""
 
     name = "words"
     engine = "a hash on 1 thread"
@@ -106,7 +106,7 @@ class _Columns(dict[str, int]):
 
 
 def _folded(text: str) -> str:
-    """Return a text without case, and in one of its possible forms with regard to accents, widths and normal form."""
+    """Return a text without case and optional marks, in one normal form, so that all spellings of a word become equal."""
     if not text.isascii():
         text = normalized("NFKD", without_unseen(text))
         text = unicodedata.normalize("NFC", _OPTIONAL_MARKS.sub("", text))
