@@ -1,1 +1,1 @@
-"""Checks, by which operators have traces searched for things beside the score. The process of the checks imports only this."""
+"""Checks, by which operators have traces searched for things that the score does not show, such as secrets."""

@@ -1,4 +1,4 @@
-"""Runs the checks of traces in a separate process, and limits what their findings may demand."""
+"""Runs the checks of traces in a separate process, and limits the outcomes that they may demand."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Replaces what must not reach a trainer: secrets, e-mail addresses, telephone and card numbers, names of home directories."""
+"""Replaces texts that must not reach a trainer: secrets, e-mail addresses, telephone and card numbers, names in home paths."""
 
 import json
 import re
@@ -26,11 +26,11 @@ _HOME: Final = re.compile(
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
-"""Home directories of images and systems, which name no person."""
+"""Names of home directories in images and systems, which name no person."""
 
 
 class Redactor:
-    """Replaces secrets and personal data by placeholders such as ``[EMAIL_2]``, equal texts by equal placeholders."""
+    """Replaces secrets and personal data by placeholders such as ``[EMAIL_2]``, and equal texts by equal placeholders."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # The number of replacements by kind; a text counts each time.

@@ -31,7 +31,7 @@ class Secrets:
     version = f"{version('kp-scorer')}+kingfisher.{version('kingfisher-secret-scanner')}"
 
     def __init__(self) -> None:
-        # Kingfisher's rules do not include passwords and keys that only their names give away.
+        # Add rules of our own, because Kingfisher's miss passwords and keys that only their names give away.
         rules = Rules([Path(__file__).with_name("secrets.yml")], cache_dir=_cache())
         self._scanner = Scanner(rules, redact=True)
 
@@ -59,7 +59,7 @@ class Secrets:
         return sorted(places)
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        text = without_halves(text)  # Kingfisher encodes it.
+        text = without_halves(text)  # Kingfisher encodes it as UTF-8.
         locations = [finding.location for finding in self._scanner.scan(text) if finding.visible] if text else []
         offsets = [(location["start_offset"], location["end_offset"]) for location in locations]
         if not offsets or text.isascii():

@@ -1,1 +1,1 @@
-"""The machine of a user: its child processes and embedded Redis."""
+"""Manages processes on the user's machine: child processes in general, and the embedded Redis."""

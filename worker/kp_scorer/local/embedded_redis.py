@@ -87,7 +87,7 @@ def _new_note() -> IO[str]:
 def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None) -> Iterator[str]:
     """Run a Redis on a port of its own, with a password and its append-only file in ``data_dir``; yield its URL.
 
-    The next server in the folder has the same URL, so that clients of this one go on, unless another program has its port.
+    The next server in the folder has the same URL, so that clients need not be restarted, unless another program has its port.
     With ``advertise``, the fields of :class:`Running` without the URL, other commands of this user find it while it runs.
     """
     executable = redis_executable()
@@ -100,7 +100,7 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
             open_files.append(leaving.enter_context(_new_note()))
             leaving.callback(_note().unlink, missing_ok=True)
         output = leaving.enter_context((data_dir / "redis.log").open("ab"))
-        # A file of its own, because ``output`` shares its position with the server. It begins with this server's first line.
+        # Read through a file of its own, as ``output`` shares its position with the server, from this server's first line on.
         log = leaving.enter_context((data_dir / "redis.log").open("rb"))
         log.seek(0, os.SEEK_END)
         process = subprocess.Popen(

@@ -33,7 +33,7 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None
 def stopped_by_signals() -> Event:
     """Return an event that Ctrl-C and SIGTERM set from now on, in place of ending this process; a second one interrupts it.
 
-    A handler that raised would be lost while Python forks: Python only prints that.
+    The first signal raises no exception, because Python would only print it if it arrived during a fork.
     """
     stopping = Event()
 
