@@ -76,7 +76,7 @@ def _pooling(directory: Path) -> str:
     flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     modes = [config["pooling_mode"]] if "pooling_mode" in config else flags
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise EngineUnavailable("openvino pools by the mean, or the first token, alone")
+        raise EngineUnavailable("openvino supports only pooling by the mean or by the first token")
     return _POOLINGS[modes[0]]
 
 
@@ -88,7 +88,7 @@ def _config(directory: Path) -> dict[str, Any]:
     is_plain = config.get("hidden_act") == "gelu" and is_absolute and not config.get("is_decoder") and not lowers
     is_known = config.get("model_type") in BERT_FAMILY and config.keys() >= _NEEDED
     if not (is_known and is_plain and (directory / "model.safetensors").is_file()):
-        raise EngineUnavailable("openvino runs models of BERT's family alone, in one file of safetensors")
+        raise EngineUnavailable("openvino runs only models of BERT's family, in one safetensors file")
     return config
 
 

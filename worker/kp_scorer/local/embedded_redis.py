@@ -75,7 +75,7 @@ def _new_note() -> IO[str]:
     note.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     # Many users have a umask that lets their group write.
     if not (make_only_ours(note.parent) or is_only_ours(note.parent.stat())):
-        raise SettingsError(f"{note.parent}: others can write to this folder: let nobody else")
+        raise SettingsError(f"{note.parent}: others can write to this folder: make it writable only for you")
     # The note holds the password, and an existing file of its name may be open to others.
     note.unlink(missing_ok=True)
     file = os.fdopen(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w")
