@@ -1,6 +1,6 @@
-"""Reads the attributes of spans: their values, and their meanings in any dialect, which the ends of their names tell.
+"""Reads the attributes of spans: their values, and their meanings, which the ends of their names show in any dialect.
 
-https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ specifies ``gen_ai.*``,
+https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/ specifies ``gen_ai.*``, and
 https://arize-ai.github.io/openinference/spec/semantic_conventions.html OpenInference.
 """
 
@@ -47,7 +47,7 @@ _REDACTED: Final = "__REDACTED__"  # OpenInference writes this in place of value
 
 @lru_cache(maxsize=4_096)
 def _rank(meaning: str, attribute: str) -> int | None:
-    """Return the rank of an attribute among those with a meaning, the preferred one first; None if it has another meaning."""
+    """Return the rank of an attribute among those with a meaning, the preferred ones first; None if it has another meaning."""
     return next((rank for rank, end in enumerate(_ENDS[meaning]) if end.fullmatch(attribute)), None)
 
 

@@ -118,7 +118,7 @@ def _inner(block: Node, keys: Iterable[str]) -> Node:
         if isinstance(nested := inner.value.get(key), dict):
             inner = inner._replace(value=nested | {name: value for name, value in inner.value.items() if name != key})
     if len(inner.value) == 1 and isinstance(nested := next(iter(inner.value.values())), dict) and "args" in nested:
-        # The name of the tool is the key.
+        # Here the key is the name of the tool.
         inner = inner._replace(value={"name": next(iter(inner.value)), **nested})
     return inner
 
@@ -197,7 +197,7 @@ def block_kind(block: object) -> BlockKind:
     has_call_id = any(key in names for key in _CALL_IDS)
     has_arguments = any(key in names for key in _ARGUMENTS)
     is_named = bool(_name_of(block)) or (has_call_id and type_name.startswith("tool_"))
-    # Other objects may have a name and an input too.
+    # A name and an input are not enough, because other objects may have them, too.
     is_of_tool = (
         has_call_id
         or bool(_TOOL_NAMES & set(names))

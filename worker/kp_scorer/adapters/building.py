@@ -53,7 +53,7 @@ class SuppliedFields(NamedTuple):
     created_at: IsoDatetime | None = None  # For runs whose source does not record it.
     paths: Mapping[str, str] = MappingProxyType({})  # Dotted paths in a record to these fields and ``id``.
     defaults: Mapping[str, Callable[[int], Any]] | None = None
-    """For each field that is assumed if neither the source nor the caller has it: its value, from the line of the run."""
+    """For each field that is assumed if neither the source nor the caller has it: a function of the run's line to its value."""
 
 
 class Run(NamedTuple):
@@ -68,13 +68,13 @@ class Run(NamedTuple):
     answer: Node | None = None  # The final result, where the format has a field for it.
     record: object = None  # The object that the caller's paths lead into; None if it is the value of ``node``.
     records: Sequence[Node] = ()  # All records that the run was read from; they hold more than its pieces.
-    is_part: bool = False  # True if it may be a beginning that another run repeats and continues.
+    is_part: bool = False  # True if another run may repeat this one and continue it.
 
 
 def trace_id(kind: str, own_id: str, content: object) -> str:
-    """Return the id of a run's trace, with the ``kind`` of its source: its own id, escaped as in a URL, or else a digest.
+    """Return the id of a run's trace: the ``kind`` of its source, and the run's own id, escaped as in a URL.
 
-    The digest of the content replaces an id that is missing or too long.
+    A digest of the content replaces an own id that is missing or too long.
     """
     if own_id and is_trace_id(full := f"{TRACE_ID_PREFIX}{kind}:{quote(own_id, _PRINTABLE, errors='replace')}"):
         return full
@@ -98,7 +98,7 @@ def digests_of(pieces: Iterable[Piece]) -> Iterator[bytes]:
 
 
 def trace_of(run: Run, supplied: SuppliedFields, limits: Limits) -> tuple[dict[str, Any], list[str]]:
-    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`; return it with marks to count.
+    """Make a trace, as JSON, that passes :func:`~kp_scorer.decoding.decode_trace`; return it with its marks, which are counted.
 
     The marks are the names of the fields that were assumed, ``rated`` if the success is a number over 1, and ``mended`` if the
     trace had to be cut or mended.

@@ -36,12 +36,12 @@ class Queues:
         self._by_key: defaultdict[tuple[str, ...], deque[Call]] = defaultdict(deque)
 
     def add(self, call: Call, *keys: tuple[str, ...]) -> None:
-        """Hold a call by these keys."""
+        """Hold a call under these keys."""
         for key in keys:
             self._by_key[key].append(call)
 
     def first(self, *key: str) -> Call | None:
-        """Return the first call by a key that is still open."""
+        """Return the first call under a key that is still open; None if there is none."""
         calls = self._by_key[key]
         while calls and not self._is_open(calls[0]):
             calls.popleft()
@@ -97,8 +97,8 @@ class Calls:
     def matches(self, calls: Sequence[Piece]) -> list[Call | None]:
         """Return for each call in a list of messages the same call of the conversation, or None.
 
-        A list may lack its beginning, so its calls are the newest ones. Two calls with one id and name are the same even if
-        their arguments differ, as exporters rephrase those, unless the id occurs more often than before.
+        A list may lack its beginning, so its calls are compared with the newest ones. Two calls with one id and name are the
+        same even if their arguments differ, as exporters rephrase those, unless the id occurs more often than before.
         """
         ids = Counter(map(self.identity_of, calls))
         keys = Counter((self.identity_of(call), self._words(call)) for call in calls)

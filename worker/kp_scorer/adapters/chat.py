@@ -60,7 +60,7 @@ def chat_of(run: Run) -> Chat:
 
 
 def chat_of_trace(trace: ReasoningTrace) -> Chat:
-    """Return as a chat a trace that was not converted; its turns are the steps of the trace, and at the end its result."""
+    """Return a trace that was not converted as a chat, whose turns are the trace's steps and, at the end, its result."""
     nowhere = Node(0, "", None)
     pieces = [Piece(nowhere, "user", trace.task.objective)]
     for step in trace.steps:
@@ -124,14 +124,14 @@ def _arguments(call: Piece) -> str:
 
 
 class _Context:
-    """Collects the system texts and the definitions of tools in records, each once, in order, but not in calls and answers."""
+    """Collects the system texts and the definitions of tools in records, outside of calls and answers, once each, in order."""
 
     def __init__(self) -> None:
         self.texts: dict[str, None] = {}
         self.tools: dict[str, dict[str, Any]] = {}  # The definition of each tool, by its name.
 
     def read(self, record: object) -> None:
-        """Look through a record, in time that is linear in its size."""
+        """Search a record, in time that is linear in its size."""
         waiting = [record]
         while waiting:
             value = waiting.pop()

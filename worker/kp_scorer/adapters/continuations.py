@@ -30,7 +30,7 @@ class Chats:
         """Hold a chat back, in place of those that it continues."""
         *earlier, digest = digests_of(run.pieces)
         if digest in self._beginnings:
-            # The newest record may be first.
+            # Another chat, which continues this one, came before it: a log may have its newest record first.
             self._counts["continued"] += 1
             return
         remember(self._beginnings, earlier)

@@ -28,7 +28,7 @@ def last_turn(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 class _History:
-    """The last list of messages, which the next one may begin with."""
+    """The last list of messages, with which the next one may begin."""
 
     def __init__(self) -> None:
         self.pieces: Sequence[Piece] = []
@@ -119,7 +119,7 @@ class Conversation:
         self.pieces += texts
 
     def _is_prompt(self, pieces: Sequence[Piece], matches: Sequence[Call | None]) -> bool:
-        """Return whether a program wrote a list of messages that begins anew while the agent is at work."""
+        """Return whether a list of messages is a program's prompt, which begins anew while the agent is at work."""
         if not self._has_answer:
             return False
         if all(piece.kind == "user" for piece in pieces):
@@ -127,7 +127,7 @@ class Conversation:
         return not (any(matches) or any((piece.kind, piece.text.strip()) in self._texts for piece in pieces))
 
     def _is_retold(self, piece: Piece) -> bool:
-        """Return whether a text in a list repeats a result, a call or an answer, as agents that call tools in texts do."""
+        """Return whether a text in a list repeats a result, a call or an answer, as when an agent calls tools in its texts."""
         if piece.kind == "result" and self._calls and not piece.call_id:
             return True
         for each in self.pieces[-_RECENT:]:
@@ -166,7 +166,7 @@ class Conversation:
             if piece.kind == "call":
                 call = self._calls.still_open(piece) or self._calls.begun_within(span, piece) or self._new(piece)
                 call.by_tool_alone = False
-                # The span of a tool may have the arguments in another form.
+                # Show the call as the model made it: the span of the tool may have the arguments in another form.
                 self.pieces[call.place] = piece._replace(latency_ms=self.pieces[call.place].latency_ms)
                 self._calls.add_words(call, piece)
             elif piece.kind == "result" and self._calls.has(piece.call_id):

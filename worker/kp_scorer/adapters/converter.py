@@ -32,7 +32,7 @@ _MOST_CHATS: Final = 1_000  # The most chats that wait for a later one to contin
 _MOST_RECORDS: Final = 50_000  # The most records of a run. A longer run fits into no trace, and would fill the memory.
 _MOST_OPEN: Final = 100_000  # The most records of all open runs; beyond that the run that has waited longest is converted.
 _MOST_ENDED: Final = 100_000  # The most ids of converted runs that are remembered, to refuse records that come too late.
-_MOST_UNRECOGNIZED: Final = 100  # The most values of no format that may be the beginning of a session.
+_MOST_UNRECOGNIZED: Final = 100  # The most values of no format that are kept, as they may begin a session.
 _MOST_NAMES: Final = 10_000  # The most names of unread fields that are counted. A source may invent any number of keys.
 
 
@@ -231,7 +231,7 @@ class Converter:
             for run in made if isinstance(made, list) else [made]:
                 run = run._replace(pieces=with_written_calls(without_program_texts(run.pieces)), records=records)
                 if key in self._repeating and not run.pieces:
-                    # Everything that was said was read in another file.
+                    # Another file had everything that was said in this run.
                     continue
                 can_go_on = (read.has_chats or run.is_part) and run.pieces
                 if can_go_on:

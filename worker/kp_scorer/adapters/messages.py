@@ -39,7 +39,7 @@ _HOLDERS: Final = {  # The keys of a request, and of an answer, that hold its me
 }
 _ANSWER_FIELDS: Final = {"toolCalls", "tool_calls", "finishReason", "finish_reason", "usage"}
 _DEFINITION_FIELDS: Final = {"function", "input_schema", "inputSchema", "parameters"}
-"""Some exporters record the definitions of tools among the messages."""
+"""The fields of a tool's definition, which some exporters record among the messages."""
 _TRANSCRIPT: Final = re.compile(
     r"^(system|developer|user|human|assistant|ai|tool|function response): ", re.MULTILINE | re.IGNORECASE
 )
@@ -207,7 +207,7 @@ def _pieces_of_answer(message: Node, content: Node) -> Iterator[Piece]:
     in_content = list(_pieces_of_content(message, "agent", content))
     yield from in_content
     ids = {piece.call_id for piece in in_content if piece.kind == "call"}
-    # LangChain lists calls again that are blocks of the content. The earlier form of OpenAI's messages has only one call.
+    # LangChain lists calls again even if they are blocks of the content. OpenAI's earlier messages have one call, and no list.
     wrapped = message.at("additional_kwargs") if isinstance(message.value.get("additional_kwargs"), dict) else message
     calls = message.at_plain(*_LISTS_OF_CALLS).parsed().items() or wrapped.at("tool_calls").items()
     calls = calls or [each for each in (message.at("function_call"), wrapped.at("function_call")) if each.value is not None][:1]

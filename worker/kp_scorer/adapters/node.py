@@ -19,7 +19,7 @@ _STRUCTURE: Final = frozenset({"type", "id", "index", "object", "status", "lc", 
 """Fields that state the kind of an object. Most readers know it by its other fields, so these do not count as unread."""
 _NOT_SPELT: Final = re.compile(r"[\W_]+")
 _MOST_KEY: Final = 64  # Longer keys are data.
-_SKIPPED: Final = "\0"  # No path has this character in the place of its first key.
+_SKIPPED: Final = "\0"  # The key of skipped values in ``reads``; no path begins with this character.
 
 _BESIDE_KWARGS: Final = frozenset({"kwargs", "input_str", "tags", "metadata"})  # Arguments of LangChain's callbacks.
 _ENVELOPES: Final = frozenset({"output", "outputs", "input", "inputs", "input_args", "result", "data"})
@@ -37,8 +37,8 @@ class Node(NamedTuple):
     def at(self, *keys: str) -> "Node":
         """Return the value under a path of keys; a missing value if an object on the way is missing.
 
-        Raises NotConverted if a value on the way is not an object. The methods below raise it, too, where a value must be of a
-        type.
+        Raises NotConverted if a value on the way is not an object. The methods below raise it, too, for a value of
+        the wrong type.
         """
         node = self
         for key in keys:
@@ -108,7 +108,7 @@ class Node(NamedTuple):
         return self.value
 
     def parsed(self) -> "Node":
-        """Return the object or list that this value is the text of; any other value unchanged."""
+        """Return the object or list that this value holds as a text; any other value unchanged."""
         return self._replace(value=parsed(self.value))
 
     def refusal(self, expected: str) -> NotConverted:

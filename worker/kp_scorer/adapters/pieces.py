@@ -14,7 +14,7 @@ _EXIT: Final = re.compile(
     r"^[\[(<]?[\w' ]{0,40}\b(?:exit(?:ed)?(?: with)?(?: code| status)|returncode|return code|exit_code)\W{1,3}[1-9]",
     re.MULTILINE | re.I,
 )
-"""A line of a result with the exit code of a command, other than 0."""
+"""Matches a line of a result with the exit code of a command that failed."""
 _EXIT_CODES: Final = ("exitcode", "returncode", "exitstatus")
 _EXIT_CHARS: Final = 300  # Exit codes are searched for in this many characters at either end.
 ERROR_KEYS: Final = ("error", "isError", "is_error")

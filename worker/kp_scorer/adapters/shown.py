@@ -1,7 +1,7 @@
-"""Parses values that Python and pydantic show, in one pass: Python's own parser takes a thousand bytes for each character.
+"""Parses values that Python and pydantic print, in one pass: Python's parser takes a thousand bytes for each character.
 
-``{'a': (1, None)}`` and ``Message(role='user', content=[])`` become the JSON that they stand for. A message may be shown by its
-fields alone, without commas between them. What JSON lacks becomes null; a member of an enumeration becomes its value.
+``{'a': (1, None)}`` and ``Message(role='user', content=[])`` become the JSON that they stand for. A message may be printed as
+its fields alone, without commas between them. Values that JSON lacks become null; a member of an enumeration becomes its value.
 """
 
 import re
@@ -38,7 +38,7 @@ def shown_by_python(text: str, most_depth: int) -> Any:
 
 
 class _Reader:
-    """Reads one token ahead. The last token is an empty sign."""
+    """Parses the tokens of a text, always one ahead. The last token is an empty sign."""
 
     def __init__(self, text: str, most_depth: int) -> None:
         self._tokens = _tokens(text)
@@ -47,7 +47,7 @@ class _Reader:
         self._kind, self._text = next(self._tokens)
 
     def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
-        """Read values and fields up to a bracket; return them, and True if a comma came last. Fields need no commas."""
+        """Read values and fields, which need no commas, up to a bracket; return both, and True if a comma came last."""
         values: list[Any] = []
         fields: dict[str, Any] = {}
         has_comma = False
@@ -90,14 +90,14 @@ class _Reader:
         return self._within(self._take())
 
     def _texts(self) -> str | None:
-        # Python may show a long text in parts.
+        # Python may print a long text in parts.
         parts = [self._take()]
         while self._kind == "text":
             parts.append(self._take())
         return None if parts[0].startswith("b") else "".join(map(_unquoted, parts))
 
     def _word(self) -> Any:
-        """Read a constant, or an object that is shown as the call of its constructor; return the fields of such an object."""
+        """Read a constant, or an object that is printed as the call of its constructor; return the fields of such an object."""
         word = self._take()
         value: Any = {"True": True, "False": False}.get(word)
         if iskeyword(word) and value is None and word != "None":
@@ -130,7 +130,7 @@ class _Reader:
         while not self._is_at("}"):
             name = self._value()
             if self._is_at(":"):
-                # The text of an object as a key could double in length at each level of nesting.
+                # Refuse an object as a key: its text could double in length at each level of nesting.
                 if isinstance(name, dict | list):
                     raise ValueError
                 self._take()

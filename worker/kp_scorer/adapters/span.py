@@ -57,7 +57,7 @@ class Spans:
     """Reads the spans of a run into ``all``, in their order. A message that cannot be read is left out; the run is not."""
 
     def __init__(self, nodes: Iterable[Node]) -> None:
-        """Read spans in the form of OpenTelemetry's protocol. One without a kind is a tool's if a model called its name."""
+        """Read spans in the form of OpenTelemetry's protocol. One without a kind is a tool's if a model called that tool."""
         self.unreadable: list[NotConverted] = []  # The reasons for leaving messages out.
         self._transcript = Transcript()
         spans = list(map(self._span, nodes))

@@ -28,7 +28,7 @@ _MADE_BY_A_PROGRAM: Final = re.compile(r"\s*\"?(?:[{\[]|[A-Za-z_]\w*\(\w+=)")
 
 
 def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = None) -> Run | list[Run]:
-    """Make a run of the spans with one trace id; none if none of them is an agent's.
+    """Make a run of the spans with one trace id; return an empty list if none of them is an agent's.
 
     The run failed if its root did, or a span around its last call. The caller's paths lead into ``record``, by default the
     root. Raises NotRecorded if the spans of agents hold no messages, and NotConverted if none of their messages can be read.
@@ -84,9 +84,10 @@ def _resumed_tools(spans: Sequence[Span]) -> set[int]:
 def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
     """Return the pieces of a run in their order.
 
-    A call of a model around, within or beside another with the same answer is the same call recorded twice, and so is a call of
-    a tool within one of the same name. Spans of other kinds supply only the question and the answer, where no call of a model
-    shows them. The outermost span has the question in the user's words, which frameworks rephrase for the models.
+    If a call of a model lies around, within or beside another one with the same answer, both are records of one call, and so
+    are a call of a tool and another of the same name within it. Spans of other kinds supply only the question and the answer,
+    where no call of a model shows them. The outermost span has the question in the user's words, which frameworks rephrase for
+    the models.
     """
     repeated, failed = _repeated(spans)
     repeated |= _resumed_tools(spans)
@@ -211,7 +212,7 @@ def _is_json(piece: Piece) -> bool:
 
 
 def _repeated(spans: Sequence[Span]) -> tuple[set[int], set[int]]:
-    """Return the numbers of spans that record the call of another span, and of tools with an inner record that failed."""
+    """Return the numbers of the spans that repeat the call of another span, and of the tools whose inner record failed."""
     numbers = {span.span_id: number for number, span in enumerate(spans) if span.span_id}
     within: defaultdict[int | None, list[int]] = defaultdict(list)
     for number, span in enumerate(spans):

@@ -1,14 +1,14 @@
 """Reads the calls that a model writes into its text because no interface takes them. A run follows one of several protocols.
 
 - ``<function=NAME><parameter=KEY>…``, and ``<invoke name="NAME"><parameter name="KEY">…``, of OpenHands and Anthropic
-- ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, to the end
+- ``<tool_call>{"name": …, "arguments": …}</tool_call>`` of Hermes and Qwen, and Glaive's ``<functioncall>``, up to the end
 - ``Action: NAME`` with ``Action Input: …`` of ReAct, and ``Function Name: NAME`` of BeeAI, which writes the result behind it
 - ``[[ ## next_tool_name ## ]]`` among the other sections of DSPy, whose names are not part of what is said
 - ``<NAME><KEY>…</KEY></NAME>`` of Cline, whose results begin with ``[NAME] Result:``
 - ``[NAME(KEY="…"), …]`` of ToolACE
-- one fenced command, of an agent that acts by it: the next message of the user says what the command returned
+- one fenced command, of an agent that acts by it: the next message of the user has the output of the command
 
-The next message of the user is then the result.
+The next message of the user is the result of such a call.
 """
 
 import json
@@ -59,7 +59,7 @@ def with_written_calls(pieces: Sequence[Piece], *, acts_by_fences: bool = False)
     """Return the pieces of a run with the calls that the agent wrote into its texts, and with their results, as pieces.
 
     A run that has other calls is returned unchanged, except for sections of DSPy. With ``acts_by_fences``, each fenced command
-    is a call even if no result says so.
+    is a call even if no reply looks like its output.
     """
     are_called = has_kind(pieces, "call")
     pieces = [each for piece in pieces for each in _sections(piece, are_called=are_called)]
@@ -188,7 +188,7 @@ def _actions(piece: Piece) -> Iterator[Piece]:
             place = action.end()
             yield Piece(piece.node, "call", name=action[1], arguments=action[2])
             continue
-        # A model may go on and invent its observation.
+        # A model may go on and invent the observation itself.
         observed = _OBSERVATION.search(piece.text, action.end())
         place = observed.start() if observed else len(piece.text)
         yield Piece(piece.node, "call", name=action[1], arguments=_json(piece.text[action.end() : place]))

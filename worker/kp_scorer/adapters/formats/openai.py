@@ -60,7 +60,7 @@ def run_id(conversation: Node) -> str | None:
 
 
 def ends(conversations: Sequence[Node]) -> int | None:
-    """Return 0 once both halves of a conversation of a batch are there, or one half twice, which is ambiguous; else None."""
+    """Return 0, which has passed, once both halves of a conversation of a batch are there, or one of them twice; else None."""
     return 0 if len(conversations) > 1 or all(_halves(conversations[0])) else None
 
 
@@ -156,7 +156,7 @@ def _first(message: Node, *keys: str) -> Node:
 
 
 def _pieces(node: Node, speaker: Speaker, levels: int = 3) -> list[Piece]:
-    """Return the pieces in a question or an answer; raise NotConverted where a list of them holds no message."""
+    """Return the pieces in a question or an answer; raise NotConverted if a list of messages has an item that is none."""
     content = node.parsed()
     items = content.items() if node.path.endswith("messages") else []
     if any(not isinstance(item.value, str | list) and not is_turn(item.value) for item in items):

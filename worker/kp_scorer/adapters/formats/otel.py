@@ -109,7 +109,7 @@ def ends(spans: Sequence[Node]) -> int | None:
 
 
 def waits(spans: Sequence[Node], now_ns: int) -> int | None:
-    """Return the time until which a run waits, if spans are still to come: all but the root, or the parent of another span."""
+    """Return the time until which a run waits for all but its root, or for the parent of a span; None if it waits for none."""
     ids = {normalized_id(span.at("spanId")) for span in spans}
     parents = {parent for span in spans if (parent := normalized_id(span.at("parentSpanId")))}
     is_complete = parents <= ids and (len(spans) != 1 or Spans(spans).all[0].inputs)
@@ -128,7 +128,7 @@ def run_id(span: Node) -> str:
 
 
 def run(own_id: str, nodes: Sequence[Node]) -> Run | list[Run]:
-    """Make a run of the spans of one trace id; none if none of them is an agent's."""
+    """Make a run of the spans of one trace id; return an empty list if none of them is an agent's."""
     # A span may be exported twice: when it begins and when it ends, for example.
     latest = {normalized_id(node.at("spanId")): node for node in nodes if node.at("spanId").value}
     for log in (node for node in nodes if _IS_LOG in node.object()):

@@ -2,7 +2,7 @@
 
 - SWE-agent's ``trajectory`` holds the steps; ``history`` holds the task, and the functions that the model called:
   https://swe-agent.com/latest/usage/trajectories/
-- mini-swe-agent's ``messages`` hold everything. Before its second version the model wrote each command among its text, and the
+- mini-swe-agent's ``messages`` hold everything. Before its second version, the model wrote each command into its text, and the
   user's next message held the output: https://mini-swe-agent.com/latest/usage/output_files/
 """
 
@@ -61,7 +61,7 @@ def _pieces_of_messages(messages: Iterable[Node]) -> Sequence[Piece]:
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:
-    """Return the call that the model wrote by each command that SWE-agent made of a call: steps record only the command."""
+    """Return the model's calls by the commands that SWE-agent made of them, because steps record only the commands."""
     by_command: dict[str, Piece] = {}
     for message in history:
         action = message.at("action").value

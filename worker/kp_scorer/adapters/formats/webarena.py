@@ -1,7 +1,7 @@
 """Trajectories of agents in a browser, in the form of WebArena's: the pages that the agent saw, and its actions.
 
 A step has both, as AgentOccam writes it, or states and actions take turns. An action is a text such as ``click [12]``, alone
-or in the first fence of ``raw_prediction``, behind the thought.
+or in the first fence of ``raw_prediction``, after the thought.
 """
 
 import re
