@@ -29,7 +29,7 @@ Submitted = str | InvalidTrace | TraceConflict
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _BATCH_SIZE: Final = 100  # The number of traces that go to the ledger, and to the broker, in one round trip.
-# A batch ends with the trace that brings it to this size: it is in memory several times, and has to arrive in time.
+# A batch ends with the trace that brings it to this size, as it is in memory several times and has to arrive in time.
 _BATCH_BYTES: Final = 4_194_304
 
 SUBMIT_TOO_LATE: Final = "submit: no answer within {:g} s; submit again, which is always safe"
@@ -83,7 +83,7 @@ class BaseClient:
         return cls(with_endpoints(load_settings({name: url for name, url in urls.items() if url})), namespace, queue)
 
     def _checked(self, trace: Trace) -> Submission:
-        """Check a trace; return it in the form that is recorded and sent, with the namespace in its id."""
+        """Check a trace, and return it in the form that is recorded and sent, with the namespace in its id."""
         if is_late_outcome(trace):
             late = check_late_outcome(trace, self._limits)
             return Submission(late.id, late.digest(), as_bytes(trace))
@@ -102,14 +102,14 @@ class BaseClient:
             try:
                 checked.append(self._checked(trace))
             except InvalidTrace as error:
-                # The traceback of the original would keep all these traces alive.
+                # Make the error anew: the traceback of the original would keep all these traces alive.
                 checked.append(InvalidTrace(error.problems))
         return checked
 
     def _queued(
         self, traces: Iterable[Trace], prepare: Callable[[list[Trace]], Callable[[], list[Submitted]]]
     ) -> Generator[Future[list[Submitted]], None, None]:
-        """Queue a call for each batch of traces while the one before runs; cancel a call that nobody waits for.
+        """Yield the future of a call for each batch of traces, queued one ahead; cancel a call that nobody waits for.
 
         ``prepare`` turns a batch into a call. The iterable is read no further than that batch.
         """

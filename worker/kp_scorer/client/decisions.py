@@ -30,14 +30,14 @@ from kp_scorer.store.decision_stream import StreamReader
 _POLL_S: Final = 0.2
 _RETRY_S: Final = 1.0
 _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace; it has some fifty.
-# The number of traces whose last decision is remembered. It exceeds the decisions that are read before a copy is redelivered.
+# The number of traces whose last decision is remembered. A reader gets through fewer decisions before a copy is redelivered.
 _REMEMBERED: Final = 100_000
 
 log = structlog.get_logger("kp_scorer.client.decisions")
 
 
 def _check_readable(queues: QueueSettings, results: ResultsSettings, kinds: Sequence[DecisionKind], group: str) -> None:
-    """Raise SettingsError, which says how else, unless decisions of these kinds can be read here."""
+    """Raise SettingsError unless decisions of these kinds can be read here; the error says where else to read them."""
     names = " and ".join(dict.fromkeys(map(queues.name, kinds)))
     if not kinds:
         raise SettingsError("results.publish names no outcome: `kp-scorer status` shows decisions")
@@ -68,7 +68,7 @@ class Results:
         """
         for queue in self.queues:
             while (message := _next(queue)) is not None:
-                # A message that was cut may look complete, but has no content type.
+                # A message that was cut may look complete, but lacks the content type of JSON.
                 is_json = message.content_type == "application/json"
                 acknowledge = unavailable_if_broker_fails("results")(message.ack)
                 yield from self._received(queue.name, raw_body(message), acknowledge, is_json=is_json)
@@ -78,7 +78,7 @@ class Results:
 
     def _received(self, name: str, body: bytes, acknowledge: Callable[[], None], *, is_json: bool = True) -> _Received:
         try:
-            # Kombu would let the message choose among its decoders.
+            # Parse the body here, because kombu would let the message choose among its decoders.
             decision = Decision.model_validate(parse_strict_json(body if is_json else b"", self.limits))
         except (InvalidTrace, ValueError):
             self.dead_letters.dead_letter(body, DeadLettering("malformed", f"queue {name}: expected a decision"))
@@ -106,7 +106,7 @@ def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None =
     queues = list(results_queues(settings, kinds).values())
     streams = results_streams(settings, kinds)
     if not settings.broker.is_redis:
-        # Workers have declared them, and readers may have no permission to do so.
+        # Declare the queues passively: workers have declared them, and readers may have no permission to do so.
         with_producer(
             app, "results", lambda producer: [queue(producer.channel).queue_declare(passive=True) for queue in queues], queues
         )
@@ -166,7 +166,7 @@ def read_decisions(
 
 
 def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, follow: bool) -> Iterator[Decision]:
-    """Yield and acknowledge decisions; ``marks`` are those of the last decisions, by trace id: they identify copies."""
+    """Yield and acknowledge decisions; ``marks`` has those of the last decisions by trace id, which identify copies."""
     while not stopping.is_set():
         is_idle = True
         for decision, acknowledge in results.receive():

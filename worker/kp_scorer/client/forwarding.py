@@ -33,17 +33,17 @@ _VARIABLES: Final[dict[Receiver, tuple[str, ...]]] = {
     "otlp": ("OTEL_EXPORTER_OTLP_ENDPOINT",),
     "otlp-spans": ("OTEL_EXPORTER_OTLP_ENDPOINT",),
 }
-"""The variables of the address and of secrets."""
+"""The environment variables of each receiver: first that of the address, then those of the secrets."""
 _URL: Final = re.compile(r"https?://([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?(/[!-~]*)?")
 _OTEL_TRACE: Final = re.compile("[0-9a-f]{32}")
 _TIMEOUT_S: Final = 20.0
 _ANSWER_BYTES: Final = 65_536
-"""The most that is read of an answer."""
+"""The most bytes of an answer that are read."""
 _MESSAGE_CHARACTERS: Final = 200
 _LONGEST_PAUSE_S: Final = 60.0
 _ATTEMPTS: Final = 8
 _LATER: Final = (0, 408, 425, 429, 502, 503, 504)
-"""Answers of a receiver that is away or busy, 0 for no answer. It is asked until it is back; decisions wait in their queue."""
+"""The statuses of a receiver that is away or busy; 0 is no answer. It is asked again until it is back; decisions wait."""
 _OF_SETTINGS: Final = (*range(300, 400), 401, 403, 404, 405)
 
 _Request = tuple[str, bytes, dict[str, str]]
@@ -55,7 +55,7 @@ log = structlog.get_logger("kp_scorer.client.forwarding")
 
 class _Answer(NamedTuple):
     status: int  # 0 if there was no answer.
-    pause_s: float = 0.0  # The time that the receiver asks to wait for.
+    pause_s: float = 0.0  # The pause that the receiver asks for.
     body: bytes = b""
 
 
@@ -69,7 +69,7 @@ class Forwarder:
     """Posts decisions to one receiver, one after another, so that a later decision on a trace comes later."""
 
     def __init__(self, receiver: Receiver, url: str, variables: Mapping[str, str], store: Store, one_in: int = 0) -> None:
-        """Read secrets in environment ``variables``; an empty ``url`` is read there too, except for a webhook.
+        """Read the secrets in environment ``variables``, and the address too if ``url`` is empty, except for a webhook.
 
         Of the runs that are not accepted, the spans of one in ``one_in`` are handed on, too. Raises SettingsError if a secret
         is missing.
@@ -93,10 +93,10 @@ class Forwarder:
             self._export_of, self._rejected = export_of, rejected_of_spans
 
     def forward(self, decision: Decision, stopping: Event) -> str | None:
-        """Post a decision until the receiver has it; return the reason if it refuses this one for good, or an empty text.
+        """Post a decision until the receiver has it; return an empty text, or the reason if it refuses this decision for good.
 
-        Returns None if ``stopping`` was set before. Raises SettingsError if the receiver refuses all, because of its address or
-        the secrets.
+        Returns None if ``stopping`` was set before. Raises SettingsError if the receiver refuses every decision, because of the
+        address or the secrets.
         """
         for attempt in count(1):
             if stopping.is_set():
@@ -106,7 +106,7 @@ class Forwarder:
             status, pause_s, body = self._post(*request)
             if 200 <= status < 300:
                 rejected, message = self._rejected(body) if self._rejected else (0, "")
-                # OTLP forbids to send rejected items again.
+                # OTLP forbids sending rejected items again.
                 if rejected:
                     return f"rejected {rejected} of it: {message[:_MESSAGE_CHARACTERS]}"
                 self.count += 1
@@ -132,11 +132,11 @@ class Forwarder:
         except (OSError, HTTPException):
             return _Answer(0)
         except ValueError:
-            # The error quotes the header, which is a secret.
+            # Do not pass the error on: it quotes the header, which is a secret.
             raise SettingsError("forward: a variable makes a header that HTTP does not allow") from None
 
     def _as_webhook(self, decision: Decision) -> _Request:
-        """Sign the decision as Standard Webhooks do."""
+        """Return the request of a webhook, signed as Standard Webhooks are."""
         body = decision.model_dump_json().encode()
         head = f"{uuid5(NAMESPACE_URL, f'{decision.trace_id} {decision.mark}')}.{int(time.time())}"
         secret = self._variables["WEBHOOK_SECRET"]
@@ -149,7 +149,7 @@ class Forwarder:
         return "", body, dict(zip(names, (*head.split("."), f"v1,{signature}"), strict=True))
 
     def _as_score(self, decision: Decision) -> _Request:
-        """Make a score of Langfuse, which replaces an earlier one on the trace, as it has the same id."""
+        """Return the request that scores the trace in Langfuse, and replaces its earlier score, which has the same id."""
         pair = ":".join(self._variables[name] for name in _VARIABLES["langfuse"][1:])
         score = {
             "id": str(uuid5(NAMESPACE_URL, decision.trace_id)),
@@ -163,7 +163,7 @@ class Forwarder:
         return "/api/public/scores", json.dumps(score).encode(), {"Authorization": authorization}
 
     def _as_event(self, decision: Decision) -> _Request:
-        """Make an event of the conventions for generative AI, under the agent's span if `serve` had it."""
+        """Return the request of an event by the conventions for generative AI, under the agent's span if `serve` had that."""
         attributes = {
             "gen_ai.evaluation.name": {"stringValue": NAME},
             "gen_ai.evaluation.score.value": {"doubleValue": decision.score},
@@ -182,7 +182,10 @@ class Forwarder:
         return "/v1/logs", json.dumps(logs).encode(), self._otlp_headers()
 
     def _as_spans(self, decision: Decision) -> _Request | str:
-        """Make an export of the spans of a run that is accepted or sampled; return the reason if there is none."""
+        """Return the request that exports the spans of an accepted or sampled run.
+
+        If there is nothing to export, return the reason, which is empty if nothing should be.
+        """
         if not (weight := self._weight(decision)):
             return ""
         run = self._store.runs.ended(decision.trace_id)
@@ -218,5 +221,5 @@ def _rejected_of_events(answer: bytes) -> tuple[int, str]:
 
 
 def _own_id(decision: Decision) -> str:
-    """Return the id that the run had where it came from."""
+    """Return the id that the run had in the system from which it came."""
     return unquote(decision.trace_id.rpartition(":")[2])

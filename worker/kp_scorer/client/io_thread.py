@@ -17,7 +17,7 @@ _starting = threading.Lock()
 
 
 def _renew_lock() -> None:
-    # A fork while another thread holds the lock would leave it locked forever.
+    # If another thread held the lock during a fork, it would stay locked forever in the child.
     global _starting
     _starting = threading.Lock()
 
@@ -28,8 +28,8 @@ os.register_at_fork(after_in_child=_renew_lock)
 class IoThread:
     """Runs calls one after the other in a thread of its own. Any thread may submit them.
 
-    A call retries each of its steps, which takes much longer than one timeout. It is a daemon thread, as a stuck call must not
-    keep the interpreter from exiting.
+    A call retries each of its steps, so it may take much longer than one timeout. The thread is a daemon, because a stuck call
+    must not keep the interpreter from exiting.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes an export of OpenTelemetry of the spans of a run. Needs ``kp-scorer[serve]``."""
+"""Builds an OpenTelemetry export of the spans of a run. Needs ``kp-scorer[serve]``."""
 
 import base64
 import json
@@ -14,9 +14,9 @@ _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
 def export_of(spans: Sequence[bytes], weight: int) -> bytes:
-    """Return spans that ``serve`` stored as an export in Protobuf, each under the resource and the scope that it came with.
+    """Return an export in Protobuf of spans that ``serve`` stored, each under the resource and the scope that it came with.
 
-    If the run stands for more than one, all spans have its ``weight``. Raises ValueError if they are not spans of OTLP.
+    If the run stands for several, all spans state its ``weight``. Raises ValueError if they are not spans of OTLP.
     """
     by_source: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     weights = [{"key": "SampleRate", "value": {"intValue": weight}}] if weight > 1 else []
@@ -50,5 +50,5 @@ def rejected_of_spans(answer: bytes) -> tuple[int, str]:
 
 
 def _with_bytes(fields: dict[str, Any]) -> dict[str, Any]:
-    # Unlike other JSON of Protobuf, OTLP's has ids in hexadecimal.
+    # OTLP's JSON has ids in hexadecimal, unlike the JSON of other Protobuf messages.
     return fields | {name: base64.b64encode(bytes.fromhex(fields[name])).decode() for name in _IDS if fields.get(name)}

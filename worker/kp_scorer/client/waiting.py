@@ -28,7 +28,7 @@ class Status(NamedTuple):
 
 
 def decision_of(trace_id: str, status: Status | None, timeout_s: float) -> Decision:
-    """Return the decision in a status, or raise the error that stands for its absence."""
+    """Return the decision in a status, or raise the error that says why there is none."""
     if status and status.reason is not None:
         raise TraceDead(trace_id, status.reason, status.detail)
     if status and status.decision is not None:
@@ -47,7 +47,7 @@ class Polling:
         self._answer_s = answer_s
 
     def look_up_s(self) -> float:
-        """Return the time that the next look-up may take."""
+        """Return the seconds that the next look-up may take."""
         return min(max(self._deadline - time.monotonic(), LEAST_S), self._answer_s)
 
     def update(self, statuses: Sequence[Status | None]) -> list[Status]:
@@ -70,7 +70,7 @@ class Deadline:
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
         """Wait for ``timeout_s`` in all, or for ``answer_s`` each time.
 
-        ``too_late`` is the error's text with a place for the limit.
+        ``too_late`` is the text of the error, with a placeholder for the limit.
         """
         self._limit_s = answer_s if timeout_s is None else timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
