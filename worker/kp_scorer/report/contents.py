@@ -272,7 +272,7 @@ def _drift(analysis: Analysis) -> Section | None:
     newest = max(map(time_of, analysis.total.decisions))
     drifts = [(name, drift(summary.decisions, newest)) for name, summary in _with_total(analysis)]
     if not drifts[0][1].traces[0]:
-        # All decisions are from one week.
+        # The earlier week has no decisions, so there is nothing to compare.
         return None
     compared = [(name, each) for name, each in drifts if each.indices]
     changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]

@@ -13,7 +13,7 @@ DIMENSIONS: Final = tuple(Dimensions.model_fields)
 MUCH: Final = 0.25
 """Above this stability index two populations count as different (Siddiqi, Credit Risk Scorecards, 2006)."""
 FEWEST: Final = 300
-"""The traces that each week needs. Two weeks of as many without any change reach ``MUCH`` once in 40,000 comparisons."""
+"""The number of traces that each week needs. Two weeks of this size reach ``MUCH`` by chance once in 40,000 comparisons."""
 _WEEK: Final = timedelta(days=7)
 _TENTHS: Final = tuple(f"0.{tenth}" for tenth in range(10))
 
@@ -60,7 +60,7 @@ def drift(decisions: Sequence[Decision], end: datetime) -> Drift:
 
 
 def time_of(decision: Decision) -> datetime:
-    """Return when a decision was made, by the clock of the worker."""
+    """Return the time when a decision was made, by the clock of the worker."""
     return datetime.fromisoformat(decision.decided_at)
 
 

@@ -28,7 +28,7 @@ _STEPS: Final = 2**50  # The search for the lowest value that passes divides 0..
 _COLUMNS: Final = 80
 _PAGE: Final = Console(width=_COLUMNS)
 _TOOLS_NAMED: Final = 6
-_SAME: Final = 0.99995  # Above this similarity two traces have the same tokens; the engine varies in the last bits.
+_SAME: Final = 0.99995  # Above this similarity two traces have the same tokens, as engines only vary in the last bits.
 _EXCERPT_CHARS: Final = 240
 _THRESHOLDS: Final[dict[ThresholdSource, str]] = {
     "default": "the threshold of all domains",
@@ -54,10 +54,10 @@ def terms_of(decision: Decision) -> list[Term]:
 
 
 def with_dimension(decision: Decision, dimension: str, value: float) -> Decision:
-    """Decide again with another value, 0..1, of one dimension, by the policy of the decision itself."""
+    """Return the decision with another value, 0..1, of one dimension, by the policy that the decision itself records."""
     changed = decision.dimensions.model_copy(update={dimension: value})
     policy = Policy(
-        # The name of the profile does not matter.
+        # Any profile's name will do, because the policy has only this one.
         profiles={DEFAULT_PROFILE: decision.weights},
         threshold=decision.threshold,
         review=decision.review,
@@ -286,7 +286,7 @@ def _contents(decision: Decision, trace: ReasoningTrace | None, nearest: Reasoni
 def _quote(trace: ReasoningTrace) -> Iterator[str]:
     """Yield the beginnings of the objective of a trace and of its steps."""
     for label, text in (("asked", trace.task.objective), ("did", trace.actions_text)):
-        # Text counts in cells, as some characters take two.
+        # Measure the text in cells, because some characters take two.
         for number, line in enumerate(Text(shortened(text, _EXCERPT_CHARS) or "nothing").wrap(_PAGE, _COLUMNS - 9)):
             yield f"  {'' if number else label:<7}{line.plain.rstrip()}"
 

@@ -8,7 +8,7 @@ import numpy as np
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Booleans = np.ndarray[Any, np.dtype[np.bool_]]
 
-Z: Final = 1.96  # The standard deviations around a mean within which 19 of 20 cases lie.
+Z: Final = 1.96  # The number of standard deviations around a mean within which 19 of 20 cases lie.
 
 
 class Share(NamedTuple):

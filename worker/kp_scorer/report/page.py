@@ -29,7 +29,7 @@ def page(
     from jinja2 import Environment, StrictUndefined
 
     def escaped_text(value: Any) -> Any:
-        # Jinja escapes what HTML acts on; this escapes what a terminal acts on.
+        # Jinja escapes the characters that HTML acts on; this escapes those that a terminal acts on.
         return value if hasattr(value, "__html__") else escaped_lines(str(value))
 
     script, style = _drawing_script(), _asset("page.css")
@@ -62,11 +62,11 @@ def fingerprint(content: str) -> str:
 
 
 def _drawing_script() -> str:
-    """Return Vega with ``page.js`` as the text of a script. Bundling takes seconds."""
+    """Return the text of a script that holds Vega and ``page.js``. Bundling takes seconds."""
     import vl_convert
 
     bundle = vl_convert.javascript_bundle(_asset("page.js"))
-    # A string in the script might end the script, or begin a comment of HTML.
+    # Otherwise a string in the script could end the script, or begin an HTML comment.
     return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r", "")
 
 

@@ -87,7 +87,7 @@ class Row(_Fields):
 
 
 def rows(decisions: Iterable[Decision]) -> list[Row]:
-    """Flatten decisions into rows, in order, for ``pandas.DataFrame`` and ``polars.DataFrame``."""
+    """Return decisions as flat rows, in order, for ``pandas.DataFrame`` and ``polars.DataFrame``."""
     return [_row(decision) for decision in decisions]
 
 

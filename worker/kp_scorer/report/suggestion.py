@@ -105,7 +105,7 @@ def suggest(sample: Sample, target: Target) -> Suggestion | None:
     bad, good, _ = map(int, accepted[index])
     by_count = counted_share(good, good + bad)
     if by_count:
-        # If all are good, they are in every resample, so the precision would seem certain.
+        # If all accepted traces are good, they are good in every resample too, so the precision would seem certain.
         resampled = _around(by_count.value, precisions)
         by_count = Share(by_count.value, min(resampled.low, by_count.low), max(resampled.high, by_count.high))
     share = _around(float(_accepted_share(accepted)[index]), shares)

@@ -41,7 +41,7 @@ class Distribution(NamedTuple):
 
 
 class DomainSummary(NamedTuple):
-    """The figures of a domain; or of several together, which have an empty name."""
+    """The figures of a domain, or of several together, whose ``name`` is empty."""
 
     name: str
     smaller: int  # The number of small domains that this summary stands for; 0 if it stands for one domain, or for all.
@@ -49,7 +49,8 @@ class DomainSummary(NamedTuple):
     outcomes: Mapping[Outcome, int]
     histograms: Mapping[Outcome, tuple[int, ...]]  # For each outcome, the histogram of its scores.
     scores: Distribution
-    # All that applied, ascending; none under a gate. Settings may change, and submissions may request their own.
+    # All thresholds that applied, ascending; empty under a gate. There may be several, because settings change and submissions
+    # may request their own.
     thresholds: Sequence[float]
     accepted_at: tuple[int, ...]  # The number of traces that each of ``THRESHOLDS`` would accept.
 
@@ -63,7 +64,7 @@ class Stretch(NamedTuple):
 
 
 class Course(NamedTuple):
-    """The novelty of traces in their order."""
+    """The course of novelty through traces in their order."""
 
     stretches: tuple[Stretch, ...]  # All traces, in stretches whose lengths differ by at most one.
     points: tuple[tuple[int, float], ...]  # Places from 1 and novelties of at most 600 evenly spaced traces.
@@ -77,11 +78,9 @@ class Analysis(NamedTuple):
     dimensions: Mapping[str, Distribution]
     novelty: Course
     closest: tuple[list[Decision], list[Decision]]  # The decisions just accepted, and those just missed.
-    examples: Mapping[
-        Outcome, list[Decision]
-    ]  # Some decisions of each outcome, evenly spaced from the highest score to the lowest.
+    examples: Mapping[Outcome, list[Decision]]  # Some of each outcome, evenly spaced from the highest score to the lowest.
     dead_letters: int
-    labels: Mapping[str, bool]  # For each id of a labelled trace, whether the trace is good.
+    labels: Mapping[str, bool]  # True for each labelled trace that is good, by id.
     tasks: Sequence[tuple[int, int, str]] = ()  # Each task's runs and successes, and a trace of it, if traces were read.
 
 

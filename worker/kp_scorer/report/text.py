@@ -65,5 +65,5 @@ def _table(content: Table) -> Iterator[str]:
     for line, row in zip(lines[1:], content.rows, strict=True):
         yield f"  {line}"
         for detail in filter(None, row[len(headings) :]):
-            # Text counts in cells, as some characters take two.
+            # Measure the text in cells, because some characters take two.
             yield from (f"    {part.plain.rstrip()}" for part in Text(detail).wrap(console, COLUMNS - 4))
