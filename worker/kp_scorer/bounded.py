@@ -26,7 +26,7 @@ _SPARE_S: Final = 1.0  # A process ends itself this long after a limit, if the o
 _HEADER_BYTES: Final = 64
 _QUESTION_BYTES: Final = 2**40  # In practice no limit, as the process that asks is trusted.
 
-Answers = Callable[[bytes], object]  # Returns a value that JSON can express; an error fails only that question.
+Answers = Callable[[bytes], object]  # Turns a question into an answer that JSON can express; an error fails only that question.
 
 
 class Bounds(NamedTuple):

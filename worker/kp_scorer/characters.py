@@ -10,7 +10,7 @@ _ACTING: Final = (
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # marks that reorder the text around them
     "\ud800-\udfff"  # lone surrogates, which no output can encode
 )
-_ANNOTATION: Final = "\ufff9-\ufffb"  # They delimit notes between lines; plain text shows the notes, but not these.
+_ANNOTATION: Final = "\ufff9-\ufffb"  # Delimiters of notes between lines. Plain text shows the notes, but not the delimiters.
 _FORMAT: Final = "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd\U00013430-\U0001343f"
 _IGNORED: Final = (
     "\u061c\u00ad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
@@ -18,7 +18,7 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
-_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # What ``_UNSEEN`` keeps of ASCII.
+_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The rest of ASCII beside ``_UNSEEN``.
 _WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Among others, this matches every combining mark.
 _JOINER: Final = "\u034f"  # Invisible; normalization moves no mark across it.

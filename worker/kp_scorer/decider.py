@@ -38,7 +38,7 @@ def open_pins(settings: NoveltySettings, store: Store | None, embedder: Embedder
 
 
 def open_gate(routing: RoutingSettings, gate: GateSettings, novelty: NoveltyMeter | None, facts: FactLog) -> Gate | None:
-    """Make the gate of coverage if the settings name it, without reading its facts; raise SettingsError without an embedder."""
+    """Make the coverage gate if the settings name it, without reading its facts; raise SettingsError without an embedder."""
     if routing.gate == "score":
         return None
     if novelty is None:
@@ -71,8 +71,9 @@ class PendingDecision:
 class Decider:
     """Turns traces into decisions in four steps: acquire, check, embed, finish.
 
-    ``acquire`` makes one round trip to Redis for all its traces together, and ``finish`` makes two. Each step belongs to one
-    thread, and that of ``finish`` owns the mirror, too. Any thread may call ``release``.
+    For all its traces together, ``acquire`` makes one round trip to Redis, and ``finish`` makes two, one more for pinned sets,
+    and one more for the gate. Each step belongs to one thread, and that of ``finish`` owns the mirror, too. Any thread may call
+    ``release``.
     """
 
     ledger: Ledger
@@ -153,7 +154,7 @@ class Decider:
 
     def release(self, decisions: Sequence[PendingDecision]) -> None:
         """End the leases of traces that could not be decided, so that another worker need not wait until they expire."""
-        # In an outage the leases expire.
+        # While Redis is away, nothing renews the leases, so they expire.
         with suppress(ServiceUnavailable):
             self.ledger.release([pending.trace.id for pending in decisions])
 
@@ -299,7 +300,7 @@ def fraction_of(text: str) -> float:
 
 
 def _short(name: str | None) -> str | None:
-    """Return a name, or None if it is so long that unread decisions, whose number alone is limited, could fill a server."""
+    """Return a name, or None if it is too long: unread decisions and records are limited in number, not in size."""
     return name if name is not None and len(name) <= _NAME_CHARS else None
 
 

@@ -70,7 +70,7 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace; raise InvalidTrace, which names the wrong fields, but one item of a list."""
+    """Check parsed JSON and freeze it as a trace; raise InvalidTrace for all wrong fields, but for one item of each list."""
     return decode_for_sending(payload, limits)[0]
 
 

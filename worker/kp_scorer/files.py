@@ -106,7 +106,7 @@ def state_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder of compiled rules; raise OSError without a home."""
+    """Return the folder that keeps compiled rules for the next start; raise OSError without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "kp-scorer"
 
 

@@ -30,14 +30,14 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
         return cls(message_bytes=message_bytes, **scaled)
 
 
-_MOST_DIGITS: Final = 1_000  # The digits of one number. Its conversion from and to text takes quadratic time.
+_MOST_DIGITS: Final = 1_000  # The most digits of a number, as its conversion from and to text takes quadratic time.
 HUGE_NUMBER: Final = f"expected numbers of at most {_MOST_DIGITS} digits"
 _DIGITS: Final = b"0123456789"
 _DIGITS_ALIKE: Final = bytes.maketrans(b"123456789", b"000000000")
 _TOO_MANY_DIGITS: Final = b"0" * (_MOST_DIGITS + 1)
 _STRING: Final = re.compile(rb'"[^"]*"')
 _MOST_NESTING: Final = 500
-"""Python 3.11 parses few levels more, later versions thousands; but workers on all versions must refuse the same JSON."""
+"""Python 3.11 parses a few levels more, later versions thousands, but workers on all versions must refuse the same JSON."""
 _LEVELS: Final = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NO_BRACKETS: Final = bytes(set(range(256)) - _LEVELS.keys())
 

@@ -123,7 +123,7 @@ def configure_logs(settings: LogSettings, *, in_background: bool = False) -> Non
         else [_escaped, structlog.dev.ConsoleRenderer(colors=not os.environ.get("NO_COLOR"))]
     )
     root = logging.getLogger()
-    # Celery configures logs a second time, when the thread is already running.
+    # Keep the handler whose thread is running when Celery configures logs a second time.
     handler: logging.Handler | None = next((each for each in root.handlers if isinstance(each, BackgroundHandler)), None)
     if handler is None:
         handler = BackgroundHandler(sys.stderr.fileno()) if in_background else logging.StreamHandler(sys.stderr)

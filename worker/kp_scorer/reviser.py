@@ -48,7 +48,7 @@ class Reviser:
         try:
             revised = self._revise([outcomes[at] for at in claimed], [received[at] for at in claimed])
         except Exception:
-            # In an outage the leases expire.
+            # While Redis is away, nothing renews the leases, so they expire.
             with suppress(ServiceUnavailable):
                 self.ledger.release([outcomes[at].id for at in claimed])
             raise

@@ -83,7 +83,7 @@ class Policy(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True, 
     aliases: dict[Domain, str] = {}  # The domain of each alias. An alias has no profile or bounds of its own.
     submitted_thresholds: bool = False  # True if the threshold that a submission requests replaces the operator's.
     cap_step_term: bool = False
-    max_confidence: Fraction = 1.0  # A larger confidence that a producer states counts only as this.
+    max_confidence: Fraction = 1.0  # Any larger confidence that a trace states counts as this.
     min_novelty: Fraction = 0.0  # A less novel trace is rejected. An unknown novelty passes.
     min_novelties: dict[Domain, Fraction] = {}
     copies: Literal["score", "reject"] = "score"  # The treatment of a copy of another trace in its window.

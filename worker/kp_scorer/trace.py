@@ -16,7 +16,7 @@ _TRACE_ID: Final = rf"^{TRACE_ID_PREFIX}[!-~]{{1,191}}$"
 OUTCOME_ID_PREFIX: Final = "kp:outcome:"
 _OUTCOME_ID: Final = rf"^{OUTCOME_ID_PREFIX}[!-~]{{1,189}}$"
 DOMAIN_BYTES: Final = 200  # The longest domain in bytes of UTF-8. Producers choose domains, and log lines contain them.
-# Only days that exist: 29 February in leap years alone. Thus the JSON Schema is as strict as the check.
+# Matches only days that exist, so 29 February only in leap years: the JSON Schema must be as strict as the check.
 _DAY: Final = (
     "(?:(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
     "|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -77,7 +77,7 @@ def _iso_datetime(text: str) -> str:
 
 
 def _as_integer(value: object) -> object:
-    # In JSON 1.0 is an integer too, and some languages cannot write it otherwise.
+    # In JSON, 1.0 is an integer, too, and some languages can write 1 only in this way.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -237,7 +237,7 @@ class LateOutcome(_Part):
     confidence: Fraction | None = None
     reason: Annotated[str, Field(max_length=200)] | None = None
     key: Annotated[str, Field(pattern=r"^[!-~]{16,200}$")]
-    """Proves that the sender may speak for the trace: a text whose SHA-256 in hex ends its id, or its :func:`outcome_key`."""
+    """Shows that the sender may speak for the trace: the text whose SHA-256 in hex ends the id, or an :func:`outcome_key`."""
 
     @model_validator(mode="before")
     @classmethod

@@ -40,7 +40,7 @@ class _History:
 
 
 class Conversation:
-    """The pieces of a run so far, and which of its calls have begun or ended."""
+    """The pieces of a run so far, and the state of its calls, which may have begun or ended."""
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
@@ -202,7 +202,7 @@ class Conversation:
             call.result = len(self.pieces)
             self.pieces.append(piece)
         elif self.pieces[call.result].text in _EMPTY and piece.text not in _EMPTY:
-            # Some spans of tools lack the result.
+            # Replace an empty result, because the spans of some tools lack it.
             is_error = piece.is_error or self.pieces[call.result].is_error
             self.pieces[call.result] = piece._replace(is_error=is_error)
 

@@ -70,7 +70,7 @@ class Converter:
         self._chats = Chats(self.counts)
 
     def feed(self, line: int, value: object) -> Iterator[Converted]:
-        """Convert the runs that a source completes. The source begins on this line, counted from 1."""
+        """Convert the runs that a source completes, which begins on this ``line`` of the input, counted from 1."""
         now = 0
         try:
             node = source(line, value)

@@ -14,7 +14,7 @@ class Format(NamedTuple):
     """Returns whether an object looks like a source of this format, or like an item of one. A general format gets the source
     itself, which may be a list."""
     run: Callable[[str, Sequence[Node]], Run | list[Run]]
-    """Makes a run, or several, from an id and the records with that id; none if no agent made them. Raises NotConverted."""
+    """Makes a run, or several, of the records with an id; returns an empty list if no agent made them. Raises NotConverted."""
     records: Callable[[Node], Iterable[Node]] = Node.each
     """Returns the records in a source."""
     run_id: Callable[[Node], str | None] = lambda _: None

@@ -213,7 +213,7 @@ def _fenced(piece: Piece) -> Iterator[Piece]:
     fence = _FENCE.search(piece.text)
     end = piece.text.find("\n```", fence.end() - 1) if fence else -1
     if fence is None or end < 0 or _FENCE.search(piece.text, end + 4):
-        # If there are several commands, none is carried out.
+        # Such an agent may give one command at a time: of several, none is carried out.
         yield piece
         return
     yield from _thought(piece, piece.text[: fence.start()])

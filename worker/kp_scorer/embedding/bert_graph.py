@@ -81,7 +81,7 @@ def _pooling(directory: Path) -> str:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """Read the configuration of an encoder; raise EngineUnavailable if the graph that this module builds is not its own."""
+    """Read the configuration of an encoder; raise EngineUnavailable if this module cannot build its graph."""
     config: dict[str, Any] = read_json(directory / "config.json")
     lowers = [file for file in directory.glob("sentence_*_config.json") if read_json(file).get("do_lower_case")]
     is_absolute = config.get("position_embedding_type", "absolute") == "absolute"

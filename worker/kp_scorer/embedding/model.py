@@ -59,7 +59,7 @@ def find_model(setting: str) -> ModelFiles | None:
             f"directory to use them as another model: {path}"
         )
     tokenizer = path / "tokenizer.json"
-    # The reference uses the model in this way, whatever its own files say.
+    # The reference truncates texts in this way, whatever the model's own files say.
     return ModelFiles(path, _DEFAULT_MODEL, _DEFAULT_SPACE, tokenizer, MAX_TOKENS, keeps_closing=False)
 
 

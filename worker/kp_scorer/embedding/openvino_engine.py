@@ -68,8 +68,8 @@ class OpenVinoEmbedder(TextEmbedder):
         raise EngineUnavailable(_DISAGREE)
 
     def _agrees(self, length: int) -> bool:
-        # Check that a text of this many tokens gets the same vector from every stream. In one of some hundred processes, a
-        # stream gave other vectors throughout its life, and those would stay in the log. Compiling again makes new streams.
+        # Check that a text of this many tokens gets the same vector from every stream. In one of several hundred processes,
+        # a stream gave other vectors throughout its life, and those would stay in the log. Compiling again makes new streams.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run_passes([text]), *self.run_passes([text] * self.streams)
         # A comparison with NaN is false.
@@ -146,7 +146,7 @@ class _Streams:
 
     def _finish(self, request: openvino.InferRequest) -> Vectors:
         request.wait()
-        # Copied: the next forward pass of the request overwrites its memory.
+        # Copy it, because the next forward pass of the request overwrites its memory.
         vectors: Vectors = request.get_output_tensor().data.copy()
         self._idle.append(request)
         return vectors

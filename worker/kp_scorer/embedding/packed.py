@@ -144,7 +144,7 @@ class PackedModel:
 
 
 class _Graph:
-    """A pass that is recorded once and replayed by one call; each of its hundred calls would wait for the interpreter."""
+    """A pass that is recorded once and replayed by one call, as each of its hundred calls would wait for the interpreter."""
 
     def __init__(self, model: PackedModel, device: torch.device, tokens: int, longest: int, pool: Any) -> None:
         self.tokens = tokens

@@ -23,7 +23,7 @@ log = library_logger(__name__)
 
 
 def select_embedder(settings: EmbeddingSettings, recipe: RecipeName = "trace") -> Embedder | None:
-    """Load the embedder; None if the settings ask for none, or if none can run and none is named.
+    """Load the embedder; return None if the settings ask for none, or if they leave the choice open and no engine can run.
 
     Raises SettingsError if the embedder is named and not installed, or the model cannot be loaded.
     """

@@ -19,7 +19,7 @@ from kp_scorer.characters import normalized, without_unseen
 from kp_scorer.embedding.embedder import ASKED_AND_DID, Embedder, Vectors
 
 _DIMENSIONS: Final = 384
-_MARKS: Final = (  # Marks within words, such as vowels, and letters among them. Python's ``\w`` would split words at each.
+_MARKS: Final = (  # Marks within words, such as vowels, with the letters among them: ``\w`` alone would split words at marks.
     "\u034f"  # ``normalized`` inserts it into long runs of marks
     "\u07a6-\u07b0\u3099\u309a"  # Thaana, Japanese
     "\u0900-\u0963\u0966-\u0df3\u0f71-\u0fbc"  # India, Sri Lanka, Tibet
@@ -48,7 +48,7 @@ This bounds the time for a text that consists of different words alone.
 """
 
 _REMEMBERED: Final = 32_768
-# The length up to which a word's hash is remembered: this takes 16 MB at most, and saves most of the time.
+# The hashes of words up to this length are remembered: this takes 16 MB at most, and saves most of the time.
 _REMEMBERED_CHARS: Final = 64
 
 
@@ -106,7 +106,7 @@ class _Columns(dict[str, int]):
 
 
 def _folded(text: str) -> str:
-    """Return a text without case and optional marks, in one normal form, so that all spellings of a word become equal."""
+    """Return a text without case and optional marks, in one normal form, so that the variants of a word become equal."""
     if not text.isascii():
         text = normalized("NFKD", without_unseen(text))
         text = unicodedata.normalize("NFC", _OPTIONAL_MARKS.sub("", text))

@@ -73,7 +73,7 @@ def _new_note() -> IO[str]:
     """Make an empty note, locked as long as the returned file is open."""
     note = _note()
     note.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
-    # Many users have a umask that lets their group write.
+    # Many users have a umask that lets their group write, so take this permission away.
     if not (make_only_ours(note.parent) or is_only_ours(note.parent.stat())):
         raise SettingsError(f"{note.parent}: others can write to this folder: make it writable only for you")
     # The note holds the password, and an existing file of its name may be open to others.
@@ -100,7 +100,8 @@ def embedded_redis(data_dir: Path, *, advertise: Mapping[str, Any] | None = None
             open_files.append(leaving.enter_context(_new_note()))
             leaving.callback(_note().unlink, missing_ok=True)
         output = leaving.enter_context((data_dir / "redis.log").open("ab"))
-        # Read through a file of its own, as ``output`` shares its position with the server, from this server's first line on.
+        # Read the log through another file, because ``output`` shares its position with the server. Begin at the first line
+        # of this server.
         log = leaving.enter_context((data_dir / "redis.log").open("rb"))
         log.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -186,7 +187,7 @@ def _make_private(data_dir: Path) -> None:
     if status.st_uid != os.geteuid():
         raise SettingsError(f"{data_dir} belongs to another user")
     if data_dir.is_symlink() and status.st_mode & ~_PRIVATE & 0o777:
-        # Other users may need other files there.
+        # Do not change the mode of the folder, because other users may need other files there.
         raise SettingsError(f"{data_dir} is a link to a folder that others can read: link to one of its own, with mode 700")
     data_dir.chmod(_PRIVATE)
 

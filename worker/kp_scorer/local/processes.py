@@ -73,7 +73,7 @@ def dying_with_parent(number: signal.Signals) -> Callable[[], None] | None:
 
     def request_signal() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, number)
-        # The parent may have ended before the request.
+        # If the parent has ended before the request, no signal will come.
         if os.getppid() != parent:
             os._exit(1)
 

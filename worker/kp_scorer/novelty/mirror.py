@@ -156,7 +156,7 @@ class Mirror:
             trace_id = self._trace_ids[first_row + offset]
             if trace_id != self._trace_ids[own]:
                 return Nearest(trace_id, float(np.clip(similarity, -1.0, 1.0)), is_duplicate=False)
-            # A late redelivery has appended its own trace again.
+            # Skip the trace itself, which a late redelivery has appended again.
             similarities[offset] = -np.inf
         return None
 

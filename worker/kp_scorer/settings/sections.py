@@ -71,7 +71,7 @@ class ScoringSettings(Policy):
 
 
 class PinSettings(Section):
-    """The largest similarity to a pinned set that has no effect, and the outcome of traces beyond it."""
+    """The largest similarity to a pinned set that is allowed, and the consequence for a trace beyond it."""
 
     similarity: Annotated[float, Field(ge=0, lt=1)]
     beyond: Literal["reject", "review", "note"]
@@ -81,20 +81,20 @@ class RoutingSettings(Section):
     """The gate that accepts traces: by their score, or by what they add to the kept traces."""
 
     gate: Literal["score", "coverage"] = "score"
-    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # Its bar comes from one of the last 200 runs.
+    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # At least one of the 200 runs that set the bar.
     bar: Annotated[float, Field(gt=0)] | None = None
     requires: Literal["success"] | Fraction = "success"
 
     @property
     def policy(self) -> GatePolicy:
-        """The policy of the gate of coverage."""
+        """The policy of the coverage gate."""
         return GatePolicy(self.share, self.bar, self.requires)
 
 
 class GateSettings(Section):
-    """The number and lifetime of the kept traces that the gate of coverage compares with."""
+    """The number and lifetime of the kept traces with which the coverage gate compares."""
 
-    # The least is far more traces than are kept while a worker decides a batch.
+    # The minimum is far more traces than are kept while a worker decides a batch.
     kept_elements: Annotated[int, Field(ge=1_000, le=LARGEST_NUMBER)] = 10_000
     kept_ttl_s: Seconds = 4_838_400.0
 
@@ -249,7 +249,7 @@ class ServeSettings(Section):
 
 
 class LogSettings(Section):
-    """Logs, which go to stderr."""
+    """The level of the log, which goes to stderr, and the decisions that it contains."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     decisions: LoggedDecisions = "all"

@@ -1,4 +1,4 @@
-"""Spans of OpenTelemetry, from the producer to the published decision. Only a process that records spans imports the SDK."""
+"""Records spans of OpenTelemetry from the producer to the published decision. Only a process that does so imports the SDK."""
 
 import os
 import sys

@@ -30,7 +30,7 @@ def fits(value: dict[str, Any]) -> bool:
 
 
 def records(source: Node) -> list[Node]:
-    """Return the lines of a source that belong to the order of a session: those of messages, and others that have ids."""
+    """Return the lines of a source that are part of a session: those of messages, and others that have ids."""
     return [line for line in source.each() if not isinstance(line.value, dict) or {"sessionId", "uuid"} <= set(line.value)]
 
 
@@ -56,7 +56,7 @@ def run(own_id: str, lines: Sequence[Node]) -> list[Run]:
     kind = "qwen-code" if any("parts" in message for message in messages) else "claude-code"
     if not own_id.endswith(":sidechain"):
         return [run_of_session(kind, own_id, lines, _pieces(lines))]
-    # The subagents of earlier versions have no ids. Each begins with a line of its own.
+    # The subagents of earlier versions have no ids. Each begins with a line whose parent is not among these.
     parts: defaultdict[str, list[Node]] = defaultdict(list)
     first_of: dict[str, str] = {}
     for line in lines:

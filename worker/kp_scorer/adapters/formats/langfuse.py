@@ -39,7 +39,7 @@ def _fits(value: dict[str, Any]) -> bool:
 
 
 def ends(items: Sequence[Node]) -> int | None:
-    """Return 0, which has passed, after a trace with its observations; else None, as no observation says whether it is last."""
+    """Return 0, for a complete run, after a trace with its observations; else None, as no observation says that it is last."""
     return 0 if objects_in(items[-1].at("observations").value) else None
 
 

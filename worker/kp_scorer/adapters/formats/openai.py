@@ -60,7 +60,7 @@ def run_id(conversation: Node) -> str | None:
 
 
 def ends(conversations: Sequence[Node]) -> int | None:
-    """Return 0, which has passed, once both halves of a conversation of a batch are there, or one of them twice; else None."""
+    """Return 0, for a complete run, once both halves of a conversation in a batch are there, or one half twice; else None."""
     return 0 if len(conversations) > 1 or all(_halves(conversations[0])) else None
 
 
