@@ -15,8 +15,8 @@ from kp_scorer.trace import Digests, ReasoningTrace
 log = library_logger(__name__)
 
 UNREADABLE: Final = (
-    "the model does not know the script, so such traces look alike: set embedding.embedder to words, which reads all, "
-    "or novelty.unreadable to unknown"
+    "the model does not know the script of the text, so all such traces look alike: set embedding.embedder to words, "
+    "which reads every script, or novelty.unreadable to unknown"
 )
 Comparison = tuple[Novelty, tuple[Pinned, ...]]  # The results of comparing with earlier traces, and with pinned sets.
 

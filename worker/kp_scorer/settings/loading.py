@@ -148,7 +148,7 @@ def _parsed(variable: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise SettingsError(f"{variable}: expected JSON, as tables and lists are written in variables") from None
+        raise SettingsError(f"{variable}: expected JSON, in which variables hold tables and lists") from None
 
 
 def _secret_in(file: str, variable: str) -> str:

@@ -85,7 +85,7 @@ def parse_url(url: str, schemes: Sequence[str]) -> ServerUrl:
         raise ValueError(_SHAPE)
     if user and not password:
         # Logs show the user, which here is often a password.
-        raise ValueError(f"a user needs a password, and a password alone stands behind a colon; {_SHAPE}")
+        raise ValueError(f"expected a password for the user; a password without a user follows a colon; {_SHAPE}")
     parameters = dict(parsed.query_params())
     names = (*(_SENTINEL_PARAMETERS if scheme in SENTINEL_SCHEMES else ()), *(_TLS_FILES if scheme in TLS_SCHEMES else ()))
     if not parameters.keys() <= set(names):
