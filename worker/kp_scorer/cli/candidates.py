@@ -37,7 +37,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
-_QUICK: Final = 1  # A level of zlib; documents wait on disk only for seconds.
+_QUICK: Final = 1  # The fastest level of zlib, because documents wait on disk only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
 _LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
 
@@ -130,13 +130,13 @@ class Candidates:
         return sorted(places, key=lambda place: -self.runs[place].score)
 
     def vectors(self, places: Sequence[int]) -> Vectors:
-        """Read the vectors of these runs, of shape (runs, dimensions)."""
+        """Return the vectors of these runs, of shape (runs, dimensions)."""
         self._vectors.flush()
         rows = np.memmap(self._vectors, np.float32, "r").reshape(-1, self._dimensions)
         return np.array(rows[np.array(places, np.intp)])
 
     def document(self, place: int) -> dict[str, Any]:
-        """Read the document of a run, which was added with one."""
+        """Return the document with which a run was added."""
         self._documents.seek(self._offsets[place])
         packed = self._documents.read(self._offsets[place + 1] - self._offsets[place])
         document: dict[str, Any] = json.loads(zlib.decompress(packed))

@@ -22,7 +22,7 @@ _FIELDS: Final = {"id": "id", "success": "success", "confidence": "confidence", 
 _ASSUMED: Final = {"confidence": 0.5, "task_domain": "default"}
 """The values that are assumed, with a note, if neither the source of a run nor an option states them."""
 _SUPPLIED: Final = TypeAdapter(SuppliedFields)
-_MOST_LINES: Final = 1 << 40  # No file has as many lines: one number stands for a line of any of the files.
+_MOST_LINES: Final = 1 << 40  # No file has this many lines, so a single number can stand for a file and a line in it.
 MOST_PLACES: Final = 3  # A report on a file names at most this many of its lines.
 UNKNOWN: Final = (
     "neither a trace, as `kp-scorer schema trace` describes, nor anything that `kp-scorer convert` reads: spans, messages with "
@@ -143,7 +143,7 @@ class Conversion:
         for result in results:
             if isinstance(result, NotConverted):
                 if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
-                    # Later runs may lack other fields, and all options are asked for at once.
+                    # Wait with the error: later runs may lack other fields, and it should ask for all options at once.
                     self._missing |= dict.fromkeys(result.options)
                     continue
                 line = Line(result.line, InvalidTrace(result.problems))

@@ -54,7 +54,7 @@ class Gathered:
 
     source: str
     traces: Iterable[GatheredTrace] = ()
-    """They can be read once: in the order of a file, or, if they are a sample of the ledger, in the order of the log."""
+    """They can be read only once: in the order of the file, or, if they are a sample of the ledger, in that of the log."""
     refused: int = 0
     """The number of lines without trace or decision, or of damaged records in the ledger; complete once all are read."""
     are_of_domains: bool = False  # True if --domain has chosen some domains.
@@ -168,7 +168,7 @@ def traces_named(name: str | None, decisions: Collection[Decision], limits: Limi
     wanted = {decision.trace_id for decision in decisions}
     wanted |= {decision.novelty.nearest.trace_id for decision in decisions if decision.novelty.nearest}
     with open_input(name) as stream:
-        # Read one by one, as the file may be of any size.
+        # Read the traces one by one, as the file may be of any size.
         traces = (line.trace for line in read_traces(stream, limits))
         return {trace.id: trace for trace in traces if not isinstance(trace, InvalidTrace) and trace.id in wanted}
 
@@ -189,7 +189,7 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             results = decide_offline(decider, [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)])
             for line in batch:
                 result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
-                # A ledger in memory has no other workers.
+                # Each trace has a result, because a ledger in memory has no other worker that could hold it.
                 assert isinstance(result, Result)
                 if isinstance(result, Decision):
                     note_if_unmeasured(result)
@@ -277,7 +277,7 @@ def _read_decisions(stream: io.BufferedReader, gathered: Gathered) -> Iterator[G
             gathered.refused += 1
             print_note(f"line {number}: expected a decision, as one JSON object")
         else:
-            # A trace that was forgotten and submitted again has two: the ledger holds the later one.
+            # A trace that was forgotten and submitted again has two decisions. The ledger holds the later one.
             earlier = decisions.get(decision.trace_id, decision)
             decisions[decision.trace_id] = max(earlier, decision, key=lambda each: each.decided_at)
             if isinstance(good := row.get("good"), bool):

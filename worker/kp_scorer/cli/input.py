@@ -73,7 +73,7 @@ def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
 
 
 def _written_at(stream: io.BufferedReader) -> str | None:
-    """Return when a file was written, as ISO 8601; None for a pipe or a terminal."""
+    """Return the time when a file was written, as ISO 8601; None for a pipe or a terminal."""
     status = os.fstat(stream.fileno())
     return datetime.fromtimestamp(int(status.st_mtime), UTC).isoformat() if stat.S_ISREG(status.st_mode) else None
 
@@ -127,7 +127,7 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
             problem = Problem("$", f"expected at most {most_bytes} bytes, got {size_bytes}")
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
-        # A file that was put together of several may have byte order marks within it.
+        # A file that was joined from several may have byte order marks within it.
         raw = raw.strip().removeprefix(codecs.BOM_UTF8).lstrip()
         own = _decoded(number, raw, limits, most_bytes) if FIELD_OF_TRACES.search(raw) else None
         if own and not isinstance(own.trace, InvalidTrace):
@@ -190,7 +190,7 @@ class ReadAhead:
         """Yield the lines that have arrived, a batch at most; wait only if there are none, and for full batches of files.
 
         Raises:
-            BadParameter: as by :func:`read_traces`, or the input cannot be opened; after the lines before.
+            BadParameter: as by :func:`read_traces`, or the input cannot be opened. The lines before the error come first.
         """
         while True:
             with self._changed:

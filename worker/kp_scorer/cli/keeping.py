@@ -79,7 +79,7 @@ class Choice:
             yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
     def summary(self) -> dict[str, int | str]:
-        """Count the domain's runs and tasks by what becomes of them, for a row of a table.
+        """Return the numbers of the domain's runs and tasks, by what becomes of them, for a row of a table.
 
         ``always`` counts the tasks whose runs are all eligible, so that there is little to learn; ``never`` counts those that
         have no eligible run.
@@ -91,7 +91,7 @@ class Choice:
         tried, covered = {run.task for run in runs}, {self._runs[place].task for place in self._adds}
         solved, failed = ({run.task for run in runs if run.eligible is eligible} for eligible in (True, False))
         tasks = {"tasks": len(tried), "always": len(tried - failed), "never": len(tried - solved), "covered": len(covered)}
-        # Redis has no tasks.
+        # Leave these numbers out for decisions from Redis, which have no tasks.
         return {"domain": self.domain, **numbers, **(tasks if any(tried) else dict.fromkeys(tasks, ""))}
 
     def verdicts(self) -> Iterator[dict[str, Any]]:

@@ -125,7 +125,7 @@ def run() -> None:
         print_note(f"kp-scorer: {error}")
         sys.exit(error.exit_code)
     except OSError as error:
-        # Such as a full disk, or a user without a home.
+        # This is an error such as a full disk, or a user without a home.
         where = f"{error.filename}: " if error.filename else ""
         print_note(f"kp-scorer: {where}{error.strerror or error}")
         sys.exit(SettingsError.exit_code)
@@ -134,7 +134,7 @@ def run() -> None:
 def _in_one_line(error: click.ClickException) -> str:
     """Return click's message on one line; after wrong usage, with the command that prints the right one."""
     message = " ".join(error.format_message().split())
-    # The message of a wrong value is complete.
+    # The message on a wrong value needs no pointer to the help.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
         return f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
     return message

@@ -18,7 +18,7 @@ _embedder = cache(WordsEmbedder)
 
 
 class Point(NamedTuple):
-    """A trace on the map, with what a click shows of it."""
+    """A trace on the map, with the texts that a click shows."""
 
     vector: Vectors
     fields: dict[str, Any]
@@ -42,7 +42,7 @@ def point_of(trace: ReasoningTrace, *, is_kept: bool) -> Point:
 
 
 def map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Place points along the two directions in which their vectors differ most; of many points return some, evenly chosen.
+    """Return points with places along the two directions in which their vectors differ most; of many, only some, evenly chosen.
 
     The kept ones come last, to be drawn above the others.
     """

@@ -74,7 +74,7 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
                 # The last one counts, as in the ledger.
                 labels[label.trace_id] = label.good
     except click.BadParameter as error:
-        # The message names FILE; click names the option.
+        # Drop the hint at FILE, so that click names the option.
         raise click.BadParameter(error.message) from None
     if contradicting:
         print_note(f"{contradicting} labels contradict an earlier one of the same trace: the latest counts")

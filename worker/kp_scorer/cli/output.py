@@ -28,7 +28,8 @@ NO_EMBEDDER: Final = (
 """A command that scores without an embedder prints this once."""
 _MOST_NAMED: Final = 3
 OWN_SHARE: Final = "for a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes"
-# Each is opened in the direction that the stream does not have, so that reading or writing fails as on a closed stream.
+# The modes of the null device in place of a closed stdin, stdout or stderr. Each is the opposite of the stream's, so that
+# reading or writing fails as on a closed stream.
 _IN_PLACE_OF_CLOSED: Final = (os.O_WRONLY, os.O_RDONLY, os.O_RDONLY)
 
 
@@ -38,8 +39,8 @@ def print_note(text: str) -> None:
 
 
 def print_json(row: Mapping[str, Any]) -> None:
-    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raise OutputFailed."""
-    # Python would also write NaN and Infinity, which are not JSON.
+    """Print one JSON line and flush it, so that a reader of the pipe sees it at once; raise OutputFailed if that fails."""
+    # Refuse NaN and Infinity, which Python would write although they are not JSON.
     print_text(json_line(row, allow_nan=False))
 
 
@@ -114,7 +115,7 @@ def complete_file(name: str, option: str = "--output", *, is_new: bool = False) 
                 os.fchmod(file.fileno(), mode)
         try:
             yield partial
-            # Where the file is a mount of its own, it cannot be replaced, and this copies.
+            # A file that is a mount of its own cannot be replaced, so this copies the content into it.
             shutil.move(partial, name)
         finally:
             partial.unlink(missing_ok=True)

@@ -76,7 +76,7 @@ class Search:
         self._searched = 0
 
     def records(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Yield the records of traces and of late outcomes, by id."""
+        """Yield the subject's records of traces and of late outcomes, each with its id."""
         namespace = self._subject.namespace
         for part in (f"{TRACE_ID_PREFIX}{namespace}:", OUTCOME_ID_PREFIX) if namespace else ("",):
             for trace_id, fields in self._store.ledger.records(part=part):
@@ -84,9 +84,9 @@ class Search:
                     yield trace_id, fields
 
     def vectors(self) -> Iterator[tuple[str, str, str, Any]]:
-        """Yield space, place, trace id and vector of the entries of novelty logs, and of the facts of gates.
+        """Yield space, place, trace id and vector of the subject's entries in novelty logs, and of its facts of gates.
 
-        Only the records of their traces tell which of them belong to an agent.
+        Only the records of the traces tell which of these belong to an agent.
         """
         for log in self._store.novelty_logs():
             yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))
@@ -106,7 +106,7 @@ class Search:
                     yield space, place, trace_id, vector
 
     def dead_letters(self) -> Iterator[tuple[str, DeadLetter, bytes]]:
-        """Yield dead letters with the id of the trace that they are about, which may be empty, and their content."""
+        """Yield the subject's dead letters, each with the id of its trace, which may be empty, and its content."""
         for letter in self._store.dead_letters.read():
             payload = self._store.dead_letters.payload(letter.letter_id)
             content = _parsed(payload)
@@ -118,13 +118,13 @@ class Search:
                 self.unread += 1
 
     def runs(self) -> Iterator[ClaimedRun]:
-        """Yield the runs that are being collected."""
+        """Yield the subject's runs that are being collected or kept."""
         for run in self._store.runs.collected():
             if self._owns(Owner(run.trace_id, owner_of(_parsed(run.export)).agent)):
                 yield run
 
     def messages(self, *, remove: bool = False) -> Iterator[tuple[str, Any]]:
-        """Yield each message on queues in Redis and on streams, with the name of its place; with ``remove``, remove it."""
+        """Yield the subject's messages on queues in Redis and on streams, each with its place; with ``remove``, remove them."""
         settings = self._settings
         if settings.broker.is_redis:
             for name in [*settings.queues.traces, *results_queues(settings, settings.kinds)]:
@@ -161,7 +161,7 @@ class Search:
     def _owner(self, content: object) -> Owner:
         owner = owner_of(content)
         if self._subject.agent and isinstance(content, dict) and content.get("@type") == "LateOutcome":
-            # Only the record of its trace tells whose it is.
+            # Only the record of its trace tells whose a late outcome is.
             for trace_id, fields in self._store.ledger.records([owner.trace_id]):
                 return self._owner_of_record(trace_id, fields)
         return owner

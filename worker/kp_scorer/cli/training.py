@@ -195,7 +195,10 @@ class TrainingFile:
 
 
 def _in_utf8(value: Any) -> Any:
-    """Return JSON without half characters, as texts have that were cut off, and names of files: readers would refuse them."""
+    """Return JSON without half characters, which readers would refuse.
+
+    Texts that were cut off may have them, and names of files.
+    """
     return json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
 
 
@@ -215,7 +218,7 @@ def _to_parquet(path: Path) -> None:
         first = list(islice(rows, _ROWS_AT_ONCE))
         schema = pyarrow.schema([(name, types.get(name, text)) for name in (first[0] if first else ())])
         mode = path.stat().st_mode
-        # The rows are read on from the old file, which no longer has a name.
+        # Reading goes on from the old file, which no longer has a name.
         path.unlink()
         with path.open("xb") as file, parquet.ParquetWriter(file, schema) as writer:
             path.chmod(mode)

@@ -37,7 +37,7 @@ def open_input(name: str) -> io.BufferedReader:
 
 
 class _AvailableBytes:
-    """Passes on the bytes that have arrived.
+    """A stream that passes on the bytes that have arrived.
 
     Unpacking asks for 8 KiB or more (up to CPython 3.14), and would wait for all of them.
     """

@@ -28,7 +28,7 @@ _EVER: Final = Place(0, 0)
 
 
 def _since(text: str) -> Place:
-    """Return the place of an entry, or the first place at a time; a time without an offset is local."""
+    """Return the place of the entry that a text names, or the first place at its time, which is local without an offset."""
     with suppress(ValueError):
         return Place.parse(text)
     with suppress(ValueError, OverflowError):
@@ -98,7 +98,7 @@ def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
     """Audit one log; print a summary, and add its figures to the totals. A log that notes no window has ``window``."""
-    # By trace id, as a trace may have entries in several logs, or several in one.
+    # Keyed by trace id, because a trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
 
     def decided(trace_ids: Sequence[str]) -> list[DecidedTrace | None]:

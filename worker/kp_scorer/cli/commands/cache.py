@@ -85,13 +85,13 @@ def warm(file: str | None, yes: bool, settings: Settings) -> None:
     A space is new if the model, the recipe or the type of vectors has changed.
 
     Embeds traces with the settings that those workers will have, and decides nothing. Without FILE these are the traces that
-    the present workers decide until Ctrl-C or SIGTERM. With FILE (- for standard input), in the form that `submit` reads, they
-    are its last novelty.max_elements. The age of an entry counts from now on. A trace that is submitted later is never
-    compared with its own entry.
+    the present workers decide until Ctrl-C or SIGTERM. With FILE (- for standard input), in the form that `submit` reads, these
+    are its last traces, as many as novelty.max_elements says. The age of an entry counts from now on. A trace that is submitted
+    later is never compared with its own entry.
 
     Refuses a space that has entries already, unless --yes is given: new entries push those out of the window. Prints a JSON
     line for each trace that is invalid, that has no vector, or whose id is taken by other content, and one with the space, the
-    number of traces added, and its number of entries.
+    number of traces added, and the number of entries in the space.
     """
     with Store.open(settings) as store:
         embedder = _embedder(settings.embedding, settings.novelty.recipe)
@@ -153,7 +153,9 @@ def _embedder(embedding: EmbeddingSettings, recipe: RecipeName) -> Embedder:
 
 
 def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, ReasoningTrace]]) -> int:
-    """Embed numbered traces together and append them in order; print those that are refused, and return how many are not.
+    """Embed numbered traces together and append them in order; return the number of those that are added.
+
+    Prints a line for each one that is refused.
 
     Raises ServiceUnavailable if Redis is nearly full.
     """
@@ -175,7 +177,10 @@ def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, Reaso
 def _embedded(
     checked: CheckedEmbedder, texts: Sequence[tuple[int, str]], *, plain: bool, alone: bool = False
 ) -> Iterator[Vector | None]:
-    """Embed the texts of numbered lines together or, if that fails, each alone; refuse a line without a vector."""
+    """Yield the vectors of numbered texts, embedded together or, if that fails, each alone.
+
+    For a text without a vector, print a refusal and yield None.
+    """
     try:
         yield from checked.embed(checked.tokenize_all([text for _, text in texts], alone=alone, plain=plain), alone=alone)
     except ServiceUnavailable:

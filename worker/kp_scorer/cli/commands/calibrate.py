@@ -66,8 +66,9 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
 
     --labels states which traces were good, as JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, --stored uses
     the labels of `kp-scorer label`; for traces in FILE, metadata.success is the label, which is itself a part of their scores.
-    If sampled traces (review.sample) have labels, no others count: people label what they come to see. With --accept, and
-    traces in FILE, a note compares the highest scores with the set that `keep --best` chooses, at the same share.
+    If sampled traces (review.sample) have labels, no other labels count, because people label what they happen to see. With
+    --accept, --labels and traces in FILE, a note compares the highest scores with the set that `keep --best` chooses, at the
+    same share.
 
     An interval contains the result for other traces of the same kind in 19 of 20 cases. Domains with too few traces (fewer than
     62 to accept 20%) share one threshold with all future domains; those that have a threshold in the settings keep it.
@@ -76,7 +77,7 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
         raise click.UsageError("expected either --accept or --precision")
     target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
     if output != "-" and os.path.lexists(output):
-        # The file may hold the settings of all workers.
+        # Do not overwrite the file: it may hold the settings of all workers.
         raise click.BadParameter(escaped(f"{output} is there already; name a new file"), param_hint="--output")
     notes: list[str] = []
     calibration = calibrate_samples(_samples(gathered, target, settings, notes), target, settings.scoring.thresholds)
@@ -95,7 +96,10 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
 
 
 def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list[str]) -> dict[str, Sample]:
-    """Read the decisions with their labels, by domain. Print notes on them, and add those for the file to ``notes``."""
+    """Return samples of the decisions with their labels, by domain.
+
+    Print notes on them, and add those for the file to ``notes``.
+    """
     needs_labels = gathered.labels is not None or target.of == "precision"
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.
@@ -131,7 +135,7 @@ def _labelled(
         namespaces[namespace_of(decision.trace_id)] += 1
         agents[decision.agent_id or ""] += 1
         if gathered.labels is None and trace:
-            # Every trace has this label, not only those of the sample.
+            # Ignore that a trace was sampled, because every trace has this label.
             caveats[_OF_THEMSELVES] = None
             yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
@@ -177,7 +181,7 @@ def _basis(cohort: Cohort | None) -> str:
 
 def _notes(target: Target, calibration: Calibration, scoring: ScoringSettings) -> Iterator[str]:
     """Yield notes on the domains without a suggestion of their own."""
-    # Nothing was suggested for domains with too few traces, so that they are among the thresholds only if they are set.
+    # Nothing was suggested for domains with too few traces, so they are among the thresholds only if the settings have them.
     few = sum(cohort.lack == "too_few" and domain not in scoring.thresholds for domain, cohort in calibration.domains.items())
     if few and calibration.other_domains.traces:
         whose = "of all domains together" if calibration.other_domains_are_all else "of theirs together"

@@ -36,7 +36,7 @@ _ENTRIES_LOOKED_AT: Final = 1_000
 _FEWEST_ENTRIES: Final = 100
 
 Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
-"""What a check finds and, after a colon, what to do about it: ``wrong`` should be corrected, ``advice`` may be intended."""
+"""The findings of a check, each with its remedy after a colon. ``wrong`` should be corrected, ``advice`` may be intended."""
 
 
 @click.command(epilog="Example: kp-scorer doctor")
@@ -115,7 +115,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
     for queue in {queue.name: queue for queue in (*submissions, *results) if queue}.values():
         try:
             if not settings.broker.is_redis:
-                # First check that the queue exists: asking for its arguments would declare it.
+                # First check that the queue exists: comparing its arguments, which comes next, would declare a missing one.
                 waiting(app, Queue(queue.name, exchange=Exchange(""), no_declare=True))
             waiting(app, queue)
         except NoQueue:
@@ -132,7 +132,7 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
             remedy = "set neither priority_steps, sep nor global_keyprefix where you submit"
             yield state, f"{name!r} has messages that none of these workers receives: {remedy}"
     if all_exist:
-        # This comes last, as counting declares missing queues.
+        # This comes last, because counting declares missing queues.
         yield from _backlog(settings, store, app)
 
 
@@ -186,7 +186,7 @@ def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) ->
     elif embedding.embedder == "none":
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
-        # This machine may not need an embedder.
+        # It is wrong only if a worker has none either, because this machine may not need an embedder.
         have_none = any(not report.embedder for report in store.worker_reports())
         remedy = "install kp-scorer[embedding] where workers run"
         yield "wrong" if have_none else "advice", f"none can be loaded here, so every novelty is 0.5: {remedy}"

@@ -39,12 +39,13 @@ def forget(trace_id: str | None, subject: Subject | None, settings: Settings) ->
 
     TRACE_ID is exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
 
-    With --agent or --namespace, all of its traces are erased, also from the queues in Redis and the streams of decisions, with
-    a line for each trace, and a note that counts by place. `kp-scorer export` prints the same beforehand.
+    With --agent or --namespace, all traces of that agent or namespace are erased, also from the queues in Redis and the streams
+    of decisions, with a line for each trace, and a note that counts by place. `kp-scorer export` shows beforehand what is
+    there.
 
-    Workers drop the vector with their next batch, idle workers within half a second. A single trace that still waits on a queue
-    is scored. Dead letters without an id, and messages too large for a worker, may contain the trace too: notes state their
-    numbers.
+    Workers drop the vector with their next batch, idle workers within half a second. A trace that is named by its id is scored
+    all the same if it still waits on a queue. Dead letters without an id, and messages too large for a worker, may contain the
+    trace too: notes state their numbers.
     """
     if (trace_id is None) == (subject is None):
         raise click.UsageError("expected TRACE_ID, --agent or --namespace")
@@ -84,7 +85,7 @@ def _forget_subject(store: Store, settings: Settings, subject: Subject) -> tuple
     counts, erased, letters = Counter[str](), 0, Letters(list)
     with make_celery(settings) as app, progress("searched") as advance:
         search = Search(store, app, settings, subject, advance)
-        # Search the queues first, while there are records that tell whose a late outcome is.
+        # Search the queues first, because only records, which are erased later, tell whose a late outcome is.
         for name, _ in search.messages(remove=True):
             counts[name] += 1
         for trace_id, letter, _ in search.dead_letters():
@@ -158,13 +159,13 @@ def _exported(search: Search) -> Iterator[dict[str, Any]]:
 
 
 def _note_oversized(settings: Settings) -> None:
-    """Print the numbers of oversized messages, which may hold the trace unseen."""
+    """Print the numbers of oversized messages, which nobody has read, so that they may hold the trace."""
     if settings.broker.is_redis:
         try:
             with make_celery(settings) as app:
                 oversized = count_oversized(app, settings.queues.traces)
         except ServiceUnavailable as error:
-            # The trace is erased even if the broker does not answer.
+            # Only note this: the trace has been erased, even if the broker does not answer.
             print_note(f"{settings.queues.first}.oversized could not be looked at: {error}")
         else:
             for name, count in oversized.items():

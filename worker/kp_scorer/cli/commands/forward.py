@@ -89,13 +89,13 @@ def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision
         row["spans"] = run.export.decode("utf-8", "backslashreplace")
     try:
         with open_regular(file, "a+b", follow=False) as lines:
-            # A full disk may have cut off the last line, and that decision comes again: begin a new one.
+            # If a full disk has cut off the last line, begin a new one, as that decision comes again.
             if lines.tell():
                 lines.seek(-1, os.SEEK_END)
             start = "\n" if lines.read(1) not in (b"", b"\n") else ""
             lines.write(f"{start}{json.dumps(row)}\n".encode())
             lines.flush()
-            # The decision is acknowledged next, and then it is nowhere else.
+            # Once the decision is acknowledged, which comes next, this file is the only place that has it.
             os.fsync(lines.fileno())
     except OSError as error:
         raise click.BadParameter(f"{file}: {error.strerror}", param_hint="--dead-letters") from None

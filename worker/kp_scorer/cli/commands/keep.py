@@ -120,7 +120,7 @@ def keep(
             output = request.into.next_file() if request.into else request.output
             with open_output(output) as write:
                 for row in rows:
-                    # Fields outside the schema may hold NaN, as they were read.
+                    # Fields outside the schema are written as they were read, so they may hold NaN.
                     write(json_line(row, allow_nan=True))
     if source.refused or source.undecided:
         sys.exit(1)
@@ -184,7 +184,7 @@ class _Request(NamedTuple):
         if self.shape != "traces":
             return row_of(line, self.shape, line.trace, decision)
         is_checked = self.is_checked or (decision is not None and bool(decision.checks))
-        # No check has seen the fields that are ignored.
+        # Leave out the ignored fields, because no check has seen them.
         document = line.trace.model_dump(mode="json", exclude_unset=True) if is_checked else dict(line.document)
         if decision:
             document["metadata"] = {**document["metadata"], "quality_score": decision.score}
@@ -210,7 +210,7 @@ class _Input:
             yield [line for line in named if not isinstance(line.trace, InvalidTrace)]
 
     def refuse(self, line: Line, error: InvalidTrace | TraceConflict | TraceDead) -> None:
-        """Name a line that is left out."""
+        """Count a line that is left out, and print a note on it."""
         self.refused += 1
         refusal(line.number, error, line.file if line.file != self.names[0] or len(self.names) > 1 else "")
 
@@ -238,7 +238,7 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
         return iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
     if request.stored:
-        # A later run of this command adds to these, when the log no longer has their vectors.
+        # Write the vectors too: a later run of this command needs them, and the log may no longer have them by then.
         return (candidates.with_vector(kept_rows[candidates.runs[place].trace_id], place) for place in places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
 
@@ -255,7 +255,7 @@ def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row
 
 
 def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iterator[Row]:
-    """Yield the row of each run with the outcome."""
+    """Yield the row of each run with the requested outcome."""
     results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()
     kept_ids: set[str] = set()

@@ -133,7 +133,7 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
-    # Without an id, score only as many as show that one is needed.
+    # Without an id, score only as many traces as it takes to see that one is needed.
     gathered = list(islice(gather_file(name, settings).traces, None if chosen else _FEW + 1))
     decisions = {each.decision.trace_id: each.decision for each in gathered}
     if chosen is not None:
