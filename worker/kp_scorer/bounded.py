@@ -189,7 +189,7 @@ def _reply(answers: Answers, question: bytes) -> dict[str, Any]:
 def _described(error: BaseException) -> str:
     if isinstance(error, ScorerError):
         return str(error)
-    # The message may quote the question.
+    # Leave out the message, which may quote the question.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}, raised by {frame.name} in {frame.filename}:{frame.lineno}"
 

@@ -18,7 +18,7 @@ _IGNORED: Final = (
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
 _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
-_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # The rest of ASCII beside ``_UNSEEN``.
+_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # ASCII without ``_UNSEEN``.
 _WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Among others, this matches every combining mark.
 _JOINER: Final = "\u034f"  # Invisible; normalization moves no mark across it.

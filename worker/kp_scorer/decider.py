@@ -154,7 +154,7 @@ class Decider:
 
     def release(self, decisions: Sequence[PendingDecision]) -> None:
         """End the leases of traces that could not be decided, so that another worker need not wait until they expire."""
-        # While Redis is away, nothing renews the leases, so they expire.
+        # If Redis cannot be reached, the leases expire, because the ledger no longer renews them.
         with suppress(ServiceUnavailable):
             self.ledger.release([pending.trace.id for pending in decisions])
 

@@ -1,4 +1,4 @@
-"""Opens files that users name: only regular ones, of a bounded size, and for writing never through a link.
+"""Opens the regular files that users name, reads them up to a limit, and never writes through a link.
 
 It also determines the folders for a user's state and cache. It imports only the standard library, as `health` must not depend
 on anything else.

@@ -136,7 +136,7 @@ class KeptRuns:
                 mapped = self._build(index, file, origin)
             partial.replace(path)
         except OSError:
-            # The folder is read-only, or its disk is full.
+            # The folder is read-only, or its disk is full: use a temporary file elsewhere.
             with TemporaryFile() as index:
                 mapped = self._build(index, file, origin)
             self._unsaved[file] = origin, mapped
@@ -267,5 +267,5 @@ def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
             text += "\n".join([f"\n## A run of similarity {run.similarity:.2f}", *cut]) + "\n"
         if len(text.encode()) <= most_bytes:
             return text
-    # Not even the nearest run fits as a whole.
+    # Cut even the nearest run, which does not fit as a whole.
     return text.encode()[:most_bytes].rpartition(b"\n")[0].decode()

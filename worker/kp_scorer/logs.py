@@ -1,4 +1,4 @@
-"""Writes structured logs to stderr: JSON Lines, or colours on a terminal. Events have stable names and no trace content."""
+"""Writes structured logs to stderr: JSON Lines, or coloured text on a terminal. Events have stable names, no trace content."""
 
 import json
 import logging

@@ -48,7 +48,7 @@ class Reviser:
         try:
             revised = self._revise([outcomes[at] for at in claimed], [received[at] for at in claimed])
         except Exception:
-            # While Redis is away, nothing renews the leases, so they expire.
+            # If Redis cannot be reached, the leases expire, because the ledger no longer renews them.
             with suppress(ServiceUnavailable):
                 self.ledger.release([outcomes[at].id for at in claimed])
             raise

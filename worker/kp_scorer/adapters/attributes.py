@@ -113,7 +113,7 @@ def messages_of_paths(attributes: Node, direction: str) -> Iterator[Node]:
             message = place.at("message") if "message" in place.object() else place
             fields = {"role": "assistant"} | message.object() if direction == "output" else dict(message.object())
             fields["tool_calls"] = [call.get("tool_call", call) for call in objects_in(fields.get("tool_calls"))]
-            # Calls may be among the contents too.
+            # Calls may be among the contents, too.
             contents = objects_in(fields.pop("contents", None))
             blocks = [each if "tool_call" in each else each.get("message_content") for each in contents]
             fields.setdefault("content", [each for each in objects_in(blocks) if {"tool_call", "text"} & set(each)])

@@ -22,7 +22,7 @@ class Chats:
     def __init__(self, counts: Counter[str]) -> None:
         """Count as ``continued`` in ``counts`` the chats that are not runs of their own, because another continues them."""
         self._counts = counts
-        self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # By the digest of all their pieces.
+        self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # The waiting chats, by the digest of all their pieces.
         self._waiting = 0
         self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are not runs of their own.
 
@@ -35,7 +35,7 @@ class Chats:
             return
         remember(self._beginnings, earlier)
         self._counts["continued"] += sum(len(self._pop(each)) for each in earlier)
-        # Several runs of one task, at the same time, may begin alike.
+        # Hold each of them: several runs of one task may be equal so far.
         self._by_digest.setdefault(digest, []).append(run)
         self._waiting += 1
 

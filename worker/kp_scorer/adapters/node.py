@@ -112,7 +112,7 @@ class Node(NamedTuple):
         return self._replace(value=parsed(self.value))
 
     def refusal(self, expected: str) -> NotConverted:
-        """Return the error for this place, to be raised."""
+        """Return the error for this place, which the caller raises."""
         return NotConverted(self.line, [Problem(self.path or "$", expected)])
 
     def _below(self, key: str | int) -> str:

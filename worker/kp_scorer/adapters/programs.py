@@ -32,7 +32,7 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
     pieces = list(pieces)
     begins = [piece.kind for piece in pieces[:3]] == ["user", "agent", "user"] and pieces[1].text.strip() in _AGREEMENTS
     if begins and pieces[0].text.startswith(_INSTRUCTION):
-        # The first message only says what the agent is; its task comes next.
+        # Drop the first message, which only says what the agent is, and the reply: the task comes next.
         pieces = pieces[2:]
     events = [_event(piece.text) if piece.kind == "user" else None for piece in pieces]
     has_events = any(event and event[0] == "user" for event in events)
@@ -44,7 +44,7 @@ def without_program_texts(pieces: Iterable[Piece]) -> list[Piece]:
             if text.startswith(_NOTES) or not text.strip():
                 continue
             if remaining and remaining[-1].kind == "user" and _BARE_COMMAND.fullmatch(remaining[-1].text):
-                # The program has carried out the command itself, without the agent.
+                # Drop the command before, which the program has carried out itself, without the agent.
                 remaining.pop()
             remaining.append(piece if text == piece.text else piece._replace(text=text))
         elif piece.kind != "agent" or not (

@@ -163,7 +163,7 @@ def _kind(attributes: Node) -> SpanKind:
     kind: SpanKind = next((kind for kind in kinds if kind != "other"), "other")
     has_tool = any(key in attributes.value for key in ("gen_ai.tool.name", "tool.name", "ai.toolCall.name"))
     if kind == "tool" != kinds[0] and OWN_KIND in attributes.value and not has_tool:
-        # The store knows better which spans are a tool's.
+        # Trust the store, which knows better whether a span is a tool's.
         return "other"
     if kind == "other" and has_tool:
         return "tool"

@@ -49,7 +49,7 @@ def run_of(kind: str, own_id: str, read: Spans, record: dict[str, Any] | None = 
         record = described.object() | {"attributes": attributes_of(described).value}
         record |= {} if resource.value is None else {"resource": attributes_of(resource).value}
     started_us = next((span.started_ns // 1_000 for span in spans if span.started_ns), None)
-    # Some recorders show the interrupt of a tool as its error.
+    # Leave out interrupts, which some recorders show as errors of tools.
     pieces = [each for each in _pieces_of(read.all, roots) if each.kind != "result" or not each.text.startswith(_INTERRUPT)]
     return Run(
         spans[0].node,

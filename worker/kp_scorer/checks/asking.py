@@ -43,7 +43,7 @@ class Checks:
             return CheckResult(**dict(findings) | {"name": name, "version": self._process.greeting[name], "outcome": outcome})
         except (OSError, ScorerError, ValidationError) as error:
             failure: CheckFailure = "timeout" if isinstance(error, TimeoutError) else "error"
-            # The message of other errors may quote the trace.
+            # Leave out the messages of other errors, because they may quote the trace.
             detail = str(error) if isinstance(error, ScorerError) else type(error).__name__
         log.warning("check_failed", check=name, failure=failure, detail=detail)
         demanded: Demand | None = "review" if strictest else None

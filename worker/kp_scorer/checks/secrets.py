@@ -52,7 +52,7 @@ class Secrets:
         """Return the places of secrets in a text, as starts and ends in characters. Some may overlap."""
         places = {*self._spans(text), *self._spans(_unpunctuated(text))}
         if escapes := {place for match in _ESCAPES.finditer(text) for place in range(*match.span())}:
-            # JSON in JSON in a text has more escapes than rules allow for.
+            # Search without escapes, too: JSON within JSON has more of them than rules allow for.
             indices = [place for place in range(len(text)) if place not in escapes]
             unescaped = "".join(map(text.__getitem__, indices))
             places |= {(indices[start], indices[end - 1] + 1) for start, end in self._spans(unescaped)}
@@ -64,7 +64,7 @@ class Secrets:
         offsets = [(location["start_offset"], location["end_offset"]) for location in locations]
         if not offsets or text.isascii():
             return offsets
-        # Kingfisher counts bytes.
+        # Count characters, as Kingfisher counts bytes.
         raw = text.encode()
         characters = {place: len(raw[:place].decode("utf-8", "replace")) for pair in offsets for place in pair}
         return [(characters[start], characters[end]) for start, end in offsets]
@@ -79,7 +79,7 @@ def _cache() -> Path | None:
 
 
 def _unpunctuated(text: str) -> str:
-    # Many rules want white space behind a secret, where sentences have a comma, or a bracket and a full stop.
+    # Many rules require white space after a secret, where sentences have a comma, or a bracket and a full stop.
     return _PUNCTUATION.sub(lambda match: " " * len(match[0]), text)
 
 
@@ -100,7 +100,7 @@ def _lines(value: object, name: str = "") -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            # A long name would be repeated for each of thousands of items.
+            # Cut a long name, which would be repeated for each of thousands of items.
             yield from _lines(item, key[-_NAME_CHARS:])
     elif isinstance(value, list | tuple):
         for item in value:

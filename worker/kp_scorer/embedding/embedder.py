@@ -120,7 +120,7 @@ class Embedder:
         return self.tokenize_all([text], plain=plain)[0]
 
     def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
-        """Prepare texts for a pass, as ``tokenize`` does each, on all cores."""
+        """Prepare texts for passes as :meth:`tokenize` does, but on all cores."""
         return [TokenizedText(text, ()) for text in texts]
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:
@@ -221,7 +221,7 @@ class CheckedEmbedder:
 
 def _valid(vectors: Vectors, count: int) -> Vectors:
     lengths = np.linalg.norm(vectors, axis=1)
-    # A comparison with NaN is false.
+    # Compare in this way to refuse NaN, with which every comparison is false.
     if lengths.shape != (count,) or not np.all(np.abs(lengths - 1) <= _LENGTH_TOLERANCE):
         raise FloatingPointError("expected a finite vector of length 1 for each text")
     return vectors

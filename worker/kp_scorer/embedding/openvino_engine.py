@@ -33,10 +33,10 @@ class OpenVinoEmbedder(TextEmbedder):
     step = 32
 
     def __init__(self, model: ModelFiles, recipe: Recipe, threads: int) -> None:
-        """Compile the model's graph; raise EngineUnavailable if it has none, or if its vectors disagree."""
+        """Compile the model's graph; raise EngineUnavailable if it has none, or if streams give different vectors."""
         super().__init__(model, recipe)
         self.streams = threads
-        # Behind each running pass, one waits.
+        # One pass waits behind each running one, so that no stream is idle.
         self.most_passes = 2 * threads if threads > 1 else 1
         self._longest = model.max_tokens
         self._full_length = min(model.max_tokens, MAX_TOKENS)
@@ -72,7 +72,7 @@ class OpenVinoEmbedder(TextEmbedder):
         # a stream gave other vectors throughout its life, and those would stay in the log. Compiling again makes new streams.
         text = [[0] * length]
         (alone,), *side_by_side = *self.run_passes([text]), *self.run_passes([text] * self.streams)
-        # A comparison with NaN is false.
+        # Compare in this way to refuse NaN, with which every comparison is false.
         return all(float(vectors[0] @ alone) > _SAME for vectors in side_by_side)
 
     def run_passes(self, groups: Sequence[Sequence[Ids]]) -> list[Vectors]:
@@ -96,7 +96,7 @@ class OpenVinoEmbedder(TextEmbedder):
         return vectors
 
     def _is_full(self, group: Sequence[Ids]) -> bool:
-        # A model of short texts has room for several in a pass.
+        # If a model takes only short texts, several full ones may share a pass.
         return len(group) == 1 and len(group[0]) == self._full_length
 
     def _inputs(self, group: Sequence[Ids]) -> Sequence[Int64s]:
@@ -124,7 +124,7 @@ class _Streams:
 
     def __init__(self, core: openvino.Core, model: openvino.Model, streams: int) -> None:
         self._model = core.compile_model(model, "CPU", {"NUM_STREAMS": streams})
-        # Behind each running request, one waits.
+        # One request waits behind each running one, so that no stream is idle.
         self._most = 2 * streams
         self._idle: list[openvino.InferRequest] = []
 
@@ -137,7 +137,7 @@ class _Streams:
             try:
                 request = self._idle.pop()
             except IndexError:
-                # Another thread may have just taken the last request.
+                # No request is idle; another thread may have just taken the last one.
                 request = self._model.create_infer_request()
             # The request uses the inputs' memory, so they must live until it is finished.
             request.start_async(arrays, share_inputs=True)

@@ -121,7 +121,7 @@ def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     try:
         return OpenVinoEmbedder(model, recipe, threads)
     except EngineUnavailable as error:
-        # The engine that is used instead is several times slower.
+        # Warn, because the engine that is used instead is several times slower.
         log.warning("engine_unavailable", engine="openvino", detail=str(error))
         raise
 

@@ -51,7 +51,7 @@ class Units:
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._added_backwards = re.compile("|".join(re.escape(each[::-1]) for each in added) or r"(?!)")
         self._most_chars = int(description["model"]["max_input_chars_per_word"])
-        # One character too many shows that a word is too long; its further ones are skipped.
+        # Count one character more than a word may have, to see that it is too long, and skip the rest.
         self._unit = re.compile(rb"[ -]*(?:(\[\]*|1)|((?:[wu]-*){1,%d})[wu-]*)" % (self._most_chars + 1))
         self._classes = _classes_of_all(tokenizer, _alphabet(description))
         unknown = np.flatnonzero(self._classes == _UNKNOWN)
@@ -178,7 +178,7 @@ class Tokens:
         try:
             text = path.read_text("utf-8")
             self._tokenizer = Tokenizer.from_str(text)
-            # The file may set truncation and padding; the reference overrides both.
+            # Undo truncation and padding, which the file may set: the reference overrides both.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             # The tokens of a letter show which special tokens open a text, and which close it.

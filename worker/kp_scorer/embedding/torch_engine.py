@@ -115,13 +115,13 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         ids = model.preprocess([_SAMPLE], prompt="")["input_ids"]
         encoded = model.encode([_SAMPLE], prompt="", convert_to_tensor=True, show_progress_bar=False)
         with torch.inference_mode():
-            # In the model's own precision, normalizing would lose digits.
+            # Normalize in single precision: in the model's own, digits might be lost.
             expected = torch.nn.functional.normalize(encoded.float(), dim=1)
             ids = ids.to(expected.device)
             vectors = unit_vectors(model, ids, torch.ones_like(ids))
             length = min(max_tokens, _LONGEST_CHECKED)
             full = ids[:, :1].repeat(1, length)
-            # A GPU reports a failure only when its results are copied.
+            # Copy the result, because a GPU reports a failure only then.
             unit_vectors(model, full, torch.ones_like(full)).cpu()
     except Exception as error:
         problem = "cannot be loaded"

@@ -74,7 +74,7 @@ class WordsEmbedder(Embedder):
         summed = np.zeros(_DIMENSIONS)
         for part, passage in zip(self.recipe.parts, self.recipe.passages(text), strict=True):
             counted = self._counted(passage)
-            # Words with opposite signs may cancel out.
+            # The length may be 0, because words with opposite signs may cancel out.
             if length := np.linalg.norm(counted):
                 summed += part.weight / length * counted
         if length := np.linalg.norm(summed):
@@ -95,7 +95,7 @@ class _Columns(dict[str, int]):
     """The column of each word: its dimension, or for a negative sign its dimension plus the number of dimensions."""
 
     def __missing__(self, word: str) -> int:
-        # Python's own hash differs between processes.
+        # Python's own hash would differ between processes.
         hashed = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little")
         column = (hashed >> 1) % _DIMENSIONS + (hashed & 1) * _DIMENSIONS
         if len(word) <= _REMEMBERED_CHARS:
@@ -116,7 +116,7 @@ def _folded(text: str) -> str:
 def _words_of(text: str) -> list[str]:
     """Return the words of a text and, for each run in a script without spaces, the pairs of neighbours; in any order."""
     if text.isascii():
-        # This takes half the time and gives the same words.
+        # This gives the same words in half the time.
         return text.translate(_ASCII_SPACES).split()
     pairs: list[str] = []
     if runs := _RUNS.findall(text):

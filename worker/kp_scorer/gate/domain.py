@@ -47,7 +47,7 @@ class Domain:
         self.runs.extend(runs)
         recorded = np.array([fact.cover for _, fact in runs])
         since = self.runs.as_of[new]
-        # The first decisions of a space rest on no fact, and so have no time but their own.
+        # The first decisions of a space rest on no fact, so the places of their own facts count.
         recorded_at = np.where(since, since, self.runs.at[new])
         self._covers = np.concatenate([self.covers(now), recorded * self._standing(recorded_at, now)])
         self._covers_at = now

@@ -38,7 +38,7 @@ class Gate:
         # The places that the log still holds, and their domains. The garbage collector skips pairs of a number and a text,
         # whereas it would visit ten thousand instances of Place in each collection.
         self._facts = deque[tuple[int, str]]()
-        self._kept_places = OrderedDict[int, str | None]()  # Notes have no domain.
+        self._kept_places = OrderedDict[int, str | None]()  # The domain of each kept trace; None for a note.
         self._cursor: Place | None = None
 
     @property

@@ -74,7 +74,7 @@ class Candidate(NamedTuple):
     trace_id: str
     digest: bytes
     vector: NDArray[np.float32]
-    # True if all later traces are compared with this one; False if only those are that are not comparable either.
+    # If True, all later traces are compared with this one; if False, only those that are not comparable either.
     is_comparable: bool = True
     visible: bytes = b""  # The digest that copies share; empty if it is ``digest``.
 
@@ -141,7 +141,7 @@ class MemoryLog:
         """Admit candidates and read on; see :class:`NoveltyLog`."""
         places = [self._admit(candidate) for candidate in candidates]
         newest_read = cursor.place.number if cursor and cursor.place else 0
-        # Places are consecutive, so the newest entries are the last ones. A deque has no slices.
+        # Places are consecutive, so the newest entries are the last ones. Index them, because a deque has no slices.
         count = min(len(self._entries), self._last.number - newest_read)
         newer = [self._entries[index] for index in range(-count, 0)]
         return places, Tail("", newer, (), restart=False, more=False)

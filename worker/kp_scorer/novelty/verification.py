@@ -157,7 +157,7 @@ class _Replay:
         self._vectors = np.stack([entry.vector for entry in entries])
         self._numbers = np.array([entry.place.number for entry in entries])
         self._times = np.array([entry.place.time_ms for entry in entries])
-        # Numbers stand for ids and digests, as they compare faster.
+        # Numbers stand for ids and digests, because numbers compare faster.
         self._ids = np.unique([entry.trace_id for entry in entries], return_inverse=True)[1]
         self._digests = np.unique([(entry.visible or entry.digest).hex() for entry in entries], return_inverse=True)[1]
         self._comparable = np.array([entry.is_comparable for entry in entries])

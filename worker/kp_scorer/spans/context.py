@@ -30,7 +30,7 @@ def context_in(headers: Mapping[str, Any]) -> Context:
     parent, state = headers.get(TRACEPARENT), headers.get(TRACESTATE)
     if not isinstance(parent, str) or not _PARENT.fullmatch(parent):
         return NO_CONTEXT
-    # OpenTelemetry quotes an invalid state in a warning.
+    # Drop an invalid state, because OpenTelemetry would quote it in a warning.
     if isinstance(state, str) and len(state) <= _STATE_CHARS and _STATE.fullmatch(state):
         return {TRACEPARENT: parent, TRACESTATE: state}
     return {TRACEPARENT: parent}

@@ -47,7 +47,7 @@ class Recorder:
         # Close each answer unread: requests 2.34 would unpack its body, however large, even that of a redirection.
         session.hooks["response"].insert(0, lambda response, **_: response.close())
         processor = BatchSpanProcessor(_ReportingExporter(session=session))
-        # OpenTelemetry's own exit handler waits half a minute for the collector.
+        # OpenTelemetry's own exit handler would wait half a minute for the collector.
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("kp_scorer")

@@ -42,7 +42,7 @@ def _pieces_of(step: Node) -> Iterator[Piece]:
     yield from pieces_of_message(step._replace(value=step.object() | {"role": _ROLES[speaker]}))
     for result in step.at("observation", "results").items():
         if "content" not in result.object():
-            # The result refers to the trajectories of subagents.
+            # Skip a result that only refers to the trajectories of subagents.
             continue
         yield from pieces_of_message(result._replace(value=result.object() | {"role": "tool"}))
 

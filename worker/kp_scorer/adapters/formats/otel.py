@@ -129,7 +129,7 @@ def run_id(span: Node) -> str:
 
 def run(own_id: str, nodes: Sequence[Node]) -> Run | list[Run]:
     """Make a run of the spans of one trace id; return an empty list if none of them is an agent's."""
-    # A span may be exported twice: when it begins and when it ends, for example.
+    # Keep the last record of a span, which may be exported twice: when it begins and when it ends, for example.
     latest = {normalized_id(node.at("spanId")): node for node in nodes if node.at("spanId").value}
     for log in (node for node in nodes if _IS_LOG in node.object()):
         if span := latest.get(normalized_id(log.at("parentSpanId"))):

@@ -47,7 +47,7 @@ def _pieces_of_steps(trajectory: Node, steps: Node) -> Sequence[Piece]:
     if not history and steps.items():
         # The model's first input holds the task too. Before version 1.1, ``query`` was called ``messages``.
         history = steps.items()[0].first("query", "messages").items()
-    # Demonstrations precede the task.
+    # Skip demonstrations, which precede the task.
     tasks = [each for each in history if each.at("role").text() == "user" and not each.at("is_demo").value][:1]
     objective = [piece for message in tasks for piece in pieces_of_message(message)]
     calls = _calls(history)
@@ -55,7 +55,7 @@ def _pieces_of_steps(trajectory: Node, steps: Node) -> Sequence[Piece]:
 
 
 def _pieces_of_messages(messages: Iterable[Node]) -> Sequence[Piece]:
-    # ``info`` holds the submission as well.
+    # Skip the submission, which ``info`` holds as well.
     spoken = (message for message in messages if message.at("role").value != "exit")
     return with_written_calls(list(pieces_of(spoken)), acts_by_fences=True)
 
@@ -67,7 +67,7 @@ def _calls(history: Iterable[Node]) -> dict[str, Piece]:
         action = message.at("action").value
         if isinstance(action, str) and message.at("tool_calls").items():
             calls = [piece for piece in pieces_of_message(message) if piece.kind == "call"]
-            # SWE-agent makes no command of several calls, and asks the model again.
+            # Skip several calls: SWE-agent makes no command of them, and asks the model again.
             if len(calls) == 1:
                 by_command[action] = calls[0]
     return by_command
