@@ -32,7 +32,7 @@ class UnreadDecisions(NamedTuple):
     """The unread decisions on each existing queue and stream, at one moment."""
 
     counts: Mapping[str, int]
-    bytes: Mapping[str, int]  # The memory that each takes in Redis; without queues on RabbitMQ, which reports no bytes.
+    bytes: Mapping[str, int]  # The bytes that each takes in Redis. Queues on RabbitMQ are missing, as it reports no bytes.
     limit: int  # The most decisions that each accepts.
     most_bytes: int  # The most bytes that each accepts in Redis; 0 is no limit.
     full: tuple[str, ...]  # Those that accept no more, so that workers wait.

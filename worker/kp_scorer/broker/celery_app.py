@@ -157,7 +157,7 @@ def _result_backend(redis: RedisSettings) -> str:
 
 def _transport_options(settings: Settings) -> dict[str, Any]:
     broker, limits = settings.broker, settings.limits
-    # Kombu's attempts to connect before a publish fails; by default it tries for all of broker.timeout_s.
+    # Have kombu connect only twice before a publication fails; by default it goes on for all of broker.timeout_s.
     retries = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.0, "interval_max": 0.1}
     if not broker.is_redis:
         return {

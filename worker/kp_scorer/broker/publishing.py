@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def portions(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int) -> Iterator[Sequence[T]]:
-    """Divide items into portions that are sent together. A portion ends with the item that brings it to ``most_bytes``."""
+    """Yield items in portions that are sent together. A portion ends with the item that brings it to ``most_bytes``."""
     start = size_bytes = 0
     for end, item in enumerate(items, 1):
         size_bytes += size_of(item)
@@ -40,7 +40,7 @@ def portions(items: Sequence[T], size_of: Callable[[T], int], most_bytes: int) -
 
 
 class Outgoing(NamedTuple):
-    """A message to be published: UTF-8 JSON and what goes with it."""
+    """A message to be published: its UTF-8 JSON, its id and its headers."""
 
     body: bytes
     message_id: str

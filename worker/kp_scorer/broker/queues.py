@@ -19,7 +19,7 @@ By default RabbitMQ 4.0 drops a message after 20 deliveries, and older versions 
 class SubmissionQueues(NamedTuple):
     """The queues that must exist before a trace is submitted to, or consumed from, one queue of traces."""
 
-    traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of its own name, by its own name.
+    traces: Queue  # The queue that workers consume; on RabbitMQ bound to an exchange of the same name, by that name.
     dead: Queue | None  # RabbitMQ puts messages here that expire or have no room; None on Redis.
     intake: Queue | None  # For producers that declare a queue; workers move its messages to ``traces``. None on Redis.
     limit: int  # The most traces that may wait; 0 without a limit.

@@ -125,7 +125,7 @@ class ConfirmingChannel:
 
         Raises the errors of :meth:`publish_all`.
         """
-        # A blocked RabbitMQ still accepts the first message of a connection.
+        # Send two, because a blocked RabbitMQ still accepts the first message of a connection.
         self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, mandatory=False)
         self._is_probed = True
 

@@ -157,7 +157,7 @@ class Publisher:
         results = self._settings.results
         if results.via != "task":
             return Outgoing(body, trace_id, headers)
-        # The task's own declaration says whether its result is stored.
+        # Without a value for ignore_result, the task's own declaration says whether its result is stored.
         call = self._app.amqp.as_task_v2(trace_id, results.task, argsrepr="(decision,)", origin="kp-scorer", ignore_result=None)
         return Outgoing(task_body(body), trace_id, {**call.headers, **headers})
 

@@ -44,7 +44,7 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show progress on stderr, as a bar or lines; yield a function that takes the number done and the total, if known."""
     out = console()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
-    # Rich would also redirect output that goes to a file or a pipe.
+    # By default, Rich would also redirect output that goes to a file or a pipe.
     bar = Progress(*columns, console=out, transient=True, redirect_stdout=sys.stdout.isatty(), disable=not out.is_terminal)
     task = bar.add_task(label, total=None)
     noted_s = time.monotonic()

@@ -132,7 +132,7 @@ def run() -> None:
 
 
 def _in_one_line(error: click.ClickException) -> str:
-    """Return click's message on one line; after wrong usage, with the command that prints the right one."""
+    """Return click's message on one line; after wrong usage, it names the command that prints the help."""
     message = " ".join(error.format_message().split())
     # The message on a wrong value needs no pointer to the help.
     if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:

@@ -166,7 +166,7 @@ def read_decisions(
 
 
 def _new_in(results: Results, marks: OrderedDict[str, str], stopping: Event, *, follow: bool) -> Iterator[Decision]:
-    """Yield and acknowledge decisions; ``marks`` has those of the last decisions by trace id, which identify copies."""
+    """Yield and acknowledge decisions; ``marks`` has the last decision's mark by trace id, which identifies copies."""
     while not stopping.is_set():
         is_idle = True
         for decision, acknowledge in results.receive():

@@ -65,7 +65,7 @@ class Polling:
 
 
 class Deadline:
-    """The time that a call still waits: until its timeout or, without one, for each answer anew."""
+    """The time that a call may still wait: what is left of its timeout or, without one, the whole limit for each answer."""
 
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
         """Wait for ``timeout_s`` in all, or for ``answer_s`` each time.

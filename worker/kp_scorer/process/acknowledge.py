@@ -95,7 +95,7 @@ class AcknowledgeStage:
         self._incoming.put(None)
 
     def stop(self) -> None:
-        """End the thread after its present work."""
+        """End the thread once its present work is done."""
         self._stopped = True
         self._incoming.put(None)
 

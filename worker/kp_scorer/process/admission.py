@@ -61,9 +61,9 @@ class Admission:
         on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None],
         weights: Mapping[str, int],
     ) -> None:
-        """Call ``on_resolved`` with deliveries whose traces are resolved; it must neither raise nor wait.
+        """Prepare to admit groups of up to ``group_size`` deliveries; ``on_resolved`` gets the resolved ones.
 
-        Queues take turns by their ``weights``.
+        ``on_resolved`` must neither raise nor wait. Queues take turns by their ``weights``.
         """
         self._group_size = group_size
         self._on_resolved = on_resolved

@@ -25,7 +25,7 @@ class CommitStage:
         self._decider = decider
         self._metrics = metrics
         self._ready: SimpleQueue[Sequence[Delivery] | None] = SimpleQueue()
-        self.behind = StallTimer()  # The time since the mirror was at the end of the log. An idle worker reads on, too.
+        self.behind = StallTimer()  # Times how long ago the mirror was at the end of the log; an idle worker reads on, too.
         self.behind.start()
         if decider.novelty:
             metrics.mirror_lag_s.set_function(self.behind.elapsed_s)

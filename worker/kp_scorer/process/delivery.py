@@ -29,14 +29,14 @@ class Delivery:
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
         self.trace: ReasoningTrace | LateOutcome | None = None  # The submission; None until it is decoded.
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
-        # True if it is decided with nothing else in flight, because it failed, or its worker died, before.
+        # True if it is decided with nothing else in flight, because it failed before, or a worker that held it died.
         self.is_alone = False
         self.is_suspect = False  # True until it is read, if it may have ended earlier readers.
         self.dead_lettering: DeadLettering | None = None
         self.decision: Decision | None = None
         self.published_to: set[str] = set()  # The queues and streams that have its decision: a retry leaves them out.
         self.must_requeue = False  # True after an error of our own: the message goes back to its queue unchanged.
-        self.recording: SpanRecording | None = None  # Its spans, once there is something to record.
+        self.recording: SpanRecording | None = None  # The recording of its spans, once it has begun.
         self.received_at_s = time.time()
         self._received_at = time.monotonic()
         self.stall = StallTimer()

@@ -67,7 +67,7 @@ class EmbedStage:
             thread.start()
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
-        """Embed traces, each as soon as a stream is free. Only one thread may call this."""
+        """Queue traces to be embedded, each as soon as a stream is free. Only one thread may call this."""
         # An engine that packs takes many texts in a pass. Otherwise a stream begins with the first before the others are
         # tokenized.
         for group in [deliveries] if self._embedder.packs else [[each] for each in deliveries]:

@@ -113,7 +113,7 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
         reason = f"revision {decision.revision}, as it is known now that the trace {'succeeded' if success else 'failed'}"
         yield from flowing(f"This is {reason}. Before, it was {before.outcome} with {before.score:.4f}.")
     yield from _barred_words(decision)
-    # A margin that rounds to zero would seem to pass.
+    # Print a tiny margin in another form: rounded to zero, it would seem to be none.
     digits = ".4f" if abs(margin) >= 0.00005 else ".1g"
     needs = "that it needs" if decision.gate is None else "that would count without a gate"
     how_far = f"{abs(margin):{digits}} {'short of' if margin < 0 else 'above'} the {decision.threshold:.4f} {needs}"
@@ -251,7 +251,7 @@ def _changes(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | 
 
 
 def _change(term: Term, most: float) -> str:
-    """Describe how far a term is from its least value. ``most`` is the highest value that the trace can have."""
+    """Return words on how far a term is from its least value. ``most`` is the highest value that the trace can have."""
     if term.least is None:
         return "not even 1 is enough"
     if not term.least:

@@ -129,7 +129,7 @@ class _Exports:
 
 
 def _scope(signal: str, context: Any) -> dict[str, Any]:
-    """Return the scope of an export, which describes it as a request of ASGI."""
+    """Return the scope of ASGI that describes an export as a request."""
     headers = [(b"content-type", PROTOBUF.encode())]
     for name, value in context.invocation_metadata():
         if name == "authorization":
@@ -161,7 +161,8 @@ def _credentials(settings: ServeSettings) -> Any:
         renewed = grpc.ssl_server_certificate_configuration([pair])
 
     def if_renewed() -> Any:
-        # If each handshake got a configuration, gRPC would free that of another in progress, and crash.
+        # Return a configuration only once after each renewal. If each handshake got one, gRPC would free that of another
+        # handshake in progress, and crash.
         nonlocal renewed
         renewal.renew()
         configuration, renewed = renewed, None

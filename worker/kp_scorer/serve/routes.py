@@ -55,7 +55,7 @@ class SubmittedTrace(BaseModel):
     state: Literal["pending", "invalid", "conflict"]
     trace_id: str | None = None
     outcome_key: str | None = None
-    """For ``POST /traces/ID/outcome``."""
+    """The key that ``POST /traces/ID/outcome`` may need; None until a worker has started."""
     problems: list[dict[str, str]] = []
 
 

@@ -42,11 +42,11 @@ class RedisFacts:
         return Facts(_stored(entries), kept_facts, more=len(entries) >= READ_CHUNK)
 
     def all(self) -> Iterator[StoredFact]:
-        """Read all of the newest facts, oldest first, in chunks."""
+        """Yield all of the newest facts, oldest first; read them in chunks."""
         return self._all(self.keys.log)
 
     def all_kept(self) -> Iterator[StoredFact]:
-        """Read the facts of all kept traces, oldest first, in chunks."""
+        """Yield the facts of all kept traces, oldest first; read them in chunks."""
         return self._all(self.kept_keys.log)
 
     def _all(self, stream: str) -> Iterator[StoredFact]:
@@ -72,7 +72,7 @@ class RedisFacts:
         self._client.delete(self.keys.log, self.kept_keys.log)
 
     def info(self) -> dict[str, Any]:
-        """Describe the kept traces of this space."""
+        """Return a description of the kept traces of this space."""
         sizes: Sequence[Any] = [self._client.memory_usage(each.log) or 0 for each in (self.keys, self.kept_keys)]
         places = set[Place | None]()
         for each in self.all_kept():

@@ -129,7 +129,7 @@ class Keys(Prefixed):
     runs_bytes = Key(":runs_bytes")
     runs_by_sender = Key(":runs_by_sender", "hash")
     runs_kept = Key(":runs_kept", "zset")
-    record_prefix = Key(":trace:")  # Scripts build keys from this one and the next two.
+    record_prefix = Key(":trace:")  # Scripts build keys by appending ids to this one and the next two.
     dead_letter_prefix = Key(":dead:")
     run_prefix = Key(":run:")
     any_log = Key(":log:*")  # The pattern of the logs of all spaces, which matches their heads and erasures too.

@@ -106,7 +106,7 @@ class Script(Generic[P, R]):
         return self.parse(reply)
 
     def load(self, client: Any) -> None:
-        """Load the script into Redis, until that restarts; also for users who may run scripts but not load any."""
+        """Load the script into Redis, where it stays until a restart; users who may not load scripts can then run it, too."""
         client.execute_command("SCRIPT LOAD", self.source)
 
 

@@ -121,7 +121,7 @@ class Store(AbstractContextManager["Store"]):
         return RedisPinnedSets(self._client, self._keys, space)
 
     def all_pinned_sets(self) -> list[dict[str, Any]]:
-        """Describe all pinned sets, sorted by space and name."""
+        """Return a description of each pinned set, sorted by space and name."""
         return list(describe_pinned_sets(self._client, self._keys))
 
     def _spaces(self, pattern: str) -> list[str]:

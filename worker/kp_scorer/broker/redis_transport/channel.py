@@ -86,7 +86,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
 
     @cached_property
     def _shared_client(self) -> Any:
-        # Kombu 5.7.0 creates a client for each command, which takes longer than the command.
+        # Share a client: kombu 5.7.0 creates one for each command, which takes longer than the command.
         return self._create_client()
 
     def close(self) -> None:

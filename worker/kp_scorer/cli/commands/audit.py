@@ -76,7 +76,7 @@ class _Totals:
 
     checked: int = 0
     differing: int = 0
-    has_left: bool = False  # Entries of the requested range have left the log.
+    has_left: bool = False  # True if entries of the requested range have left the log.
 
     def add(self, space: str, differences: Sequence[dict[str, Any]], agreeing: int) -> None:
         """Print the differences in a space, and count them with those that agree."""
@@ -97,7 +97,7 @@ def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
 
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:
-    """Audit one log; print a summary, and add its figures to the totals. A log that notes no window has ``window``."""
+    """Audit one log; print a summary, and add its figures to the totals. ``window`` is for a log that notes none."""
     # Keyed by trace id, because a trace may have entries in several logs, or several in one.
     pinned: dict[str, Decision] = {}
 

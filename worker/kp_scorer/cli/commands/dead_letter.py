@@ -133,7 +133,7 @@ def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) 
     if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:
-        # One that is not dropped was dead-lettered again meanwhile.
+        # If it is not dropped, it was dead-lettered again meanwhile.
         _print_state(each, "dropped" if store.dead_letters.drop(each) else "dead")
 
 

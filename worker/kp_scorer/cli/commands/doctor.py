@@ -173,7 +173,7 @@ def _workers(store: Store) -> Findings:
     if 0 < len(without) < len(reports):
         yield "wrong", f"{', '.join(without)} have no embedder, among others that have: install kp-scorer[embedding] there"
     for name, of in (("settings", attrgetter("settings")), ("spaces of vectors", attrgetter("space"))):
-        # A worker that has only just started reports neither.
+        # A worker that has only just started reports neither settings nor a space.
         if len({of(report) for report in reports} - {""}) > 1:
             named = ", ".join(f"{report.node} {of(report)}" for report in reports)
             yield "wrong", f"workers have different {name}, {named}: unless you are replacing them, give all the same"

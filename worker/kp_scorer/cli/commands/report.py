@@ -72,14 +72,14 @@ def report(
     needs no network and, without --traces and --kept, holds no trace's content; it needs kp-scorer[report], --text does not.
     """
     if not as_text:
-        # Check first: scoring traces may take minutes.
+        # Check this first, because scoring traces may take minutes.
         check_installed()
     kept_ids = None
     if kept_path:
         kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
     points = list[Point]()
     rows = []
-    # The runs of each task, by the hash of the task; its name is the id of its first trace.
+    # The runs of each task, by the hash of the task; a task is named by the id of its first trace.
     runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()
     for each in gathered.traces:
         if each.trace:
@@ -89,7 +89,7 @@ def report(
             names.setdefault(task, each.trace.id)
         if kept_ids is not None and each.trace:
             points.append(point_of(each.trace, is_kept=each.trace.id in kept_ids))
-        # The traces take more memory than their decisions.
+        # Drop the traces, which take more memory than their decisions.
         rows.append(each._replace(trace=None))
     if kept_path and not points:
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
@@ -168,7 +168,7 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
             yield from pending_words(trace_id, record)
             sys.exit(1)
         dead_letters = [each for each in store.dead_letters.read() if each.trace_id == trace_id]
-    # Dead letters are kept for longer than records.
+    # Look at the dead letters if there is no record, because they are kept for longer.
     death = record or (dead_letters[-1] if dead_letters else None)
     if death and death.reason:
         yield from dead_words(trace_id, death.reason, death.detail, dead_letters)

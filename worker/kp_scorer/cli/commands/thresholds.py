@@ -21,7 +21,7 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import load_scoring
 
 _SHARES: Final = ("accepted", "precision", "recall")
-_SAMPLE: Final = 10_000  # The default of re-decide, for intervals of a percent.
+_SAMPLE: Final = 10_000  # The default of re-decide's --sample, which gives intervals of a percent.
 _MOST_DOMAINS: Final = 10
 
 
