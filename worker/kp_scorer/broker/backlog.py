@@ -109,7 +109,7 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 
 
 def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> UnreadDecisions:
-    """Count the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
+    """Return the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
 
     The ``reports`` of workers say which queues and streams have no room.
     """
@@ -161,7 +161,7 @@ def _used_by_part(
 
 
 def conditions(app: Celery, broker: BrokerSettings, redis: RedisSettings, store: Store) -> dict[str, Condition]:
-    """Read the condition of the store's Redis, and that of the queues' Redis if it is another."""
+    """Return the condition of the store's Redis, and that of the queues' Redis if it is another."""
     servers = {"redis": store.condition()}
     if broker.is_redis and broker.url != redis.url:
         servers["broker"] = broker_condition(app)

@@ -93,7 +93,7 @@ def unavailable_if_broker_fails(purpose: str) -> Iterator[None]:
 
 
 def described(error: Exception) -> str:
-    """Describe an error of the broker, without trace content."""
+    """Return a description of an error of the broker, without trace content."""
     # Kombu wraps errors that occur while it publishes.
     cause = error.__cause__ or error
     if isinstance(cause, REFUSALS):
@@ -118,5 +118,5 @@ def check_publishing(app: Celery) -> None:
 
 
 def broker_condition(app: Celery) -> Condition:
-    """Read the configuration and the memory of the Redis that holds the queues."""
+    """Return the condition of the Redis that holds the queues."""
     return with_redis(app, "broker", condition_of)

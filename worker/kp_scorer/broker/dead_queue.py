@@ -47,7 +47,7 @@ def dead_letter(
     if why.reason == "malformed":
         payload = raw_body(message)
     elif why.reason == "poison" and not why.digest:
-        # No worker has read the message to its end, and reading it now could end this one.
+        # No worker has read the message to its end. Do not parse it here, as that could end this worker, too.
         payload = argument_in(raw_body(message))
     else:
         # Every worker must keep the same bytes of a submission, because they identify its dead letter.
@@ -89,7 +89,7 @@ class QueueDrainer:
 
         Raises the errors of :mod:`~kp_scorer.broker.calls`, also if Redis fails; the rest stays on the queue.
         """
-        # A missing queue was deleted, perhaps together with the others.
+        # If the queue is missing, somebody has deleted it, perhaps together with the others, so declare them all again.
         if_missing = [self.queue, *self.queues.in_order]
         for _ in range(_BATCHES):
             if not with_producer(self.app, self.queue.name, self._drain_batch, if_missing):

@@ -1,4 +1,7 @@
-"""Prints tables for people, and progress on stderr. This imports Rich, which takes time."""
+"""Prints tables for people, and progress on stderr.
+
+Import it only where it is needed, because it imports Rich, which takes time.
+"""
 
 import sys
 import time

@@ -55,7 +55,7 @@ _Received = Iterator[tuple[Decision, Callable[[], None]]]
 class Results:
     """Receives decisions from queues and streams. Other messages become dead letters, as they would block their queue."""
 
-    queues: Sequence[Queue]  # Bound to a channel.
+    queues: Sequence[Queue]  # Each is bound to a channel.
     readers: Sequence[StreamReader]
     dead_letters: DeadLetters
     limits: Limits

@@ -22,7 +22,7 @@ def export_of(spans: Sequence[bytes], weight: int) -> bytes:
     weights = [{"key": "SampleRate", "value": {"intValue": weight}}] if weight > 1 else []
     try:
         for span in map(json.loads, spans):
-            # An event from logs is not a span.
+            # Leave out the events that came as logs, which are not spans.
             if "body" not in span:
                 source = span.pop("source", "[{}, {}, 0]")
                 own = [*span["attributes"][json.loads(source)[2] :], *weights]

@@ -139,7 +139,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             while not ended.is_set():
                 next(loop)
         except self.connection_errors + self.channel_errors as error:
-            # The broker redelivers what was in flight.
+            # There is nothing left to wait for: the broker redelivers the messages that were in flight.
             log.warning("connection_lost", server=server_of(self.connection), detail=described(error))
         self._runtime.heartbeat.stop()
 

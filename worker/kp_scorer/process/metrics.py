@@ -105,7 +105,7 @@ class Metrics:
         self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")
-        # All workers show the same values here, as they describe what workers share.
+        # These gauges describe what workers share, so all workers show the same values.
         self.work_age_s = gauge("work_age_seconds", "Time since a periodic task last succeeded", ("work",))
         self.backlog_age_s = gauge("backlog_age_seconds", "Time since the backlog was last measured")
         self._waiting = gauge("queue_messages", "Messages on a queue, or unread decisions", ("queue", "kind"))
@@ -191,7 +191,7 @@ class Metrics:
         self._decisions_dropped.labels(queue).inc(count)
 
     def count_decided(self, decision: Decision) -> None:
-        """Count a decision that was just made, but not one that is only published again."""
+        """Count a decision that was just made. One that is only published again must not be counted here."""
         domain = self.counted_as(decision.domain)
         for each in bins_of(decision):
             self._values[domain, *each].inc()

@@ -1,4 +1,4 @@
-"""The stages in the order of the road, and all messages that are on it."""
+"""Connects the stages in the order of the road, and knows all messages that are on it."""
 
 import math
 import threading

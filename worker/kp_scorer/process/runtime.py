@@ -205,7 +205,7 @@ class Runtime:
         gc.collect()
         gc.freeze()
         self._is_ready = True
-        # Celery's own handler prints many lines between those of the log.
+        # Replace Celery's handler, which prints many lines between those of the log.
         signal.signal(signal.SIGUSR1, lambda *_: log.warning("stacks", exception=cry()))
         log.info(
             "worker_ready",

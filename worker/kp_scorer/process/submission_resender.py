@@ -50,7 +50,7 @@ def resend_lost(
             # The trace ended while others of the same claim were sent.
             continue
         elif claim.resends >= settings.max_resends:
-            # The first time that it was sent was not a resend.
+            # Add one, because the first sending was not a resend.
             detail = f"sent {claim.resends + 1} times, never decided"
             why = DeadLettering("lost", detail, claim.trace_id, claim.digest, deliveries=0)
             store.dead_letters.dead_letter(claim.payload, why)

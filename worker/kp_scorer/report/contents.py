@@ -88,7 +88,7 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
     title = f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
-    # The date in ISO 8601.
+    # The first ten characters are the date.
     days = sorted(decision.decided_at[:10] for decision in total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
     by_outcome = ((OUTCOME_WORDS[outcome], total.outcomes[outcome]) for outcome in _outcomes(total))
@@ -202,7 +202,7 @@ def _origins(analysis: Analysis) -> Section | None:
     origins = {
         "agent": by_name(decisions, lambda decision: decision.agent_id or ""),
         "framework": by_name(decisions, lambda decision: decision.framework or ""),
-        # The date in ISO 8601.
+        # The first ten characters are the date.
         "day": sorted(by_name(decisions, lambda decision: decision.decided_at[:10], _MOST_DAYS), key=lambda day: day.name),
     }
     headings = ["traces", "accepted", "share", "median score"]

@@ -37,7 +37,7 @@ class ServeMetrics:
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because nothing reads the log")
         self.ready = gauge("ready", "1 if runs can be submitted")
-        # All processes show the same values here, as they describe what processes share.
+        # These gauges describe what processes share, so all processes show the same values.
         self._runs_open = gauge("runs_open", "Runs being collected")
         self._held_bytes = gauge("held_bytes", "Bytes of the spans of runs being collected")
         self._used = gauge("room_used_ratio", "Fraction in use of 10,000 runs or of serve.total_bytes, whichever is larger")

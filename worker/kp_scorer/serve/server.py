@@ -33,7 +33,7 @@ from kp_scorer.store import Store
 
 _REQUEST_WITHIN_S: Final = 15.0  # A connection that does not send all headers of a request within this time is closed.
 _HEADER_BYTES: Final = 16_384
-_MOST_CHUNKS: Final = 1_000  # The most chunks of a body if they are smaller on average than this:
+_MOST_CHUNKS: Final = 1_000  # The most chunks of a body whose chunks have on average less than ``_LEAST_CHUNK_BYTES``.
 _LEAST_CHUNK_BYTES: Final = 64
 _MOST_CONNECTIONS: Final = 512  # The most connections of each port.
 _MOST_HANDSHAKES: Final = 128

@@ -9,7 +9,7 @@ import redis
 from kp_scorer.store.connection import IS_CLUSTER, refusal
 
 _OLDEST: Final = (6, 2)
-_NEARLY_FULL: Final = 0.8  # From 0.9 on, no submission is accepted.
+_NEARLY_FULL: Final = 0.8  # Warn early: from 0.9 on, no submission is accepted.
 _EVICTS: Final = "it evicts keys when its memory is full"
 _FULL: Final = "its memory is"
 _CLOCKS_MAY_DIFFER_S: Final = 2.0

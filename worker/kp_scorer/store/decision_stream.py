@@ -41,7 +41,10 @@ class Room(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The numbers of decisions: published ones, which are the first; unread ones; and those that a ring dropped unread."""
+    """The numbers of decisions that were published, that are unread, and that a ring dropped unread.
+
+    The first ones are published.
+    """
 
     published: int
     unread: int

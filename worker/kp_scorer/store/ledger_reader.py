@@ -113,7 +113,7 @@ class LedgerReader:
                 pipeline.hstrlen(self._keys.record(trace_id), "label")
                 pipeline.hstrlen(self._keys.record(trace_id), "revised")
             replies = pipeline.execute(raise_on_error=False)
-            # A key of another type is an error in both replies.
+            # If the key has another type, both replies are errors.
             either = zip(chunk, replies[::2], replies[1::2], strict=True)
             yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
 
@@ -123,7 +123,7 @@ class LedgerReader:
         Late outcomes have records, too. Only ids that contain ``part`` are read.
         """
         for trace_id, reply in self._fields(self._scan_all(part) if among is None else among, _TEXTS, _WHOLE_AT_ONCE):
-            # A key of another type is an error.
+            # If the key has another type, the reply is an error.
             texts = dict(zip(_TEXTS, reply, strict=True)) if isinstance(reply, list) else {}
             if fields := {name: text_in(value) for name, value in texts.items() if value is not None}:
                 yield trace_id, fields
@@ -166,7 +166,7 @@ class LedgerReader:
         all outcomes, the result is 0.
         """
         seconds, microseconds = self._client.time()
-        # A time before 1970 is another application's; the submission resender removes it.
+        # A time before 1970 was written by another application; the submission resender removes the entry.
         sent_ms = (at_ms for name, at_ms in self._pending() if at_ms > 0 and not name.startswith(OUTCOME_ID_PREFIX))
         return max(0.0, seconds + microseconds / 1e6 - next(sent_ms, math.inf) / 1_000)
 

@@ -146,7 +146,7 @@ def dead_letter_id_of(payload: bytes) -> str:
 
 
 class MemoryLedger:
-    """The part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs, in memory.
+    """A ledger in memory, with the part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs.
 
     It keeps the records of the ``most`` newest traces.
     """

@@ -23,7 +23,7 @@ _EMPTY: Final = 6  # A run without an agent's span waits at most this many times
 _REMEMBERED_MS: Final = 3_600_000  # Instrumentations that record a run twice do so within this time.
 _LONGEST_MS: Final = 86_400_000  # A run is complete this long after its first span, even if more spans arrive.
 
-NO_WAIT: Final = "1"  # The outcome of a run that states its success.
+NO_WAIT: Final = "1"  # Stands for the outcome of a run that need not wait for one.
 MOST_VALUES: Final = 300_000  # The most values in a run; converted, each takes up to a kilobyte.
 RUN_PREFIX: Final = f"{TRACE_ID_PREFIX}otel:"  # The prefix of the ids of traces that runs become.
 _INCOMPLETE: Final = b'"isIncomplete":true,'

@@ -178,7 +178,7 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
             messages = []
         finally:
             self._in_poll = None
-            # A pending re-authentication is safe only between two commands.
+            # Re-authenticate now if that is pending, because it is safe only between two commands.
             self._flush_brpop_reauth()
         if not messages:
             self._queue_cycle.rotate(name)

@@ -17,7 +17,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     A delivery tag is ``receipt@queue``.
     """
 
-    append = virtual.QoS.append  # Redis noted the message when it was received.
+    append = virtual.QoS.append  # Not kombu's, which notes the message in Redis: the script that received it has done so.
 
     def can_consume(self) -> bool:
         """Return whether there is room for another message, by number and by bytes."""
@@ -71,7 +71,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
 
     def restore_visible(self, start: int = 0, num: int = 0, interval: int = 0) -> None:
         """Renew this channel's messages in flight; reclaim those that others have not renewed within the visibility timeout."""
-        # Kombu 5.7.0 calls this on one channel only.
+        # Kombu 5.7.0 calls this on one channel only, so act for all channels of the connection.
         for channel in self.channel.connection.channels:
             for queue in channel.active_queues:
                 channel.reclaim(queue)

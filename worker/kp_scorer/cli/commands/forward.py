@@ -1,4 +1,4 @@
-"""``kp-scorer forward``: hand decisions, or the spans of their runs, on to where people look."""
+"""``kp-scorer forward``: hand decisions, or the spans of their runs, on to another program."""
 
 import json
 import os

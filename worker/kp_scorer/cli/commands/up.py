@@ -75,7 +75,7 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
 
 
 def _kept_words(settings: Settings, data_dir: Path) -> str:
-    """Describe the decisions that the embedded Redis holds from earlier."""
+    """Return words on the decisions that the embedded Redis holds from earlier."""
     with Store.open(settings) as store:
         decided = store.ledger.counts().decided
     if not decided:
