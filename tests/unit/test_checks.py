@@ -169,7 +169,7 @@ def test_a_check_knows_no_settings(open_checks: Open, monkeypatch: pytest.Monkey
         (
             "nobody",
             # Other entry points that are installed here are listed, too.
-            f"checks: nobody: expected an entry point of one package, got 0; there are {sorted([*HERE, *NAMES, 'broken'])}",
+            f"checks: nobody: expected one entry point of this name, got 0; there are {sorted([*HERE, *NAMES, 'broken'])}",
         ),
         ("versioned", "checks: versioned: version: expected a text of 1 to 64 characters of ASCII without spaces"),
         ("broken", "checks: broken cannot be loaded: ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),

@@ -197,8 +197,8 @@ OF_WORKERS: Final = ("kp:pending", "kp:trace:1", "decisions.review.unacknowledge
         ({"checks.own": {"secrets": "note"}}, "^checks.own: secrets is set by checks.secrets"),
         ({"checks.own": {"A": "note"}}, "^checks.own.A: "),
         # A server that other machines can reach needs a token and TLS.
-        ({"serve.host": "0.0.0.0"}, "^serve: host: beyond this machine"),
-        ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: beyond this machine"),
+        ({"serve.host": "0.0.0.0"}, "^serve: host: other machines can reach it"),
+        ({"serve.host": "0.0.0.0", "serve.tokens": "file"}, "^serve: host: other machines can reach it"),
         ({"serve.host": "server.example", "serve.behind_proxy": True}, "^serve: tokens: expected a file"),
         ({"serve.certificate": "file"}, "^serve: certificate, key: expected both"),
         ({"worker.remote_control": True}, "^worker.remote_control needs RabbitMQ"),

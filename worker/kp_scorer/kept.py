@@ -165,7 +165,7 @@ class KeptRuns:
         with Store.open(self._settings) as store:
             entries = [each for each in store.novelty_log(self._embedder.space).entries() if each.vector.size == query.size]
             if not entries and store.novelty_logs():
-                raise ScorerError("the fleet has another embedder: expected its settings of embedding and novelty.recipe")
+                raise ScorerError("the fleet has another embedder: set embedding and novelty.recipe as it does")
             similarities = np.array([entry.vector for entry in entries]).reshape(-1, query.size) @ query
             places = iter(np.argsort(-similarities).tolist())
             while chunk := list(islice(places, _LOOKED_UP_AT_ONCE)):

@@ -23,7 +23,7 @@ def load(names: Sequence[str]) -> tuple[dict[str, str], Answers]:
         entries = entry_points(group="kp_scorer.checks", name=name)
         if len(entries) != 1:
             have = sorted(entry.name for entry in entry_points(group="kp_scorer.checks"))
-            raise SettingsError(f"checks: {name}: expected an entry point of one package, got {len(entries)}; there are {have}")
+            raise SettingsError(f"checks: {name}: expected one entry point of this name, got {len(entries)}; there are {have}")
         (entry,) = entries
         try:
             checks[name] = check = entry.load()

@@ -70,13 +70,13 @@ def _pooling(directory: Path) -> str:
     modules: Any = read_json(directory / "modules.json")
     kinds = [module["type"].rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise EngineUnavailable(f"openvino runs no model of {', '.join(kinds)}")
+        raise EngineUnavailable(f"openvino runs no model with the modules {', '.join(kinds)}")
     config: Any = read_json(directory / modules[1]["path"] / "config.json", {})
     # Earlier versions of sentence-transformers wrote a flag for each mode.
     flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     modes = [config["pooling_mode"]] if "pooling_mode" in config else flags
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise EngineUnavailable("openvino supports only pooling by the mean or by the first token")
+        raise EngineUnavailable("openvino pools only by the mean or the first token")
     return _POOLINGS[modes[0]]
 
 

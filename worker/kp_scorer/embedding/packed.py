@@ -72,7 +72,7 @@ class PackedModel:
         self._pools_mean = getattr(pooling, "pooling_mode", None) == "mean"
         is_pooled = self._pools_mean or getattr(pooling, "pooling_mode", None) == "cls"
         if config.model_type not in BERT_FAMILY or config.is_decoder or not is_pooled:
-            raise ValueError("it is of no kind that can be packed")
+            raise ValueError("models of this kind cannot be packed")
         self._products = products
         self._heads = int(config.num_attention_heads)
         # Models with offset positions count them from one above the padding token's id, and leave that token out.

@@ -70,7 +70,7 @@ class TorchEmbedder(TextEmbedder):
         half = len(group) // 2
         # Other workers may have the rest of the card, so this one makes smaller passes from now on.
         self.max_tokens = max(MAX_TOKENS, self.max_tokens // 2)
-        log.warning("passes_made_smaller", max_tokens=self.max_tokens, detail="the GPU has no more memory")
+        log.warning("passes_made_smaller", max_tokens=self.max_tokens, detail="the GPU is out of memory")
         return np.concatenate([self.run_pass(part, together=together) for part in (group[:half], group[half:])])
 
     def _padded_vectors(self, group: Sequence[Ids]) -> Vectors:
@@ -156,6 +156,6 @@ def packed_passes(model: SentenceTransformer, device: torch.device, max_tokens: 
             log.info("model_not_packed", detail=detail)
             return None
     if not float((vectors * expected).sum(axis=1).min()) > 1 - _TOLERANCE:
-        log.warning("model_not_packed", detail="it would give other vectors")
+        log.warning("model_not_packed", detail="its vectors would differ from padded ones")
         return None
     return passes

@@ -89,7 +89,7 @@ def parse_place(text: str) -> Place:
     """Parse a place; raise ValueError if it is damaged, or so late that its number would not fit into 64 bits."""
     place = Place.parse(text)
     if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
-        raise ValueError("expected a place in this century")
+        raise ValueError("expected a place that fits into 64 bits")
     return place
 
 

@@ -180,7 +180,7 @@ def _make_private(data_dir: Path) -> None:
     try:
         data_dir.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     except FileExistsError:
-        raise SettingsError(f"{data_dir}: expected a folder, or a link to one, which may not be mounted") from None
+        raise SettingsError(f"{data_dir}: expected a folder, or a link to one; perhaps its disk is not mounted") from None
     except OSError as error:
         raise SettingsError(f"{data_dir}: {error.strerror}") from None
     status = data_dir.stat()

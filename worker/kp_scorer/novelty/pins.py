@@ -139,7 +139,7 @@ class Pins:
         """
         objectives = [vector for vector in objective_vectors if vector is not None]
         if self.has_texts and len(objectives) < len(vectors):
-            raise ServiceUnavailable("novelty.pinned: a set was replaced by one of texts meanwhile")
+            raise ServiceUnavailable("novelty.pinned: a set of texts was pinned meanwhile, so objectives must be embedded")
         columns = []
         for name, (limit, outcome) in self._limits.items():
             version, pinned, search = self._by_name[name]

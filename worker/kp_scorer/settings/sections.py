@@ -242,7 +242,7 @@ class ServeSettings(Section):
         if is_loopback(self.host):
             return self
         if not self.certificate and not self.behind_proxy:
-            raise ValueError("host: beyond this machine, expected certificate and key, or behind_proxy where a proxy ends TLS")
+            raise ValueError("host: other machines can reach it: set certificate and key, or behind_proxy if a proxy ends TLS")
         if not self.tokens:
             raise ValueError("tokens: expected a file of tokens, as host can be reached from other machines")
         return self

@@ -129,7 +129,7 @@ class QueueSettings(Section):
     def _queues_of_different_kinds_differ(self) -> Self:
         beside = [name for queue in self.traces for name in (intake_name(queue), dead_name(queue))]
         if clashes := {*beside} & {*self.traces}:
-            raise ValueError(f"traces: expected names that no queue beside another has, got {', '.join(sorted(clashes))}")
+            raise ValueError(f"traces: expected names other than those of queues beside them, got {', '.join(sorted(clashes))}")
         # Workers consume every message on a queue of traces as a submission.
         if {*self.traces, *beside} & set(map(self.name, KINDS)):
             raise ValueError(f"decisions: the queues of decisions need other names than {', '.join([*self.traces, *beside])}")

@@ -67,7 +67,7 @@ class Recorder:
         closing.start()
         closing.join(timeout_s)
         if closing.is_alive():
-            log.warning("spans_not_exported", detail=f"the collector did not accept the last ones within {timeout_s:.1f} s")
+            log.warning("spans_not_exported", detail=f"the collector did not accept the last spans within {timeout_s:.1f} s")
 
 
 class _ReportingExporter(OTLPSpanExporter):

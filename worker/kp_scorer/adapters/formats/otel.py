@@ -58,7 +58,7 @@ def _spans_in(export: Node) -> Iterator[Node]:
         holder = export if export.at("trace").value is None else export.at("trace")
         resources = holder.first("resourceSpans", "resourceLogs", "batches")
         if resources.value is None:
-            raise resources.refusal("expected the list that an export of spans has")
+            raise resources.refusal("expected an export of spans, with resourceSpans, resourceLogs or batches")
         for resource in resources.items():
             for scope in resource.first("scopeSpans", "scopeLogs").items():
                 around = {"resource": resource.at("resource").value, "scope": {"name": scope.at("scope", "name").value}}
