@@ -100,7 +100,8 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
         prefixes = {name: found[1] for name in similar if (found := parts(name))}
         beside = {name for name, prefix in prefixes.items() if not prefix or prefix.endswith(":")}
         if prefixes.keys() - beside:
-            # The list may belong to another program. It is kombu's if there is a binding with the same prefix.
+            # A list with any other prefix may belong to another program. Name it only if kombu has a binding with the same
+            # prefix.
             bound = {name.removesuffix(f"_kombu.binding.{queue.name}") for name in names_of("set")}
             beside |= {name for name, prefix in prefixes.items() if prefix in bound}
         return sorted(beside)

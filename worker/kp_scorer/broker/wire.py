@@ -227,7 +227,7 @@ def parse_submission(submission: bytes, limits: Limits) -> object:
 
 
 def only_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the trace among a task's arguments: the only one, by position or as ``trace``; else InvalidTrace."""
+    """Return a task's only argument, the trace, by position or as ``trace``; raise InvalidTrace if there is none, or more."""
     if len(args) == 1 and not kwargs:
         return args[0]
     if not args and list(kwargs) == ["trace"]:

@@ -133,7 +133,10 @@ class Choice:
 
 
 def choices(candidates: Candidates, best: float | int, rank: Rank, most_by_task: float = math.inf) -> Iterator[Choice]:
-    """Choose from each domain, in the order in which domains first appear, a share of all runs, or a number of them."""
+    """Yield the choice from each domain, in the order in which domains first appear.
+
+    Together the choices keep up to a share (``best`` is a float) or a number of all runs.
+    """
     done = 0
     with progress("chosen from") as advance:
         for domain, places, most in _shares(candidates, best):

@@ -65,7 +65,7 @@ class Search:
     """Searches every place in Redis for the data of a subject, in chunks. An item may come twice if it changes meanwhile."""
 
     def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
-        """Search these places; call ``advance`` now and then with the number of items that were searched."""
+        """Prepare the search, which calls ``advance`` now and then with the number of items that it has searched."""
         self.unread = 0
         """The number of dead letters so far that do not say whose they are."""
         self._store = store

@@ -30,7 +30,7 @@ class Metrics:
     """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
     def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
-        """Count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
+        """Define all metrics; count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
 
         The series of these ``checks`` and ``queues`` exist from the start.
         """

@@ -146,7 +146,7 @@ class Runs:
         self._bounds = _Bounds(*sizes, self._quiet_ms, _LONGEST_MS, KEPT_S * 1_000)
 
     def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "", sender: str = "") -> tuple[Outcome, int]:
-        """Store spans of a run, each id once, all or none; return the outcome and the number of spans that were rejected.
+        """Store spans of a run, all or none, and each id once; return the outcome and the number of rejected spans.
 
         The run goes to the ``queue`` of its first spans, and counts toward the share of their ``sender``, if there are several.
         A dead run rejects all spans, even those that its dead letter has.

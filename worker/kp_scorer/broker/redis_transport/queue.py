@@ -84,4 +84,4 @@ def requeue(*, keys: QueueKeys, receipt: str, receive_next: bool, counts_deliver
 def reclaim(
     *, keys: QueueKeys, priorities: Sequence[str], visibility_timeout_ms: int, most: int, sizes: Sizes, in_flight: Sequence[str]
 ) -> None:
-    """Renew the messages ``in_flight``, requeue those that others have not renewed in time, and join other priorities."""
+    """Renew the messages ``in_flight``, requeue those that others have not renewed in time; fetch other ``priorities``."""

@@ -62,7 +62,7 @@ def _selection(command: Command) -> Command:
 def _selected(
     dead_letters: DeadLetters, letter_ids: tuple[str, ...], reason: str, trace_id: str
 ) -> tuple[Iterable[DeadLetter], list[str]]:
-    """Return the selected dead letters, and the ids without one. Without ids, dead letters are read while they are used."""
+    """Return the selected dead letters, and the ids that have none. Without ids, dead letters are read while they are used."""
 
     def is_selected(letter: DeadLetter) -> bool:
         return reason in ("", letter.reason) and trace_id in ("", letter.trace_id)
@@ -80,7 +80,7 @@ def _selected(
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
 def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
-    """Print a line for each dead letter, without its content. The least recently dead-lettered comes first."""
+    """Print a line for each dead letter, without its content. The one dead-lettered longest ago comes first."""
     for each in dead_letters:
         print_row(_described(each))
 

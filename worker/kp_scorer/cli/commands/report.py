@@ -66,7 +66,7 @@ _REMEDIES: Final[dict[str, str]] = {
 def report(
     output: str | None, as_text: bool, traces: str | None, kept_path: Path | None, gathered: Gathered, settings: Settings
 ) -> None:
-    """Summarise decisions: scores by domain, examples, reasons, repeats, and how many other thresholds would accept.
+    """Summarise decisions: scores by domain, examples, reasons, repeats, and how many traces other thresholds would accept.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
     needs no network and, without --traces and --kept, holds no trace's content; it needs kp-scorer[report], --text does not.

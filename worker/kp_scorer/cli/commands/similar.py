@@ -26,8 +26,8 @@ _tokens_option = click.option(
 def similar(task: str, file: str | None, most: int, form: str, tokens: int, settings: Settings) -> None:
     """Print the kept runs that are most like TASK, the nearest first, with what was done.
 
-    FILE is one that `keep` has written, FOLDER one that `keep --into` fills. Without it, the runs that the fleet has accepted
-    are printed as far as the novelty log holds them: by their ids, as Redis has no texts.
+    FILE is one that `keep` has written, FOLDER one that `keep --into` fills. Without either, the runs that the fleet has
+    accepted are printed, as far as the novelty log holds them, by their ids, as Redis has no texts.
 
     Vectors are those of embedding.embedder; `--set embedding.embedder=words` needs no model. An index beside each file is built
     on first use. With --format prompt the runs are a block for an agent's context, within --tokens.
@@ -49,9 +49,9 @@ def similar(task: str, file: str | None, most: int, form: str, tokens: int, sett
 @_tokens_option
 @settings_options
 def mcp(file: str, tokens: int, settings: Settings) -> None:
-    """Offer the kept runs in FILE to an agent by the Model Context Protocol, on stdin and stdout.
+    """Offer the kept runs in FILE to an agent over the Model Context Protocol, on stdin and stdout.
 
-    It has one tool, `similar_runs`, whose answer has at most --tokens.
+    The server has one tool, `similar_runs`, whose answer has at most --tokens.
     """
     try:
         from mcp.server import MCPServer

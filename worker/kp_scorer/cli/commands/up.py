@@ -49,7 +49,7 @@ _DEMO_TIMEOUT_S: Final = 600.0
 def up(workers: int, fresh: bool, settings: Settings) -> None:
     """Run an embedded Redis and workers until Ctrl-C or `down`; other commands use this Redis, and these settings, by default.
 
-    Its data are kept until the next start.
+    Its data are kept for the next start.
     """
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
