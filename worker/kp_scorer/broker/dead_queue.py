@@ -118,7 +118,7 @@ class QueueDrainer:
         return messages
 
     def _move(self, producer: Producer, messages: Sequence[Any]) -> list[bool]:
-        """Publish messages to the queue of traces; return for each whether it may leave its present queue."""
+        """Publish messages to the queue of traces; return whether each may leave its present queue."""
         try:
             return publish_confirmed(producer, [anew(message) for message in messages], self.queues.traces)
         except PreconditionFailed as error:

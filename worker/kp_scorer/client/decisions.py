@@ -96,7 +96,9 @@ def _next(queue: Any) -> Any:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to the queues of decisions: those with one outcome, revisions, or all. With a ``group``, read their streams.
+    """Connect to the queues of decisions: those with one outcome, revisions, or all but revisions.
+
+    With a ``group``, read their streams.
 
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """

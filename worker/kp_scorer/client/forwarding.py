@@ -198,7 +198,7 @@ class Forwarder:
         return "/v1/traces", body, {"Content-Type": "application/x-protobuf"} | self._otlp_headers()
 
     def _weight(self, decision: Decision) -> int:
-        """Return how many runs this one stands for: itself if it is accepted; 0 if it was no run of spans, or is left out."""
+        """Return how many runs this one stands for: 1 if it is accepted; 0 if it was no run of spans, or is left out."""
         run_id = _own_id(decision)
         if not (decision.trace_id.startswith(RUN_PREFIX) and _OTEL_TRACE.fullmatch(run_id)):
             return 0

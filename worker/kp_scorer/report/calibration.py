@@ -29,7 +29,7 @@ class Cohort(NamedTuple):
     """The reason for no suggestion. ``too_few``: there are too few traces. ``out_of_reach``: no threshold has the precision, or
     guards reject so many traces that none has the share. ``too_alike``: many traces have one score, so every threshold accepts
     far more or far fewer."""
-    nearest: tuple[float, float] = (0.0, 1.0)  # The shares that the two nearest thresholds accept, if too alike.
+    nearest: tuple[float, float] = (0.0, 1.0)  # The shares that the two nearest thresholds accept, if ``too_alike``.
 
 
 class Calibration(NamedTuple):
@@ -37,7 +37,7 @@ class Calibration(NamedTuple):
 
     domains: Mapping[str, Cohort]  # All domains, sorted by name.
     other_domains: Cohort
-    """The traces of all domains that have too few and no threshold of their own; or all traces, if these are too few too."""
+    """The traces of all domains that have too few and no threshold of their own; or all traces, if even these are too few."""
     other_domains_are_all: bool
 
 

@@ -41,7 +41,7 @@ class Distribution(NamedTuple):
 
 
 class DomainSummary(NamedTuple):
-    """The figures of a domain, or of several together, whose ``name`` is empty."""
+    """The figures of a domain, or of several together; then ``name`` is empty."""
 
     name: str
     smaller: int  # The number of small domains that this summary stands for; 0 if it stands for one domain, or for all.

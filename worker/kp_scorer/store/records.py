@@ -74,8 +74,9 @@ Committed = Literal["stored", "again"] | Decision | TraceConflict | TraceDead
 """The result of a commit: ``stored``; the earlier decision that stands, or the error for having none; or ``again`` if the trace
 has got another place in the novelty log, and with it another novelty, so that it must be decided again."""
 Revised = Committed | Literal["waits", "too_many"]
-"""The result of storing a revision: that of a commit, where ``again`` means that the trace has another newest decision by now;
-``waits`` if the late outcome waits for its trace; or ``too_many`` if too many outcomes of the trace wait already."""
+"""The result of storing a revision: that of a commit, where ``again`` means that a newer decision on the trace has been stored
+meanwhile; ``waits`` if the late outcome waits for its trace; or ``too_many`` if too many outcomes of the trace wait already.
+"""
 
 
 class Submission(NamedTuple):
