@@ -70,12 +70,12 @@ def parse_strict_json(raw: bytes, limits: Limits) -> object:
 
 
 def decode_trace(payload: object, limits: Limits) -> ReasoningTrace:
-    """Check parsed JSON and freeze it as a trace; raise InvalidTrace for all wrong fields, but for one item of each list."""
+    """Check parsed JSON and freeze it as a trace; raise InvalidTrace with each wrong field, and one item of each list."""
     return decode_for_sending(payload, limits)[0]
 
 
 def decode_for_sending(payload: object, limits: Limits) -> tuple[ReasoningTrace, bytes]:
-    """Check parsed JSON, as :func:`decode_trace` does; return the trace, and the UTF-8 JSON with all unknown fields."""
+    """Check parsed JSON, as :func:`decode_trace` does; return the trace, and its UTF-8 JSON, unknown fields included."""
     raw = _as_bytes(payload, limits)
     check_size(raw, limits)
     return check_trace(payload, limits), raw

@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, Literal, NamedTuple, Self, get_args
 
 Reason = Literal["malformed", "invalid", "conflict", "scoring_failed", "poison", "lost", "damaged"]
-"""The reason of a dead letter."""
+"""The reason for which a submission became a dead letter."""
 
 REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
 

@@ -156,7 +156,7 @@ class Step(_Part):
 
 
 class TraceOutcome(_Part):
-    """The end of the task. ``confidence`` is in 0..1."""
+    """The result of the task, and the agent's confidence in it, 0..1."""
 
     result_summary: str
     confidence: Fraction
@@ -295,5 +295,5 @@ def _as_visible(text: str) -> bytes:
         text = normalized("NFC", without_unseen(text)).replace("\u2800", " ")
         if has_wide_space(text):
             text = " ".join(text.split())
-    # Splitting the text at its spaces and joining it again takes twice as long.
+    # Splitting the text at its spaces and joining it again would take twice as long.
     return _SPACES.sub(b" ", text.encode()).replace(b' "', b'"').replace(b'" ', b'"')

@@ -172,7 +172,7 @@ def _around_the_last_call(spans: Sequence[Span], roots: Sequence[Span]) -> list[
 
 
 def _conversation(span: Span) -> list[Piece]:
-    """Return the conversation in a span: its output alone, if that repeats the input."""
+    """Return the conversation in a span: only its output if that repeats the input."""
     return [*(() if has_kind(span.outputs, "user") else span.inputs), *span.outputs]
 
 

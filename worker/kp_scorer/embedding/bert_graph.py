@@ -48,7 +48,7 @@ def build(model: ModelFiles) -> Any:
     pooling, encoder = _pooling(model.path), _Encoder(model.tokenizer.parent)
     ids, mask = (_ops.parameter([-1, -1], np.int64, name) for name in ("ids", "mask"))
     present = _ops.convert(mask, "f32")
-    # The mask covers the keys alone: over every query and key it would be as large as the attention itself.
+    # The mask has one value for each key. With one for each query and key, it would be as large as the attention itself.
     masked = _ops.unsqueeze(_ops.multiply(_ops.subtract(present, _float(1)), _float(_MASKED)), _integers(1, 2))
     hidden = encoder.embeddings(ids)
     for layer in range(encoder.layers):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
-_SCAN_ROWS: Final = 8_192  # At once: the similarities of a batch to this many rows take some megabytes.
+_SCAN_ROWS: Final = 8_192  # Compared at once: the similarities of a batch to these take some megabytes.
 
 
 class Nearest(NamedTuple):

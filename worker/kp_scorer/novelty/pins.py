@@ -49,7 +49,7 @@ class PinnedSearch:
     """
 
     def __init__(self, pinned: PinnedSet) -> None:
-        """Find the axes. For 100,000 entries this takes half a second, and a third more memory."""
+        """Find the axes. For 100,000 entries this takes half a second, and a third of the set's memory again."""
         self._ids, self._vectors = pinned.ids, pinned.vectors
         _, axes = np.linalg.eigh(self._vectors.T @ self._vectors)
         # The axes come in the order of increasing weight.

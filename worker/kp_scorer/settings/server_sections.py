@@ -1,4 +1,4 @@
-"""The sections of servers and queues: URLs, whose passwords may change, names, limits, and the routes of decisions."""
+"""The sections of servers and queues: URLs (whose passwords may change), names, limits, and the routes of decisions."""
 
 import re
 from collections.abc import Sequence
