@@ -1,4 +1,4 @@
-"""Finds invisible characters, normalizes texts, and escapes the characters that a terminal acts on."""
+"""Finds invisible characters, normalises texts, and escapes the characters that a terminal acts on."""
 
 import re
 import unicodedata
@@ -21,7 +21,7 @@ _UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}
 _VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # ASCII without ``_UNSEEN``.
 _WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Among others, this matches every combining mark.
-_JOINER: Final = "\u034f"  # Invisible; normalization moves no mark across it.
+_JOINER: Final = "\u034f"  # Invisible; normalisation moves no mark across it.
 _HARMLESS_BYTES: Final = 4_000  # If UTF-8 has at most this many more bytes than characters, sorting takes a millisecond.
 _IS_ODD_SPACE: Final = re.compile("[\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000\U00016fe4]")
 _HALF: Final = re.compile("[\ud800-\udfff]")

@@ -142,7 +142,7 @@ def _field_that_is_no_json(payload: object) -> str:
     """Return the path of the first value that JSON cannot express, up to the last key of the model: other keys are content."""
     schema = ReasoningTrace.model_json_schema()
     fields = {name for part in (schema, *schema["$defs"].values()) for name in part.get("properties", ())}
-    # Search in the order of serialization, so that no list that contains itself comes before that value.
+    # Search in the order of serialisation, so that no list that contains itself comes before that value.
     left: list[tuple[str, bool, object]] = [("", True, payload)]
     while left:
         path, is_named, value = left.pop()

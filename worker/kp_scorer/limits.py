@@ -104,6 +104,6 @@ def _has_too_many_digits(json_bytes: bytes) -> bool:
 
 
 def is_surely_within(raw: bytes, limits: Limits) -> bool:
-    """Return whether JSON is within the limits of size and values, even after it is serialized again."""
-    # Serializing makes at most five bytes of one: 1e15 becomes 1000000000000000.0.
+    """Return whether JSON is within the limits of size and values, even after it is serialised again."""
+    # Serialising makes at most five bytes of one: 1e15 becomes 1000000000000000.0.
     return len(raw) <= limits.message_bytes // 5 and not _may_exceed(raw, limits.values)

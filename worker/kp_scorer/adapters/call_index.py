@@ -1,4 +1,4 @@
-"""Recognizes the calls of a run where they recur, by their ids, or else by their names and arguments.
+"""Recognises the calls of a run where they recur, by their ids, or else by their names and arguments.
 
 Some servers number the calls of each answer anew, so one id may stand for several calls. A call without an id is identified by
 its name and arguments, which may recur, too.

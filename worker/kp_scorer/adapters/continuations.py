@@ -6,7 +6,7 @@ from typing import Final
 
 from kp_scorer.adapters.building import Run, digests_of
 
-_MOST_REMEMBERED: Final = 500_000  # The most digests, of records and of beginnings, that are remembered to recognize copies.
+_MOST_REMEMBERED: Final = 500_000  # The most digests, of records and of beginnings, that are remembered to recognise copies.
 
 
 def remember(remembered: dict[bytes, None], digests: Iterable[bytes]) -> None:

@@ -1,6 +1,6 @@
 """Reads the messages of a run in any format: their speakers, their contents, and lists of messages that repeat others.
 
-One reader serves all formats. It recognizes messages by shape: OpenAI's chats and items of the Responses API, Anthropic's
+One reader serves all formats. It recognises messages by shape: OpenAI's chats and items of the Responses API, Anthropic's
 blocks, Gemini's contents, messages of LangChain and AutoGen, parts of the AI SDK, of Bedrock and of the GenAI conventions. A
 format only finds the inputs and outputs of models and agents.
 """

@@ -115,7 +115,7 @@ def load_model(path: Path, tokenizer: Path, max_tokens: int, device: str) -> Sen
         ids = model.preprocess([_SAMPLE], prompt="")["input_ids"]
         encoded = model.encode([_SAMPLE], prompt="", convert_to_tensor=True, show_progress_bar=False)
         with torch.inference_mode():
-            # Normalize in single precision: in the model's own, digits might be lost.
+            # Normalise in single precision: in the model's own, digits might be lost.
             expected = torch.nn.functional.normalize(encoded.float(), dim=1)
             ids = ids.to(expected.device)
             vectors = unit_vectors(model, ids, torch.ones_like(ids))

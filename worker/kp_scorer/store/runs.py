@@ -148,7 +148,7 @@ class Runs:
     def store(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str = "", sender: str = "") -> tuple[Outcome, int]:
         """Store spans of a run, all or none, and each id once; return the outcome and the number of rejected spans.
 
-        The run goes to the ``queue`` of its first spans, and counts toward the share of their ``sender``, if there are several.
+        The run goes to the ``queue`` of its first spans, and counts towards the share of their ``sender`` if there are several.
         A dead run rejects all spans, even those that its dead letter has.
         """
         outcome, rejected = _store_spans(

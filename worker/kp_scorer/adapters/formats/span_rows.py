@@ -1,4 +1,4 @@
-"""Spans of other stores, one in each row or all in the object of their trace, recognized by the names of their fields.
+"""Spans of other stores, one in each row or all in the object of their trace, recognised by the names of their fields.
 
 LangSmith's runs, Opik, Braintrust, Weave, MLflow, Phoenix's pages and tables, and traces of OpenAI's Agents SDK have the ids of
 a trace, a span and its parent, a kind, times, and an input and an output, or the attributes of OpenTelemetry.
