@@ -170,6 +170,16 @@ def test_peers_that_neither_read_nor_send_on_keep_no_other_token_out(server: Grp
         assert server.ask(export, token=TOKENS[1], timeout=10) == b""
 
 
+def test_exports_that_their_peers_give_up_are_not_worked_on_at_once(server: GrpcServer) -> None:
+    costly = in_protobuf(export_of(*(chat_span(new_run()) | {"attributes": [{}] * 400_000} for _ in range(2))))
+    before = server.server.process.peak_bytes()
+    for _ in range(8):
+        assert server.refusal(costly, timeout=0.4).code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    # The server answers once it no longer works on those.
+    assert server.ask(in_protobuf(export_of(chat_span(new_run())))) == b""
+    assert server.server.process.peak_bytes() - before < 250 * 2**20
+
+
 def _is_admitted(server: GrpcServer, export: bytes) -> bool:
     with suppress(grpc.RpcError):
         return server.ask(export) == b""

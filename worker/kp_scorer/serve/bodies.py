@@ -74,4 +74,13 @@ class Bodies:
         than one.
         """
         async with self._turns[request.state.token, limiter]:
-            return await anyio.to_thread.run_sync(work, limiter=limiter)
+            working = asyncio.ensure_future(anyio.to_thread.run_sync(work, limiter=limiter))
+            try:
+                await asyncio.wait([working])
+            except asyncio.CancelledError:
+                # gRPC cancels a request once its peer gives up, but its thread goes on. Otherwise the next one would begin at
+                # once, and impatient peers would have any number of bodies parsed at the same time.
+                await asyncio.wait([working])
+                working.exception()  # Otherwise asyncio logs the error.
+                raise
+            return working.result()
