@@ -44,6 +44,22 @@ def test_personal_data_is_replaced(kind: str) -> None:
             assert redaction().is_clean(redacted)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "eve@example.org+49 30 901820",
+        "(212) 736-5000(212) 736-5001",
+        "4111 1111 1111 1111/home/alice/notes",
+        r"C:\Users\carl/home/alice",
+        '["/home/alice/home/bob"]',
+    ],
+)
+def test_what_a_placeholder_reveals_beside_it_is_replaced(text: str) -> None:
+    redacted = redaction().Redactor().redacted(text)
+    assert redaction().is_clean(redacted), redacted
+    assert redacted.count("_1]") + redacted.count("_2]") == 2
+
+
 def test_planted_secrets_are_replaced_and_none_is_left() -> None:
     chance, missed = random.Random(7), []
     for kind, make in SECRETS.items():

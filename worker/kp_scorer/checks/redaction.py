@@ -25,6 +25,8 @@ _HOME: Final = re.compile(
     # Claude Code names the folder of a project's sessions after its path, with hyphens.
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
+# Some texts are recognized only once a placeholder stands before or behind them, as in two cells of a table that were joined.
+_MOST_PASSES: Final = 8
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
 """Names of home directories in images and systems, which name no person."""
 
@@ -49,11 +51,15 @@ class Redactor:
             # Search the text as JSON: the names in it are hints, and it stays JSON.
             redacted = self.redacted(inner)
             value = value if redacted == inner else json.dumps(redacted, ensure_ascii=False)
-        pieces, end = list[str](), 0
-        for start, stop, kind in spans_in(value, name):
-            pieces += [value[end:start], self._placeholder(kind, value[start:stop])]
-            end = stop
-        return "".join([*pieces, value[end:]])
+        for _ in range(_MOST_PASSES):
+            pieces, end = list[str](), 0
+            for start, stop, kind in spans_in(value, name):
+                pieces += [value[end:start], self._placeholder(kind, value[start:stop])]
+                end = stop
+            if not pieces:
+                break
+            value = "".join([*pieces, value[end:]])
+        return value
 
     def _placeholder(self, kind: str, text: str) -> str:
         self.counts[kind.lower()] += 1
