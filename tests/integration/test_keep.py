@@ -559,13 +559,19 @@ def test_secrets_are_dropped_or_kept_on_demand(chats_file: Path, tmp_path: Path)
     assert output.read_text("utf-8").count("@example.org") == 3
 
 
-def test_nothing_is_written_if_a_second_look_finds_something(
-    chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_run_in_which_a_second_search_finds_something_is_left_out_and_named(
+    form: str, chats_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kp_scorer.checks.redaction.is_clean", lambda _: False)
-    done = keep(chats_file, "--best", "2", "--as", "messages", "--output", tmp_path / "train.jsonl", *CONVERTING)
-    assert (done.exit_code, "holds something secret still" in str(done.exception)) == (1, True)
-    assert [path.name for path in tmp_path.iterdir()] == ["chats.jsonl"]
+    parquet = pytest.importorskip("pyarrow.parquet", reason="install kp-scorer[parquet]")
+    monkeypatch.setattr("kp_scorer.checks.redaction.is_clean", lambda row: "cas" not in row["trace_id"])
+    output = tmp_path / f"train.{form}"
+    done = keep(chats_file, "--best", "100%", "--as", "messages", "--output", output, *CONVERTING)
+    assert (done.exit_code, "1 dropped, as they hold something secret: kp:trace:openai:cas" in done.stderr) == (0, True)
+    kept_rows = parquet.read_table(output).to_pylist() if form == "parquet" else rows(output.read_text("utf-8"))
+    assert [row["trace_id"][-3:] for row in kept_rows] == ["ben", "dan"]
+    manifest = json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))
+    assert (manifest["rows"], manifest["dropped"]) == (2, 1)
 
 
 def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from kp_scorer.cli.output import complete_file, json_line, note_ids, open_output
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
-from kp_scorer.errors import InvalidTrace, ScorerError, SettingsError
+from kp_scorer.errors import InvalidTrace, SettingsError
 from kp_scorer.trace import ReasoningTrace
 
 Shape = Literal["traces", "source", "messages", "pairs"]
@@ -127,7 +127,7 @@ def _task_in(number: int, line: bytes) -> str:
 
 
 class TrainingFile:
-    """A file of rows, with its manifest and card. It gets its name only after a second search has found no secrets."""
+    """A file of rows, with its manifest and card."""
 
     def __init__(self, output: str, secrets: SecretsAction) -> None:
         if not output.endswith((".jsonl", ".parquet")):
@@ -145,27 +145,26 @@ class TrainingFile:
             self._redaction, self._redactor = redaction, redaction.Redactor()
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Write the rows, then search the file for secrets once more; raise ScorerError if one is left."""
+        """Write the rows without secrets. A run whose row holds something secret still is dropped."""
         with complete_file(str(self._path)) as partial:
-            self._write(partial, rows)
-            note_ids(self._dropped_ids, "dropped, as they hold something secret")
-            with partial.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, 1):
-                    if self._redaction and not self._redaction.is_clean(json.loads(line)):
-                        raise ScorerError(f"line {number} of the output holds something secret still, so nothing is written")
             if self._path.suffix == ".parquet":
-                _to_parquet(partial)
+                _write_parquet(partial, self._clean(rows))
+            else:
+                with partial.open("w", encoding="utf-8") as file:
+                    file.writelines(json_line(row, allow_nan=False) for row in self._clean(rows))
+            note_ids(self._dropped_ids, "dropped, as they hold something secret")
 
-    def _write(self, partial: Path, rows: Iterable[Row]) -> None:
-        with partial.open("w", encoding="utf-8") as file:
-            for row in rows:
-                clean = self._redactor.redacted(row) if self._redaction else row
-                if self._secrets == "drop" and clean != row:
-                    self._dropped_ids.append(row["trace_id"])
-                    continue
-                file.write(json_line(_in_utf8(clean), allow_nan=False))
-                for name, count in self._counts.items():
-                    count[str(clean[name])] += 1
+    def _clean(self, rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            redacted = self._redactor.redacted(row) if self._redaction else row
+            clean = _in_utf8(redacted)
+            # Search once more: what replaces a text may reveal another one beside it.
+            if self._redaction and ((self._secrets == "drop" and redacted != row) or not self._redaction.is_clean(clean)):
+                self._dropped_ids.append(row["trace_id"])
+                continue
+            for name, count in self._counts.items():
+                count[str(clean[name])] += 1
+            yield clean
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
         """Write the manifest, as JSON, and the card, as Markdown. Equal inputs give equal files."""
@@ -202,8 +201,8 @@ def _in_utf8(value: Any) -> Any:
     return json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
 
 
-def _to_parquet(path: Path) -> None:
-    """Convert a file of rows to Parquet, with the columns of their shape: inferred types would differ from file to file."""
+def _write_parquet(path: Path, rows: Iterator[Row]) -> None:
+    """Write rows as Parquet, with the columns of their shape: inferred types would differ from file to file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -213,18 +212,12 @@ def _to_parquet(path: Path) -> None:
     message = {"role": text, "content": text, "tool_calls": calls, "tool_call_id": text, "name": text}
     types = dict.fromkeys(("messages", "chosen", "rejected"), pyarrow.list_(pyarrow.struct(message)))
     types |= {"success": pyarrow.bool_(), "score": pyarrow.float64(), "stands_for": pyarrow.int64(), "line": pyarrow.int64()}
-    with path.open(encoding="utf-8") as lines:
-        rows = map(json.loads, lines)
-        first = list(islice(rows, _ROWS_AT_ONCE))
-        schema = pyarrow.schema([(name, types.get(name, text)) for name in (first[0] if first else ())])
-        mode = path.stat().st_mode
-        # Reading goes on from the old file, which no longer has a name.
-        path.unlink()
-        with path.open("xb") as file, parquet.ParquetWriter(file, schema) as writer:
-            path.chmod(mode)
-            while first:
-                writer.write_table(pyarrow.Table.from_pylist(first, schema))
-                first = list(islice(rows, _ROWS_AT_ONCE))
+    first = list(islice(rows, _ROWS_AT_ONCE))
+    schema = pyarrow.schema([(name, types.get(name, text)) for name in (first[0] if first else ())])
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema) as writer:
+        while first:
+            writer.write_table(pyarrow.Table.from_pylist(first, schema))
+            first = list(islice(rows, _ROWS_AT_ONCE))
 
 
 def _digest(path: Path) -> str | None:
