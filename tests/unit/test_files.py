@@ -129,6 +129,19 @@ def test_output_replaces_an_existing_file_and_keeps_its_mode(tmp_path: Path) -> 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_output_is_refused_while_another_command_writes_it(tmp_path: Path) -> None:
+    file = tmp_path / "named"
+    with open_output(str(file)) as write:
+        write("the first")
+        with (
+            pytest.raises(click.BadParameter, match="named: another command is writing it"),
+            open_output(str(file)) as write_too,
+        ):
+            write_too("the second")
+        write(" alone")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["the first alone"]
+
+
 @pytest.mark.parametrize("is_new", [False, True])
 def test_a_full_disk_leaves_the_earlier_output_or_none(is_new: bool, tmp_path: Path) -> None:
     file = tmp_path / "named"

@@ -5,6 +5,7 @@ pipe that nobody reads.
 """
 
 import errno
+import fcntl
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import IO, Any, Final, TextIO
 
 import click
 
@@ -101,7 +102,7 @@ def complete_file(name: str, option: str = "--output", *, is_new: bool = False) 
     """Yield the path of an empty file to write, which gets this name, and an earlier file's mode, once the body ends.
 
     After an error, such as a full disk, no file is half written: the earlier one is as it was. Links and devices are refused,
-    and with ``is_new`` every earlier file.
+    a file that another command is writing, and with ``is_new`` every earlier file.
     """
     try:
         mode = None
@@ -110,18 +111,34 @@ def complete_file(name: str, option: str = "--output", *, is_new: bool = False) 
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
             mode = stat.S_IMODE(os.fstat(earlier.fileno()).st_mode)
         partial = Path(f"{name}.partial")
-        with open_regular(partial, "w", follow=False) as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)
-        try:
-            yield partial
-            # A file that is a mount of its own cannot be replaced, so this copies the content into it.
-            shutil.move(partial, name)
-        finally:
-            partial.unlink(missing_ok=True)
+        # Do not truncate it yet: another command may be writing it.
+        with open_regular(partial, "a", follow=False) as file:
+            _lock(file, partial)
+            try:
+                file.truncate(0)
+                if mode is not None:
+                    os.fchmod(file.fileno(), mode)
+                yield partial
+                # A file that is a mount of its own cannot be replaced, so this copies the content into it.
+                shutil.move(partial, name)
+            finally:
+                partial.unlink(missing_ok=True)
     except OSError as error:
         raise click.BadParameter(escaped(f"{name}: {error.strerror}"), param_hint=option) from None
     print_note(f"wrote {name}")
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    """Lock a file until it is closed; raise BlockingIOError if another command has locked it, or has moved it just now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    except OSError:
+        return  # This file system has no locks.
+    raise BlockingIOError(errno.EWOULDBLOCK, "another command is writing it")
 
 
 def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, file: str = "") -> dict[str, Any]:
