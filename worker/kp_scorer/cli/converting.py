@@ -163,21 +163,41 @@ class Conversion:
 
 
 _OPTIONS: Final = (
-    click.option("--from", "format_name", type=click.Choice(list(FORMATS)), help="The format, if the shape does not say it."),
-    click.option("--confidence", metavar="FRACTION", help="How sure the outcomes are, 0 to 1 [0.5, with a note]."),
-    click.option("--domain", "task_domain", help="The domain of the tasks [default, with a note]."),
     click.option(
-        "--visibility", type=click.Choice(get_args(Visibility)), default="private", help="Who may see the traces [private]."
+        "--from",
+        "format_name",
+        type=click.Choice(list(FORMATS)),
+        help="Format of FILE; by default it is detected for each record.",
+    ),
+    click.option(
+        "--confidence",
+        metavar="FRACTION",
+        help="How certain the outcomes of runs are, from 0 to 1; by default 0.5, with a note.",
+    ),
+    click.option(
+        "--domain", "task_domain", metavar="NAME", help="Domain of the tasks; by default the domain default, with a note."
+    ),
+    click.option(
+        "--visibility",
+        type=click.Choice(get_args(Visibility)),
+        default="private",
+        show_default=True,
+        help="Who may see the traces.",
     ),
     click.option(
         "--privacy-level",
         type=click.Choice(get_args(PrivacyLevel)),
         default="private",
-        help="How the traces may be shared [private].",
+        show_default=True,
+        help="How the traces may be shared.",
     ),
-    click.option("--success/--failed", default=None, help="How runs ended whose source does not say so."),
-    click.option("--created-at", metavar="TIME", help="When such runs took place (ISO 8601) [the file's time]."),
-    *(click.option(f"--{name}-field", metavar="PATH", help=f"Where each record has its {name}.") for name in _FIELDS),
+    click.option("--success/--failed", default=None, help="Success of the runs whose source does not state it."),
+    click.option(
+        "--created-at",
+        metavar="TIME",
+        help="Time (ISO 8601) of the runs whose source does not state it; by default the file's time, with a note.",
+    ),
+    *(click.option(f"--{name}-field", metavar="PATH", help=f"Dotted path to the {name} in each record.") for name in _FIELDS),
 )
 """The options for converting."""
 CONVERTING: Final = ("format_name", *SuppliedFields._fields, *(f"{name}_field" for name in _FIELDS))

@@ -81,16 +81,25 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     at_least_1 = click.IntRange(min=1)
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
-    @click.option("--stored", is_flag=True, help="Use the decisions that the ledger holds, in place of a file.")
+    @click.option("--stored", is_flag=True, help="Read the decisions in the ledger instead of FILE.")
     @click.option(
-        "--sample", type=at_least_1, default=sample, show_default=True, help="With --stored, read this many records at random."
+        "--sample",
+        type=at_least_1,
+        default=sample,
+        show_default=True,
+        help="With --stored, read at most this many records, chosen at random.",
     )
     @since_option
-    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain.")
+    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain; repeatable.")
     @click.option(
-        "--namespace", metavar="NAME", multiple=True, help="Only traces with this namespace in their id; '' for none."
+        "--namespace",
+        metavar="NAME",
+        multiple=True,
+        help="Only traces with this namespace in their id; '' for none; repeatable.",
     )
-    @click.option("--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; '' for none.")
+    @click.option(
+        "--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; '' for none; repeatable."
+    )
     @ledger_options
     @wraps(command)
     def with_decisions(file: str | None, stored: bool, sample: int | None, settings: Settings, **kwargs: Any) -> None:

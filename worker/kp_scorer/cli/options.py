@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from kp_scorer.cli.output import print_note
 from kp_scorer.cli.unpacking import lines_in, open_input
+from kp_scorer.decision import KINDS
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import configure_logs
@@ -43,7 +44,7 @@ since_option = click.option(
     "--since",
     metavar="TIME",
     type=_Since(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
-    help="Only decisions since this time: 2026-11-30, or 2026-11-30T12:00:00, in UTC, or 24h or 7d ago.",
+    help="Only decisions since TIME: 2026-11-30 or 2026-11-30T12:00:00, in UTC, or an age such as 24h or 7d.",
 )
 
 
@@ -82,15 +83,32 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
 
 
 labels_option = click.option(
-    "--labels", callback=read_labels, type=click.Path(allow_dash=True), help="File with a label for each trace."
+    "--labels",
+    metavar="FILE|-",
+    callback=read_labels,
+    type=click.Path(allow_dash=True),
+    help="File of labels, one JSON object on each line.",
 )
+outcome_option = click.option(
+    "--outcome", type=click.Choice(KINDS), help="Only decisions with this outcome, or revisions; by default all but revisions."
+)
+group_option = click.option(
+    "--group", metavar="NAME", default="", help="Consumer group to read streams as; it is created if it is missing."
+)
+follow_option = click.option("--follow", is_flag=True, help="Wait for more decisions until Ctrl-C, also through outages.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def settings_options(command: Command) -> Command:
     """Add the flags for settings to a command, and pass it the loaded ``settings``."""
 
-    @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
-    @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Any other setting; repeatable.")
+    @click.option(
+        "--config",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        help="TOML file with settings; by default the one that KP_CONFIG names.",
+    )
+    @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Override one setting; repeatable.")
     @wraps(command)
     def with_settings(config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> None:
         urls = {"broker.url": kwargs.pop("broker_url", None), "redis.url": kwargs.pop("redis_url", None)}
@@ -114,8 +132,16 @@ def service_options(command: Command) -> Command:
 
 def ledger_options(command: Command) -> Command:
     """Add the options of ``settings_options`` and flags for the URLs to a command that may read the ledger."""
-    redis = click.option("--redis-url", help="Redis of the novelty log and the ledger (KP_REDIS_URL); by default the broker's.")
-    broker = click.option("--broker-url", help="The broker (KP_BROKER_URL); by default the embedded Redis that `up` runs.")
+    redis = click.option(
+        "--redis-url",
+        metavar="URL",
+        help="Redis with the novelty log and the ledger (KP_REDIS_URL); by default the broker, if that is a Redis.",
+    )
+    broker = click.option(
+        "--broker-url",
+        metavar="URL",
+        help="Broker (KP_BROKER_URL); by default the Redis of --redis-url, or else the one that `up` runs.",
+    )
     return broker(redis(settings_options(command)))
 
 

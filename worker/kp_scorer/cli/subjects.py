@@ -50,8 +50,8 @@ class Subject(NamedTuple):
 def subject_options(command: Command) -> Command:
     """Add the options that name a subject, and pass the command the ``subject``, which is None if neither is given."""
 
-    @click.option("--agent", metavar="ID", default="", help="Everything of the agent with this metadata.agent_id.")
-    @click.option("--namespace", metavar="NAME", default="", help="Everything with this namespace in its id.")
+    @click.option("--agent", metavar="ID", default="", help="All data of traces with this metadata.agent_id.")
+    @click.option("--namespace", metavar="NAME", default="", help="All data of traces with this namespace in their id.")
     @wraps(command)
     def with_subject(agent: str, namespace: str, **options: Any) -> None:
         if agent and namespace:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import read_files, read_traces
-from kp_scorer.cli.options import file_argument, service_options
+from kp_scorer.cli.options import file_argument, service_options, yes_option
 from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
@@ -77,7 +77,7 @@ def _filled(state: LogInfo) -> float:
 
 @cache.command(epilog="Example: kp-scorer cache warm --set novelty.recipe=asked_and_did")
 @click.argument("file", metavar="[FILE|-]", required=False, type=click.Path(allow_dash=True))
-@click.option("--yes", is_flag=True, help="Add to a space that has entries already.")
+@click.option("--yes", is_flag=True, help="Add to the space even if it has entries already.")
 @service_options
 def warm(file: str | None, yes: bool, settings: Settings) -> None:
     """Fill the cache of a new space, before workers compare in it.
@@ -200,14 +200,14 @@ def _embedded(
 @file_argument
 @service_options
 def pin(name: str, file: str, settings: Settings) -> None:
-    """Pin a set of traces or texts, for novelty.pinned to keep out.
+    """Pin a set of traces or texts, so that novelty.pinned can keep similar traces out.
 
     FILE (- for standard input) holds traces as for `submit`, or a text on each line, such as the tasks of a benchmark. A pinned
     trace is compared with the whole of a trace, a pinned text with its objective.
 
     The set NAME belongs to the space of the settings, which should be those of the workers. It replaces an earlier set of this
     name for all workers at once, holds at most 100,000 entries, and never expires. A line whose text has no vector is left out.
-    Prints a JSON line for each of these, and one that describes the set.
+    Prints a JSON line for each such line, and one that describes the set.
     """
     if not re.fullmatch(PIN_NAME, name):
         raise click.BadParameter("expected at most 64 letters, digits, '.', '_' and '-'", param_hint="NAME")
@@ -266,10 +266,10 @@ def unpin(name: str, settings: Settings) -> None:
 
 
 @cache.command(epilog="Example: kp-scorer cache clear --yes")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @service_options
 def clear(yes: bool, settings: Settings) -> None:
-    """Empty the cache: the next traces are compared with nothing, not even with kept ones. Decisions stay."""
+    """Empty the cache: the next traces are compared with nothing, not even with kept traces. Decisions stay."""
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             entries = log.info().entries

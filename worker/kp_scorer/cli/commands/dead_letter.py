@@ -10,7 +10,7 @@ import click
 
 from kp_scorer.broker.wire import parse_submission
 from kp_scorer.cli.ids import exact_trace_id, resolve_among
-from kp_scorer.cli.options import Command, service_options
+from kp_scorer.cli.options import Command, service_options, yes_option
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import parse_strict_json
@@ -23,9 +23,9 @@ from kp_scorer.store.runs import run_in
 
 @click.group("dead-letter")
 def dead_letter() -> None:
-    """Look at dead letters: submissions that could not be decided. Replay or drop them.
+    """List, show, replay or drop dead letters: submissions that could not be decided.
 
-    The beginning of a dead letter's ID is enough if no other has it.
+    The beginning of a dead letter's ID is enough if it is unique.
 
     Example: kp-scorer dead-letter list --reason invalid
     """
@@ -39,7 +39,9 @@ def _selection(command: Command) -> Command:
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
     @click.option("--reason", type=click.Choice(REASONS), help="Only dead letters with this reason.")
-    @click.option("--trace-id", help="Only dead letters of the trace with this exact id; kp:trace: may be left out.")
+    @click.option(
+        "--trace-id", metavar="ID", help="Only dead letters of the trace with this exact id; kp:trace: may be left out."
+    )
     @service_options
     @wraps(command)
     def with_selection(
@@ -80,7 +82,7 @@ def _selected(
 @dead_letter.command("list", epilog="Example: kp-scorer dead-letter list --reason conflict")
 @_selection
 def list_dead_letters(dead_letters: Iterable[DeadLetter], **_: Any) -> None:
-    """Print a line for each dead letter, without its content. The one dead-lettered longest ago comes first."""
+    """Print a line for each dead letter, without its content. The newest comes last."""
     for each in dead_letters:
         print_row(_described(each))
 
@@ -102,9 +104,9 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
 def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
-    """Submit dead letters again, as their producers would. Those accepted by the queue are dropped, the others stay.
+    """Submit dead letters again, as their producers would. Those that the queue accepts are dropped; the others stay.
 
-    `serve` receives spans again, and converts them by the settings that it has then.
+    Spans go back to `serve`, which converts them by the settings that it has then.
     """
     stayed = 0
     with Client(settings) as client:
@@ -126,10 +128,10 @@ def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings)
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @_selection
 def drop(store: Store, dead_letters: Iterable[DeadLetter], yes: bool, **_: Any) -> None:
-    """Remove dead letters for good: all, unless some are selected."""
+    """Remove dead letters for good: all of them, or those that are selected."""
     if not yes and (dead_letters := list(dead_letters)):
         click.confirm(f"Remove {len(dead_letters)} dead letters for good?", abort=True, err=True)
     for each in dead_letters:

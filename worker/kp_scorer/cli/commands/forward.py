@@ -7,11 +7,11 @@ from typing import get_args
 
 import click
 
-from kp_scorer.cli.options import service_options
+from kp_scorer.cli.options import follow_option, group_option, outcome_option, service_options
 from kp_scorer.cli.output import print_note
 from kp_scorer.client import read_decisions
 from kp_scorer.client.forwarding import Forwarder, Receiver
-from kp_scorer.decision import KINDS, Decision, DecisionKind
+from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.files import open_regular
 from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
@@ -19,25 +19,29 @@ from kp_scorer.store import Store
 
 
 @click.command(epilog="Example: WEBHOOK_SECRET=… kp-scorer forward --to webhook --url https://hooks.example.org/kp --follow")
-@click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="The kind of receiver.")
+@click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="Kind of receiver.")
 @click.option(
-    "--url", default="", help="Its address; a webhook needs it, others have it in LANGFUSE_HOST or OTEL_EXPORTER_OTLP_ENDPOINT."
+    "--url",
+    metavar="URL",
+    default="",
+    help="Address of the receiver; by default, except for a webhook, that in LANGFUSE_HOST or OTEL_EXPORTER_OTLP_ENDPOINT.",
 )
-@click.option("--outcome", type=click.Choice(KINDS), help="Only decisions with this outcome, or revisions.")
+@outcome_option
 @click.option(
     "--share-of-rest",
     type=click.FloatRange(0, 1),
     default=0.0,
-    help="With otlp-spans, also hand on this share of the runs that are not accepted, rounded to one in a whole number.",
+    help="With otlp-spans, also forward this share of the runs that are not accepted: 0.3, for example, is one run in 3.",
 )
-@click.option("--group", default="", help="The consumer group to read streams as.")
-@click.option("--follow", is_flag=True, help="Wait for more decisions.")
+@group_option
+@follow_option
 @click.option(
     "--dead-letters",
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     default="not-forwarded.jsonl",
     show_default=True,
-    help="The file for decisions that the receiver refuses.",
+    help="File to append decisions to that the receiver refuses.",
 )
 @service_options
 def forward(
@@ -50,15 +54,20 @@ def forward(
     dead_letters: Path,
     settings: Settings,
 ) -> None:
-    """Consume decisions and hand each on, at least once: it is removed from its queue once the receiver has it.
+    """Consume decisions and forward each at least once: it is removed from its queue once the receiver has it.
 
-    webhook posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks are. langfuse posts a score to the run's
-    trace, with LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. otlp posts an event gen_ai.evaluation.result, under the span of the
-    agent if `serve` had it, with OTEL_EXPORTER_OTLP_HEADERS. otlp-spans posts, with the same headers, the spans of accepted
-    runs, which `serve` keeps for serve.keep_spans_s. With --share-of-rest, it also posts the spans of a sample of the other
-    runs; their attribute SampleRate says how many runs each of these stands for.
+    webhook: posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks prescribe.
 
-    While the receiver is away, decisions wait in their queue. A decision that it refuses is added to --dead-letters.
+    langfuse: posts a score for the run's trace, with the keys in LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY.
+
+    otlp: posts an event gen_ai.evaluation.result, with the headers in OTEL_EXPORTER_OTLP_HEADERS, under the agent's span if
+    `serve` received it.
+
+    otlp-spans: posts, with the same headers, the spans of accepted runs, which `serve` keeps for serve.keep_spans_s. With
+    --share-of-rest, it also posts those of a sample of the other runs; their attribute SampleRate says how many runs each one
+    stands for.
+
+    While the receiver is away, decisions wait in their queue. One that it refuses is appended to the file of --dead-letters.
     """
     if receiver == "otlp-spans" and outcome == "revised":
         raise click.UsageError("--outcome: expected another one, as the first decision on a run says where its spans go")

@@ -23,17 +23,24 @@ _MOST_BYTES: Final = 65_536
 
 
 @click.command(epilog="Example: kp-scorer health --ready")
-@click.option("--ready", "asks_ready", is_flag=True, help="Ask whether it can take work, not only whether it makes progress.")
+@click.option(
+    "--ready", "asks_ready", is_flag=True, help="Ask whether a worker can take work, not only whether it makes progress."
+)
 @click.option("--port", type=click.IntRange(1, 65_535), help="Port of the worker; by default metrics.port.")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings (KP_CONFIG).")
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="TOML file with settings; by default the one that KP_CONFIG names.",
+)
 def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
-    """Ask whether the worker on this machine, or all that `up` runs for this user, make progress; exit with 0 if so, else 1.
+    """Ask whether the worker on this machine, or each one that `up` runs for this user, makes progress; exit with 0 or 1.
 
     A worker that waits for Redis or the broker counts as making progress, because a restart would not help. It is ready if its
     model is loaded, Redis and the broker answer, it has read the window of the novelty log, and it is not stopping. Prints a
     line with the reasons for each worker. Probes that speak HTTP can ask /livez and /readyz on metrics.port themselves.
 
-    It asks the workers of `up` if neither an option nor a variable names a port or a file.
+    It asks the workers of `up` if `up` runs and neither an option, a variable nor a file of settings names a host or a port.
     """
     asked, path = ("ready", "/readyz") if asks_ready else ("live", "/livez")
     settings = _metrics_settings(config)

@@ -11,10 +11,10 @@ from kp_scorer.cli.converting import Conversion, Line, converting_options
 from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
 from kp_scorer.cli.input import ReadAhead
-from kp_scorer.cli.options import files_argument, read_labels, service_options
+from kp_scorer.cli.options import files_argument, follow_option, group_option, outcome_option, read_labels, service_options
 from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
-from kp_scorer.decision import KINDS, DecisionKind
+from kp_scorer.decision import DecisionKind
 from kp_scorer.errors import InvalidTrace, OutputFailed
 from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
@@ -27,9 +27,21 @@ _BATCH_SIZE: Final = 100
 
 @click.command(epilog="Example: kp-scorer submit traces.jsonl --wait > decisions.jsonl")
 @files_argument
-@click.option("--wait", is_flag=True, help="Wait for the decisions and print each with its trace_id.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), default=600.0, show_default=True, help="Seconds to wait.")
-@click.option("--namespace", default="", help="Put into every id after kp:trace:, to keep ids of several producers apart.")
+@click.option("--wait", is_flag=True, help="Wait for the decisions, and print each.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="With --wait, the most seconds to wait.",
+)
+@click.option(
+    "--namespace",
+    metavar="NAME",
+    default="",
+    help="Namespace to put into each id after kp:trace:, which keeps the ids of several producers apart.",
+)
 @service_options
 @converting_options
 def submit(
@@ -37,7 +49,7 @@ def submit(
 ) -> None:
     """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, compressed or not.
 
-    Prints a JSON line for each trace, or to a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and,
+    Prints a JSON line for each trace, or on a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and,
     with --wait, the decision. Invalid lines are reported by number and field, and do not stop the others. Everything is
     submitted even if nobody reads the output.
     """
@@ -125,18 +137,24 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
 @click.command(epilog='Example: kp-scorer outcome 4f1c20a9 --success false --reason "two tests failed"')
 @click.argument("trace_id", metavar="ID")
 @click.option("--success", type=bool, required=True, help="Whether the task was solved: true or false.")
-@click.option("--confidence", type=click.FloatRange(0, 1), help="How sure that is, 0 to 1 [as the trace says].")
-@click.option("--reason", help="Up to 200 characters, which the decision repeats.")
-@click.option("--id", "outcome_id", help="kp:outcome: and a text that nobody can guess [derived from the rest].")
+@click.option("--confidence", type=click.FloatRange(0, 1), help="How certain that is, from 0 to 1; by default as in the trace.")
+@click.option("--reason", help="Reason, in at most 200 characters; the revision repeats it.")
+@click.option(
+    "--id",
+    "outcome_id",
+    metavar="OUTCOME_ID",
+    help="Id of the outcome, kp:outcome: and a text that nobody can guess; by default derived from the rest.",
+)
 @service_options
 def outcome(
     trace_id: str, success: bool, confidence: float | None, reason: str | None, outcome_id: str | None, settings: Settings
 ) -> None:
     """Submit how a trace turned out later: the trace is decided again by this outcome, and the revision is published.
 
-    Each outcome counts once, and without --id, equal outcomes are one. An outcome waits until its trace is decided.
+    Each outcome counts once. Without --id, outcomes of a trace with equal options are the same one. An outcome waits until its
+    trace is decided.
 
-    kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it.
+    kp:trace: may be left out, and the beginning of an ID is enough if it is unique.
     """
     with Store.open(settings) as store:
         exact = exact_trace_id(resolve_trace_id(trace_id, store.ledger))
@@ -149,10 +167,9 @@ def outcome(
 @click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
 @service_options
 def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
-    """Print the state of traces, a line each: pending, decided with decision and label, dead with the reason, or unknown.
+    """Print the state of each trace: pending; decided, with decision and label; dead, with the reason; or unknown.
 
-    kp:trace: may be left out, and the beginning of an id is enough if no other trace has it. Exits with 0 only if all are
-    decided.
+    kp:trace: may be left out, and the beginning of an ID is enough if it is unique. Exits with 0 only if all are decided.
     """
     with Store.open(settings) as store:
         resolved_ids = [resolve_trace_id(trace_id, store.ledger) for trace_id in trace_ids]
@@ -165,16 +182,16 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
 
 
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
-@click.option("--outcome", type=click.Choice(KINDS), help="Only the queue of this outcome, or of revisions.")
-@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many.")
-@click.option("--follow", is_flag=True, help="Wait for more until Ctrl-C, also through outages.")
-@click.option("--group", default="", help="Read streams, as this consumer group, which is created if it is missing.")
+@outcome_option
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many decisions.")
+@follow_option
+@group_option
 @service_options
 def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, group: str, settings: Settings) -> None:
-    """Consume decisions from the results queues and print them: as JSON Lines, or to a terminal as a table.
+    """Consume decisions from the results queues or streams and print them: as JSON Lines, or on a terminal as a table.
 
-    A decision is acknowledged, and so removed from its queue, once it is printed. Ends when the queues are empty, unless
-    --follow is given. A message that is not a decision becomes a dead letter with the reason malformed. Streams need --group.
+    A decision is acknowledged, and so removed from its queue, once it is printed. Without --follow, the command ends when the
+    queues are empty. A message that is not a decision becomes a dead letter with the reason malformed. Streams need --group.
     Decisions that call a task are left to the workers of that task's app.
     """
     # Ctrl-C ends the command between two decisions: one that is printed but not acknowledged would be printed again next time.
@@ -192,16 +209,16 @@ def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, gro
 @click.command(epilog="Example: kp-scorer label 4f1c20a9 good")
 @click.argument("trace_id", metavar="[ID", required=False)
 @click.argument("judgement", metavar="good|bad]", type=click.Choice(("good", "bad")), required=False)
-@click.option("--file", "labels", metavar="FILE|-", callback=read_labels, help="File that says which traces were good.")
+@click.option("--file", "labels", metavar="FILE|-", callback=read_labels, help="File of labels, one JSON object on each line.")
 @service_options
 def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] | None, settings: Settings) -> None:
-    """Label decided traces as good or bad: one, or those in FILE, as JSON Lines {"trace_id": "kp:trace:…", "good": true}.
+    """Label decided traces as good or bad: the trace ID, or those in FILE.
 
-    A label is kept as long as its decision, and a new label replaces it. `calibrate`, `quality` and `report` use labels with
-    --stored. Without ID and FILE, prints the labels in the ledger, in the form of FILE.
+    FILE is JSON Lines such as {"trace_id": "kp:trace:…", "good": true}. A label is kept as long as its decision, and a new
+    label replaces it. With --stored, `calibrate`, `quality` and `report` use the labels. Without ID and FILE, the command
+    prints the labels in the ledger, in the form of FILE.
 
-    kp:trace: may be left out, and the beginning of an ID is enough if no other trace has it. Exits with 1 if a trace is not
-    decided.
+    kp:trace: may be left out, and the beginning of an ID is enough if it is unique. Exits with 1 if a trace is not decided.
     """
     if (trace_id is None) != (judgement is None) or None not in (trace_id, labels):
         raise click.UsageError("expected ID and good or bad, or --file")

@@ -19,7 +19,7 @@ from typing import Final
 import click
 
 from kp_scorer.cli.display import BehindFailures, DecisionTable, note_if_unmeasured, progress
-from kp_scorer.cli.options import settings_options
+from kp_scorer.cli.options import settings_options, yes_option
 from kp_scorer.cli.output import NO_EMBEDDER, print_note, print_text
 from kp_scorer.client import Client, Status
 from kp_scorer.embedding.select import is_embedder_installed, usable_cores
@@ -44,12 +44,12 @@ _DEMO_TIMEOUT_S: Final = 600.0
 
 @click.command(epilog="Example: kp-scorer up --workers 2, then in another terminal: kp-scorer submit traces.jsonl --wait")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Number of worker processes.")
-@click.option("--fresh", is_flag=True, help="First remove the data of an earlier `up`: records, decisions, the novelty log.")
+@click.option("--fresh", is_flag=True, help="First remove the data of an earlier `up`: records, decisions and the novelty log.")
 @settings_options
 def up(workers: int, fresh: bool, settings: Settings) -> None:
     """Run an embedded Redis and workers until Ctrl-C or `down`; other commands use this Redis, and these settings, by default.
 
-    Its data are kept for the next start.
+    The data is kept for the next start.
     """
     if settings.broker.url or settings.redis.url:
         raise SettingsError("broker.url, redis.url: `up` brings its own Redis; leave them unset, or run `kp-scorer worker`")
@@ -124,8 +124,8 @@ def _start_worker(settings: Settings, count: int, port: int) -> Process:
 
 
 @click.command(epilog="Example: kp-scorer down --remove")
-@click.option("--remove", is_flag=True, help="Remove the data of `up` and what is cached, after asking.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--remove", is_flag=True, help="Remove the data of `up` and what is cached, after asking for confirmation.")
+@yes_option
 def down(remove: bool, yes: bool) -> None:
     """Stop the Redis and the workers that `up` runs for this user, and list their data on this machine; --remove deletes them.
 
@@ -173,9 +173,9 @@ def _stop() -> bool:
 @click.command(epilog="Example: kp-scorer demo")
 @settings_options
 def demo(settings: Settings) -> None:
-    """Start an embedded Redis and a worker, submit the sample traces of the package, show the decisions, stop everything.
+    """Start an embedded Redis and a worker, submit the package's sample traces, print the decisions, and stop everything.
 
-    `score FILE` shows decisions on traces of your own.
+    To try it on traces of your own, run `score FILE`.
     """
     # More log lines would hide the table.
     log = settings.log.model_copy(update={"level": "error"})
