@@ -21,10 +21,10 @@ _COMMANDS: Final = {
     },
     "Submit and read": {
         "submit": ("submit", "Submit traces to the queue."),
-        "status": ("submit", "Print the state of traces, one by one."),
+        "status": ("submit", "Print the state of traces."),
         "decisions": ("submit", "Consume decisions from the results queues."),
         "forward": ("forward", "Hand decisions on to other programs."),
-        "keep": ("keep", "Write the traces worth keeping to a file."),
+        "keep": ("keep", "Write the traces that are worth keeping."),
         "similar": ("similar", "Print the kept runs most like a task."),
         "mcp": ("similar", "Offer the kept runs to agents (MCP)."),
         "outcome": ("submit", "Submit how a trace turned out later."),
@@ -33,23 +33,23 @@ _COMMANDS: Final = {
     "Thresholds": {
         "profiles": ("thresholds", "Print the weights and thresholds in force."),
         "calibrate": ("calibrate", "Suggest thresholds by domain."),
-        "quality": ("thresholds", "Estimate how good the gate is."),
+        "quality": ("thresholds", "Estimate the precision and recall of the gate."),
         "re-decide": ("thresholds", "Show which decisions another policy would change."),
     },
-    "Look": {
+    "Inspect": {
         "explain": ("report", "Explain how a decision came about."),
         "report": ("report", "Summarise decisions, as a page or as text."),
         "stats": ("stats", "Print counts of submissions, decisions, queues and workers."),
-        "dead-letter": ("dead_letter", "Look at, replay or drop dead letters."),
+        "dead-letter": ("dead_letter", "List, show, replay or drop dead letters."),
         "audit": ("audit", "Check the novelty of every decision against the log."),
     },
     "Operate": {
         "up": ("up", "Run an embedded Redis and workers."),
-        "down": ("up", "Stop what `up` started, and remove its data."),
+        "down": ("up", "Stop what `up` started, and remove its data if asked to."),
         "worker": ("worker", "Run one worker in the foreground."),
-        "serve": ("worker", "Take traces and OpenTelemetry spans over HTTP."),
+        "serve": ("worker", "Take traces and OpenTelemetry spans over HTTP and gRPC."),
         "doctor": ("doctor", "Check the set-up, and suggest how to mend it."),
-        "health": ("health", "Report whether the workers here are live or ready."),
+        "health": ("health", "Report whether the workers of this machine are live or ready."),
         "cache": ("cache", "Show, warm, pin or empty the shared novelty cache."),
         "export": ("forget", "Print all that is stored of an agent or a namespace."),
         "forget": ("forget", "Erase all that is stored of a trace, an agent or a namespace."),
@@ -85,10 +85,11 @@ class _LazyGroup(click.Group):
     cls=_LazyGroup,
     commands=[click.Command(name, help=line) for group in _COMMANDS.values() for name, (_, line) in group.items()],
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown; 2 wrong usage or settings, "
-    "or stdout cannot be written; 3 Redis or the broker cannot be reached; 4 a worker stalled or its embedder is unhealthy; "
-    "5 `audit` could check nothing; 130 interrupted; 141 nobody reads stdout any more. "
-    "Results go to stdout, to a terminal as text and to a pipe as JSON Lines; notes go to stderr.",
+    epilog="Exit codes: 0 all well; 1 some traces were invalid, dead, still pending or unknown, or a check found a fault; "
+    "2 wrong usage or settings, or stdout cannot be written; 3 Redis or the broker cannot be reached; "
+    "4 a worker stalled or its embedder is unhealthy; 5 `audit` could not check everything it was asked to; 130 interrupted; "
+    "141 nobody reads stdout any more. "
+    "Results go to stdout, as text on a terminal and as JSON Lines elsewhere; notes go to stderr.",
 )
 @click.version_option(package_name="kp-scorer")
 def commands() -> None:

@@ -36,21 +36,25 @@ def _since(text: str) -> Place:
     raise click.BadParameter("expected the id of an entry, or a time such as 2026-01-31T09:00")
 
 
-@click.command(epilog="Example: kp-scorer audit && echo every decision is what the log gives")
+@click.command(epilog="Example: kp-scorer audit --sample 1000")
 @click.option("--sample", type=click.IntRange(min=1), help="Check this many entries of each log, chosen at random.")
 @click.option(
-    "--since", type=_since, default="0-0", metavar="ENTRY|TIME", help="Check entries after this one, or from this time on."
+    "--since",
+    type=_since,
+    default="0-0",
+    metavar="ENTRY|TIME",
+    help="Check entries after ENTRY, or from TIME on: 2026-01-31T09:00, local time without an offset.",
 )
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
-    """Recompute the novelty of every decision, its similarity to pinned traces and what it added, and report each difference.
+    """Recompute each decision's novelty, its similarity to pinned traces and what it added to the kept ones; print differences.
 
     Prints a line for each difference. Exits with 1 if there is any, or if an entry or a record is damaged; with 5 if nothing
     could be checked, or if entries that --since asks for have left the log. Decisions without an embedder have no entry in any
     log, and are not checked.
 
-    A note on each log names the entry for the next --since; with several logs take the earliest. A later audit from there skips
-    traces that are in flight now; choose an earlier --since to check them too.
+    A note on each log names the entry for the next --since; if there are several logs, take the earliest. A later audit from
+    there skips traces that are in flight now; choose an earlier --since to check them too.
     """
     totals = _Totals()
     with Store.open(settings) as store:

@@ -53,25 +53,25 @@ def _share(text: str) -> float:
 
 
 @click.command(epilog="Example: kp-scorer calibrate traces.jsonl --accept 20% --output thresholds.toml")
-@click.option("--accept", type=_share, metavar="SHARE", help="Share of the traces of a domain to accept: 20%.")
-@click.option("--precision", type=_share, metavar="SHARE", help="Share of good ones among the accepted traces: 90%.")
+@click.option("--accept", type=_share, metavar="SHARE", help="Share of each domain's traces to accept, such as 20%.")
+@click.option("--precision", type=_share, metavar="SHARE", help="Share of the accepted traces to be good, such as 90%.")
 @labels_option
-@click.option("--output", type=click.Path(), default="-", help="File to write to instead of stdout.")
+@click.option("--output", metavar="FILE", type=click.Path(), default="-", help="New file to write; by default stdout.")
 @gathering_options
 def calibrate(accept: float | None, precision: float | None, output: str, gathered: Gathered, settings: Settings) -> None:
     """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions in the ledger.
 
     Writes settings as TOML, to copy into yours, or to use with --config or KP_CONFIG; variables such as KP_SCORING_THRESHOLD
-    win over them. Scores stay as they were decided.
+    override them. Decisions keep their scores.
 
-    --labels states which traces were good, as JSON Lines {"trace_id": "kp:trace:…", "good": true}. Without it, --stored uses
-    the labels of `kp-scorer label`; for traces in FILE, metadata.success is the label, which is itself a part of their scores.
-    If sampled traces (review.sample) have labels, no other labels count, because people label what they happen to see. With
-    --accept, --labels and traces in FILE, a note compares the highest scores with the set that `keep --best` chooses, at the
-    same share.
+    --labels names a file that says which traces were good, JSON Lines such as {"trace_id": "kp:trace:…", "good": true}. Without
+    it, --stored uses the labels of `kp-scorer label` and late outcomes; for traces in FILE, metadata.success is the label,
+    although it is a part of their scores. If sampled traces (review.sample) have labels, no other labels count, because people
+    label what they happen to see. With --accept, --labels and traces in FILE, a note compares the highest scores with the set
+    that `keep --best` chooses, at the same share.
 
-    An interval contains the result for other traces of the same kind in 19 of 20 cases. Domains with too few traces (fewer than
-    62 to accept 20%) share one threshold with all future domains; those that have a threshold in the settings keep it.
+    Each interval holds for other traces of the same kind in 19 of 20 cases. Domains with too few traces (fewer than 62 to
+    accept 20%) share one threshold with all future domains; those that have a threshold in the settings keep it.
     """
     if (accept is None) == (precision is None):
         raise click.UsageError("expected either --accept or --precision")

@@ -35,9 +35,9 @@ Letters = defaultdict[str, list[DeadLetter]]
 @subject_options
 @service_options
 def forget(trace_id: str | None, subject: Subject | None, settings: Settings) -> None:
-    """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if there are none.
+    """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if it has none.
 
-    TRACE_ID is exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
+    TRACE_ID must be exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
 
     With --agent or --namespace, all traces of that agent or namespace are erased, also from the queues in Redis and the streams
     of decisions, with a line for each trace, and a note that counts by place. `kp-scorer export` shows beforehand what is

@@ -50,17 +50,18 @@ _REMEDIES: Final[dict[str, str]] = {
 @click.command(epilog="Example: kp-scorer report decisions.jsonl --output report.html")
 @click.option(
     "--output",
+    metavar="FILE|-",
     type=click.Path(dir_okay=False, allow_dash=True),
-    help="File of the page; - is stdout. By default the file that stdout goes to, or else report.html.",
+    help="File for the page, or - for stdout; by default stdout if that is a file, or else report.html.",
 )
 @click.option("--text", "as_text", is_flag=True, help="Print text instead of writing a page.")
-@click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of examples.")
+@click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to show the objectives of the examples.")
 @click.option(
     "--kept",
     "kept_path",
     metavar="FILE|FOLDER",
     type=click.Path(path_type=Path),
-    help="What `keep` wrote of FILE: draw a map of the kept and the dropped.",
+    help="What `keep` wrote of FILE, to draw a map of the kept and the dropped traces.",
 )
 @partial(gathering_options, sample=_SAMPLE)
 def report(
@@ -69,7 +70,7 @@ def report(
     """Summarise decisions: scores by domain, examples, reasons, repeats, and how many traces other thresholds would accept.
 
     FILE holds traces, which are scored, or decisions as `score` and `decisions` print them. The page is one HTML file that
-    needs no network and, without --traces and --kept, holds no trace's content; it needs kp-scorer[report], --text does not.
+    needs no network and, without --traces and --kept, holds no trace's content. It needs kp-scorer[report]; --text does not.
     """
     if not as_text:
         # Check this first, because scoring traces may take minutes.
@@ -109,15 +110,17 @@ def report(
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
 @click.argument("subject", metavar="TRACE_ID|FILE|-", type=click.Path(allow_dash=True))
-@click.option("--id", "chosen", metavar="TRACE_ID", help="The trace in FILE to explain; the beginning of its id is enough.")
+@click.option(
+    "--id", "chosen", metavar="TRACE_ID", help="Trace in FILE to explain; the beginning of its id is enough if it is unique."
+)
 @click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to quote this trace and the nearest one.")
 @ledger_options
 def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
     """Explain how a decision came about, and what would have to be different for the trace to be accepted.
 
-    TRACE_ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an id is enough if no other trace has
-    it. FILE holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. Without a
-    decision the command says why: the trace is pending, dead or unknown. Then it exits with 1.
+    TRACE_ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an ID is enough if it is unique. FILE
+    holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. If there is no
+    decision, the command says why (the trace is pending, dead or unknown), and exits with 1.
     """
     # os.path, unlike Path, returns False where no file can have such a name. A shell may have put a pipe in place of a file.
     if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112

@@ -21,10 +21,10 @@ from kp_scorer.trace import ReasoningTrace
 @settings_options
 @converting_options
 def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
-    """Score the traces in FILE (- for standard input) in order, offline: no Redis, no broker, an empty cache to start with.
+    """Score the traces in FILE (a folder, or - for standard input) offline, in order, beginning with an empty cache.
 
     FILE is JSON Lines or JSON documents, compressed or not. Logs of other tools are converted. Prints the decisions in the
-    order of the input: as JSON Lines, or to a terminal as a table. Invalid lines are reported by number and field.
+    order of the input: as JSON Lines, or on a terminal as a table. Invalid lines are reported by number and field.
     """
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
     table = DecisionTable(has_tasks=True)

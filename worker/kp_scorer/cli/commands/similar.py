@@ -12,25 +12,33 @@ from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.settings import Settings
 
 _tokens_option = click.option(
-    "--tokens", type=click.IntRange(min=1), default=2_000, show_default=True, help="The most tokens of a prompt."
+    "--tokens", type=click.IntRange(min=1), default=2_000, show_default=True, help="Most tokens in a prompt."
 )
 
 
 @click.command(epilog='Example: kp-scorer similar "Refund the order of the blue bicycle" kept.jsonl --format prompt')
 @click.argument("task")
 @click.argument("file", metavar="[FILE|FOLDER]", required=False, type=click.Path(exists=True))
-@click.option("-k", "most", type=click.IntRange(1, MOST_RUNS), default=5, show_default=True, help="How many runs.")
-@click.option("--format", "form", type=click.Choice(["json", "prompt"]), default="json", help="What to print.")
+@click.option("-k", "most", type=click.IntRange(1, MOST_RUNS), default=5, show_default=True, help="Number of runs.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "prompt"]),
+    default="json",
+    show_default=True,
+    help="Print each run, or a prompt that holds them.",
+)
 @_tokens_option
 @ledger_options
 def similar(task: str, file: str | None, most: int, form: str, tokens: int, settings: Settings) -> None:
     """Print the kept runs that are most like TASK, the nearest first, with what was done.
 
-    FILE is one that `keep` has written, FOLDER one that `keep --into` fills. Without either, the runs that the fleet has
-    accepted are printed, as far as the novelty log holds them, by their ids, as Redis has no texts.
+    FILE is one that `keep` has written, FOLDER one that `keep --into` fills. Without either, the command searches the runs that
+    the fleet has accepted and that are still in the novelty log, and prints them without texts, which Redis does not have.
 
-    Vectors are those of embedding.embedder; `--set embedding.embedder=words` needs no model. An index beside each file is built
-    on first use. With --format prompt the runs are a block for an agent's context, within --tokens.
+    The embedder of embedding.embedder compares the runs; `--set embedding.embedder=words` needs no model. On first use, the
+    command writes an index beside each file. With --format prompt it prints one text for an agent's context, of at most
+    --tokens.
     """
     if form == "prompt" and file is None:
         raise click.UsageError("--format prompt is for FILE, as Redis has no texts")

@@ -19,14 +19,14 @@ from kp_scorer.store.store import WorkerReport
 def stats(settings: Settings) -> None:
     """Print figures on submissions and their outcomes, on the queues and on each worker, as one JSON line or as text.
 
-    Always submitted = pending + decided + dead; a note on stderr says if it is not, or if a Redis has evicted keys. Other
-    losses do not show, such as those of a Redis that came back from an older snapshot. A trace from another producer counts
-    once a worker has received it. `full` lists the results queues and streams that accept no more decisions, so that workers
-    wait; on a stream, a decision is unread until every consumer group has acknowledged it. `dropped` counts by reason the dead
-    letters that made room for others. With Redis as the broker, `oversized` counts messages too large for a worker, which are
-    kept in the list traces.oversized or that of another queue.
-    `bytes` splits the memory of each Redis by a sample: records, the novelty log with all that traces are compared with, the
-    queue of traces, unread decisions, dead letters, runs that are being collected, and the rest.
+    At any time, submitted = pending + decided + dead; a note on stderr says if this fails, or if a Redis has evicted keys.
+    Other losses do not show, such as those of a Redis that came back from an older snapshot. A trace from another producer
+    counts once a worker has received it. `full` lists the results queues and streams that accept no more decisions, so that
+    workers wait; on a stream, a decision is unread until every consumer group has acknowledged it. `dropped` counts by reason
+    the dead letters that made room for others. With Redis as the broker, `oversized` counts messages too large for a worker,
+    which are kept in the list traces.oversized or that of another queue. `bytes` estimates from a sample what the memory of
+    each Redis holds: records, the novelty log with all that traces are compared with, the queue of traces, unread decisions,
+    dead letters, runs that are being collected, and the rest.
 
     `domains` counts decisions by their submitted domain. `unknown_domains` are those that no setting names, so that the default
     profile and threshold apply: look there for misspelt ones. After 1,000 of them, all others are counted under an empty name.

@@ -28,7 +28,7 @@ _MOST_DOMAINS: Final = 10
 @click.command(epilog="Example: kp-scorer profiles --config kp-scorer.toml")
 @settings_options
 def profiles(settings: Settings) -> None:
-    """Print the weights of each profile, with the threshold and review of the domain of the same name.
+    """Print the weights of each profile, with the thresholds for acceptance and review of the domain of the same name.
 
     The default profile applies to all domains without a profile of their own; their thresholds may differ.
     """
@@ -47,14 +47,15 @@ def profiles(settings: Settings) -> None:
 def quality(gathered: Gathered, settings: Settings) -> None:
     """Estimate precision and recall of the gate, and of other thresholds, from the sampled decisions with labels.
 
-    Workers take the sample by their setting review.sample. Labels come from --labels, JSON Lines such as {"trace_id":
-    "kp:trace:…", "good": true}, or with --stored from `kp-scorer label`, or from late outcomes.
+    Workers take the sample, the share review.sample of all traces. Labels come from --labels, a file of JSON Lines such as
+    {"trace_id": "kp:trace:…", "good": true}, or with --stored from `kp-scorer label` and late outcomes.
 
     Precision is the share of good traces among the accepted ones, recall the share of accepted ones among all good traces. Each
-    trace weighs 1 / the probability by which it was sampled. In a FILE without sampled decisions, all with a label in --labels
-    count the same. An interval holds in 19 of 20 cases if all sampled traces are labelled, or a random part of them. Prints a
-    JSON line for the gate and for each threshold, first of all domains together, then of each domain with 50 labels or more;
-    the smaller domains are together the last (domain null). To a terminal it prints a table.
+    trace is weighted by 1 / the probability of sampling it. If FILE has no sampled decisions, all that have a label in --labels
+    count equally. An interval holds in 19 of 20 cases if all sampled traces are labelled, or a random part of them.
+
+    Prints a JSON line, or on a terminal a row, for the gate and for each threshold: first for all domains together, then for
+    each domain with 50 labels or more, and last for the smaller domains together. Where domains are together, domain is null.
     """
     labelled = [(each.decision, each.label) for each in gathered.traces]
     is_sample = any(decision.sampled for decision, _ in labelled)
@@ -93,19 +94,19 @@ def _estimates(quality: Quality) -> Iterator[tuple[dict[str, Any], Sequence[str]
     "--thresholds",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     required=True,
-    help="TOML file whose section scoring applies, such as calibrate writes.",
+    help="TOML file whose section scoring to apply, such as `calibrate` writes.",
 )
 @partial(gathering_options, sample=_SAMPLE)
 def re_decide(thresholds: Path, gathered: Gathered, settings: Settings) -> None:
     """Apply other thresholds, weights or profiles to decisions, and print those whose outcome changes.
 
-    The decisions stay as they are, in FILE and in the ledger. Nothing is embedded. Notes count the changes, in all domains and
-    in those with the most of them, with an interval that holds in 19 of 20 samples.
+    The decisions stay as they are, in FILE and in the ledger. Nothing is embedded. Notes count the changes, in all and in the
+    domains with the most of them, with intervals that hold in 19 of 20 samples.
 
-    The file of --thresholds wins over variables and flags here, although for a worker they would win over it. Settings that its
-    section scoring does not name are those in force, so pass the --config of your workers. Results that depend on the traces
-    themselves stay as they were decided: scoring.cap_step_term and scoring.max_confidence change nothing here, and a threshold
-    that a submission requested counts only if it was applied.
+    Here, the file of --thresholds overrides variables and flags, although for a worker they would override it. Settings that
+    its section scoring does not name are those in force, so pass the --config of your workers. Results that depend on the
+    traces themselves stay as they were decided: scoring.cap_step_term and scoring.max_confidence change nothing here, and a
+    threshold that a submission requested counts only if it was applied.
     """
     policy = load_scoring(thresholds, settings)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -34,7 +34,8 @@ def worker(settings: Settings) -> None:
 def serve(settings: Settings) -> None:
     """Take traces over HTTP and OpenTelemetry spans over HTTP or gRPC, and answer with decisions, until SIGTERM or Ctrl-C.
 
-    POST /v1/traces is where exporters of OpenTelemetry send; POST /traces takes JSON; GET /traces/ID has the decision.
+    OpenTelemetry exporters send spans to POST /v1/traces. POST /traces takes traces as JSON. GET /traces/ID returns the
+    decision.
     """
     try:
         from kp_scorer.serve.server import serve as serve_until_stopped
