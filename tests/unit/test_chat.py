@@ -49,6 +49,52 @@ def test_a_chat_comes_back_as_it_was_with_its_system_text_and_its_tools() -> Non
     assert read == Chat(named, [TOOL])
 
 
+def result(call_id: str, content: str) -> Json:
+    return {"role": "tool", "content": content} | ({"tool_call_id": call_id} if call_id else {})
+
+
+def calls_of(*ids: str) -> Json:
+    """Return an answer with calls of these ids, the second ``a`` of another tool than the first."""
+    tools = {"a2": {"id": "a", "type": "function", "function": {"name": "wind", "arguments": "{}"}}}
+    return {"role": "assistant", "content": "", "tool_calls": [tools.get(each) or call(each, each) for each in ids]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "answers"),
+    [
+        # A call that is answered twice, while another has no result yet.
+        ([calls_of("a", "b"), result("b", "1"), result("b", "2"), result("a", "3")], [("b", "1"), ("", "2"), ("a", "3")]),
+        ([calls_of("a", "b"), result("a", "1"), result("a", "2")], [("a", "1"), ("", "2")]),
+        # A result whose id no call has, before that of the call.
+        ([calls_of("a", "b"), result("x", "1"), result("a", "2")], [("b", "1"), ("a", "2")]),
+        # The ids of an earlier turn, in which one call had no result.
+        ([calls_of("a", "b"), result("b", "1"), calls_of("a2"), result("a", "2")], [("b", "1"), ("call_3", "2")]),
+        ([calls_of("a"), MESSAGES[-2], calls_of("b"), result("", "1")], [("", "  And tomorrow?"), ("b", "1")]),
+        # Several calls with one id are answered in their order.
+        ([calls_of("a", "a2"), result("a", "1"), result("a", "2")], [("a", "1"), ("call_2", "2")]),
+        ([calls_of("a", "call_3", "a2"), result("call_3", "1")], [("call_3", "1")]),
+    ],
+)
+def test_a_result_answers_the_call_of_its_id(turns: list[Json], answers: list[tuple[str, str]]) -> None:
+    read = chat({"messages": [MESSAGES[1], *turns, MESSAGES[-1]]}).messages
+    assert [(each.get("tool_call_id", ""), each["content"]) for each in read[1:] if each["role"] != "assistant"] == answers
+    ids = [each["id"] for message in read for each in message.get("tool_calls", ())]
+    assert len(ids) == len(set(ids)), ids
+
+
+def test_the_result_of_a_step_answers_its_own_call() -> None:
+    steps = [
+        {"step_id": 0, "type": "tool_call", "tool": {"name": "first"}},
+        {"step_id": 1, "type": "tool_call", "tool": {"name": "second"}, "output_summary": "of the second"},
+        {"step_id": 2, "type": "observation", "content": "of the first"},
+    ]
+    read = chat_of_trace(make_trace(steps=steps)).messages
+    assert [(each["name"], each["content"]) for each in read if each["role"] == "tool"] == [
+        ("second", "of the second"),
+        ("first", "of the first"),
+    ]
+
+
 def test_arguments_are_texts_that_parse_to_the_original_values() -> None:
     odd = {
         "role": "assistant",

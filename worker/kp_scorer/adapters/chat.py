@@ -6,7 +6,8 @@ shapes in the records of the run: requests to models, attributes of spans, and t
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.attributes import attributes_of
@@ -63,57 +64,79 @@ def chat_of_trace(trace: ReasoningTrace) -> Chat:
     """Return a trace that was not converted as a chat, whose turns are the trace's steps and, at the end, its result."""
     nowhere = Node(0, "", None)
     pieces = [Piece(nowhere, "user", trace.task.objective)]
-    for step in trace.steps:
+    for number, step in enumerate(trace.steps, 1):
+        call_id = f"call_{number}" if step.tool and step.output_summary else ""
         if step.tool:
-            pieces.append(Piece(nowhere, "call", name=step.tool.name, arguments=step.input))
+            pieces.append(Piece(nowhere, "call", name=step.tool.name, arguments=step.input, call_id=call_id))
         elif step.content:
             pieces.append(Piece(nowhere, "result" if step.type == "observation" else "agent", step.content))
         if step.tool and step.output_summary:
-            pieces.append(Piece(nowhere, "result", step.output_summary))
+            pieces.append(Piece(nowhere, "result", step.output_summary, call_id=call_id))
     if pieces[-1].kind != "agent":
         pieces.append(Piece(nowhere, "agent", trace.outcome.result_summary))
     return Chat(list(_messages(pieces)), [])
 
 
-def _messages(pieces: Iterable[Piece]) -> Iterator[Message]:
+def _messages(pieces: Sequence[Piece]) -> Iterator[Message]:
     """Yield the messages of a run.
 
     Everything that an agent says and calls up to the next result is one message. Each result names its call.
     """
     turn: Message | None = None
-    unanswered: dict[str, str] = {}  # The name of the tool by the id of each call without a result.
+    answered = _answered_calls(pieces)
+    ids: dict[int, str] = {}  # The id of each call without a result so far, by the call's place.
+    own_ids = {piece.call_id for piece in pieces}
     calls = 0
-    for piece in pieces:
+    for place, piece in enumerate(pieces):
         if piece.kind in ("agent", "call"):
             turn = turn or {"role": "assistant", "content": ""}
             if piece.kind == "agent":
                 turn["content"] = "\n\n".join(filter(None, (turn["content"], piece.text)))
                 continue
             calls += 1
-            call_id = piece.call_id if piece.call_id and piece.call_id not in unanswered else f"call_{calls}"
-            unanswered[call_id] = piece.name
+            call_id = piece.call_id
+            if not call_id or call_id in ids.values():
+                call_id = f"call_{calls}"
+                while call_id in own_ids:
+                    call_id += "_"
+            ids[place] = call_id
             function = {"name": piece.name, "arguments": _arguments(piece)}
             turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
             continue
         if turn:
             yield turn
             turn = None
-        answered = _answered(piece, unanswered) if piece.kind == "result" else None
-        if answered is None:
+        if (call := answered.get(place)) is None:
             # A result without a call, such as an environment's, is the next message to the agent.
             yield {"role": "user", "content": piece.text}
         else:
-            yield {"role": "tool", "tool_call_id": answered, "name": unanswered.pop(answered), "content": piece.text}
+            yield {"role": "tool", "tool_call_id": ids.pop(call), "name": pieces[call].name, "content": piece.text}
     if turn:
         yield turn
 
 
-def _answered(result: Piece, unanswered: dict[str, str]) -> str | None:
-    """Return the id of the call that a result answers: the call of its id, else the first of its tool, else the first."""
-    if result.call_id in unanswered:
-        return result.call_id
-    of_its_tool = (call_id for call_id, name in unanswered.items() if name == result.name)
-    return next(of_its_tool, next(iter(unanswered), None))
+def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
+    """Return the place of the call that each result answers, by the place of the result.
+
+    It is the call of its id. If no call has its id, it is one of its tool, or else any, that no other result names by an id. Of
+    several, it is the first in the newest turn. A second result of a call answers none.
+    """
+    call_ids = {piece.call_id for piece in pieces if piece.kind == "call" and piece.call_id}
+    turns = list(accumulate(piece.kind not in ("agent", "call") for piece in pieces))
+    answered: dict[int, int] = {}
+    for by_id in (True, False):
+        waiting: list[int] = []
+        with_result = set(answered.values())
+        for place, piece in enumerate(pieces):
+            if piece.kind == "call" and place not in with_result:
+                waiting.append(place)
+            elif piece.kind == "result" and waiting and (piece.call_id in call_ids) is by_id:
+                field = "call_id" if by_id else "name"
+                alike = [call for call in waiting if getattr(pieces[call], field) == getattr(piece, field)]
+                if alike := alike or ([] if by_id else waiting):
+                    answered[place] = next(call for call in alike if turns[call] == turns[alike[-1]])
+                    waiting.remove(answered[place])
+    return answered
 
 
 def _arguments(call: Piece) -> str:
