@@ -34,7 +34,7 @@ def main() -> int:
     """Submit traces, kill workers, and check how each trace ended; write progress to stderr and a JSON summary to stdout."""
     parser = arguments(__doc__)
     parser.add_argument("--traces", type=int, default=2_000)
-    parser.add_argument("--outcomes", type=int, default=600, help="so many late outcomes: before, with and after their traces")
+    parser.add_argument("--outcomes", type=int, default=600, help="late outcomes to send: before, with and after their traces")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--kill-every", type=float, default=6.0, metavar="SECONDS")
     parser.add_argument("--gated", action="store_true", help="with the gate of coverage, pinned sets and a check")
