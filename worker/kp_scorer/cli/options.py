@@ -29,21 +29,21 @@ file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_d
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
 
 
-class _Since(click.DateTime):
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse a time in UTC, or a number of hours or days before now."""
-        if age := re.fullmatch(r"([0-9]{1,5})([hd])", value):
-            return datetime.now(UTC) - timedelta(hours=int(age[1]) * (24 if age[2] == "d" else 1))
-        time: datetime = super().convert(value, param, ctx)
-        return time.replace(tzinfo=UTC)
+def since(text: str) -> datetime:
+    """Return the time that a text means, in UTC unless it has an offset, or a number of hours or days before now."""
+    if age := re.fullmatch(r"([0-9]{1,5})([hd])", text):
+        return datetime.now(UTC) - timedelta(hours=int(age[1]) * (24 if age[2] == "d" else 1))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter("expected a time such as 2026-11-30T12:00:00, in UTC, or an age such as 24h or 7d") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 since_option = click.option(
     "--since",
     metavar="TIME",
-    type=_Since(["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S"]),
+    type=since,
     help="Only decisions since TIME: 2026-11-30 or 2026-11-30T12:00:00, in UTC, or an age such as 24h or 7d.",
 )
 

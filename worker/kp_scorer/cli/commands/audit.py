@@ -4,13 +4,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from kp_scorer.cli.display import progress
-from kp_scorer.cli.options import service_options
+from kp_scorer.cli.options import service_options, since
 from kp_scorer.cli.output import note_damaged, print_note, print_row
 from kp_scorer.decision import Decision
 from kp_scorer.gate.gate_audit import audit_gate
@@ -28,12 +27,10 @@ _EVER: Final = Place(0, 0)
 
 
 def _since(text: str) -> Place:
-    """Return the place of the entry that a text names, or the first place at its time, which is local without an offset."""
+    """Return the place of the entry that a text names, or the first place at its time."""
     with suppress(ValueError):
         return Place.parse(text)
-    with suppress(ValueError, OverflowError):
-        return Place(int(datetime.fromisoformat(text).timestamp() * 1_000), 0)
-    raise click.BadParameter("expected the id of an entry, or a time such as 2026-01-31T09:00")
+    return Place(int(since(text).timestamp() * 1_000), 0)
 
 
 @click.command(epilog="Example: kp-scorer audit --sample 1000")
@@ -43,7 +40,7 @@ def _since(text: str) -> Place:
     type=_since,
     default="0-0",
     metavar="ENTRY|TIME",
-    help="Check entries after ENTRY, or from TIME on: 2026-01-31T09:00, local time without an offset.",
+    help="Check entries after ENTRY, or from TIME on: 2026-11-30T12:00:00, in UTC, or an age such as 24h or 7d.",
 )
 @service_options
 def audit(sample: int | None, since: Place, settings: Settings) -> None:
