@@ -1,6 +1,7 @@
 """A hostile peer costs the server bounded memory and time, and gets nothing but an answer that names what is wrong."""
 
 import gzip
+import json
 import socket
 import ssl
 import threading
@@ -194,6 +195,35 @@ def test_many_requests_in_a_row_take_no_memory(server: HttpServer) -> None:
             answers.read(int(headers["content-length"]))
         sending.join()
     assert server.process.peak_bytes() - before < 50 * MIB
+
+
+def test_answers_that_one_token_does_not_read_take_little_memory(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, kept, path = tmp_path / "tokens", tmp_path / "kept.jsonl", "/similar?task=tide&k=100"
+    tokens.write_text(f"{TOKEN}\n{ANOTHER}\n")
+    row = {
+        "trace_id": "kp:trace:a",
+        "task": "tide",
+        "domain": "code",
+        "success": True,
+        "messages": [{"content": "x" * 200_000}],
+    }
+    kept.write_text(f"{json.dumps(row)}\n" * 100)
+    monkeypatch.setenv("CONSTANTS", "serve.answers._READ_WITHIN_S=8")
+    changed = {"serve__tokens": str(tokens), "serve__kept": str(kept), "embedding__embedder": "words"}
+    request = f"GET {path} HTTP/1.1\r\nHost: server\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    with open_server(settings, tmp_path / "server.log", **changed) as server, ExitStack() as sockets:
+        before, statuses = server.process.peak_bytes(), []
+        for _ in range(8):
+            peer = sockets.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+            # Each peer sends another request behind the first one.
+            peer.sendall(request * 2)
+            statuses.append(peer.recv(12)[-3:])
+        assert set(statuses) == {b"200", b"429"}
+        assert len(server.ask("GET", path, authorization=f"Bearer {ANOTHER}").json["runs"]) == 100
+        assert server.process.peak_bytes() - before < 200 * MIB
+        wait_until(lambda: server.ask("GET", path, authorization=f"Bearer {TOKEN}").status == 200)
 
 
 def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:

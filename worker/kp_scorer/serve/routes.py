@@ -25,6 +25,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
 from kp_scorer.errors import InvalidTrace, QueueFull, Reason, ServiceUnavailable
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
+from kp_scorer.serve.answers import Answers
 from kp_scorer.serve.bodies import Bodies
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.exports import JSON, LOGS, PROTOBUF, SPANS, Signal, spans_in, success
@@ -76,6 +77,7 @@ class _Handlers:
         self._metrics = metrics
         most_bytes = settings.serve.body_bytes
         self._bodies = Bodies(most_bytes, len(tokens))
+        self.answers = Answers(len(tokens))
         self._keeps_source = settings.serve.keep_spans_s > 0
         self._store = store
         self._clients = clients
@@ -141,12 +143,14 @@ class _Handlers:
         rows have the reasons.
         """
         media_type = _media_type(request, JSON, *_JSON_LINES)
-        rows = await self._bodies.work_on(request, self._of_traces, partial(self._submit_all, media_type, request.state.queue))
+        submit_all = partial(self._submit_all, media_type, request.state.token, request.state.queue)
+        rows = await self._bodies.work_on(request, self._of_traces, submit_all)
         refused = sum(row.state != "pending" for row in rows)
         status = 202 if not refused else 422 if refused == len(rows) else 207
         return JSONResponse({"traces": [row.model_dump(exclude_defaults=True) for row in rows]}, status)
 
-    def _submit_all(self, media_type: str, queue: str, body: bytes) -> list[SubmittedTrace]:
+    def _submit_all(self, media_type: str, token: str, queue: str, body: bytes) -> list[SubmittedTrace]:
+        self.answers.check_room(token)
         are_lines = media_type in _JSON_LINES
         if are_lines and body.count(b"\n") > _MOST_TRACES:
             raise HTTPException(413, f"expected at most {_MOST_TRACES} lines")
@@ -210,6 +214,7 @@ class _Handlers:
         kept_runs = self._kept
 
         def answer() -> Response:
+            self.answers.check_room(request.state.token)
             runs = kept_runs.similar(task, k)
             if format == "prompt":
                 return Response(as_prompt(runs, tokens), media_type="text/plain")
@@ -254,6 +259,7 @@ def make_app(
         # Some monitors probe by HEAD.
         app.head(path, include_in_schema=False)(probe)
     refuse_in(app)
+    app.add_middleware(handlers.answers.bounded)
     return app
 
 
