@@ -23,12 +23,13 @@ def redaction() -> Any:
 
 
 PERSONAL = {
-    "EMAIL": ("bob.smith@corp.example.org", "a+b@sub.example.com"),
+    "EMAIL": ("bob.smith@corp.example.org", "a+b@sub.example.com", "eve%40example.org"),
     "PHONE": ("+1 202-555-0143", "(212) 736-5000", "+49 30 901820", "+45 33 12 34 56"),
     "CARD": ("4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005"),
     "USER": (
         *("/home/alice/notes", "/Users/Bob.Jones/x", r"C:\Users\carl\x", "C:/Users/dora", "/mnt/c/Users/eli/x"),
         *(".claude/projects/-Users-fay-shop/a.jsonl", "projects/C--Users-gus-shop", "./-home-hal"),
+        *("/var/home/ida/x", "cc -I/home/jon/include"),
     ),
 }
 
@@ -36,7 +37,13 @@ PERSONAL = {
 @pytest.mark.parametrize("kind", PERSONAL)
 def test_personal_data_is_replaced(kind: str) -> None:
     for text in PERSONAL[kind]:
-        for template in ("{}", "Call or write to {} today.", "It is {}.", '{{"contact": "{}"}}'):
+        for template in (
+            "{}",
+            "Call or write to {} today.",
+            "It is {}.",
+            '{{"contact": "{}"}}',
+            r'{{"n": 1}} {{"n": "2\n{}\t3"}}',
+        ):
             content = template.format(text)
             assert [found for _, _, found in redaction().spans_in(content)] == [kind], content
             redacted = redaction().Redactor().redacted(content)
@@ -72,8 +79,14 @@ def test_planted_secrets_are_replaced_and_none_is_left() -> None:
     assert set(missed) <= {"assigned password", "password in JSON", "password in escaped JSON", "OpenAI key"}
 
 
-@pytest.mark.parametrize("template", ["It failed (see {}).", "**{}**", "| {}| key |", 'It was "{}", then', "({}), [{}];"])
-def test_secrets_are_found_whatever_punctuation_is_behind_them(template: str) -> None:
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("It failed (see {}).", "**{}**", "| {}| key |", 'It was "{}", then', "({}), [{}];"),
+        *(r'Read: {"n": "2\n{}\n3"}', r'Read: {"n": "2\t{}"}', r'Read: {"n": "{\"n\": \"2\\n{}.\\n3\"}"}'),
+    ],
+)
+def test_secrets_are_found_whatever_is_around_them(template: str) -> None:
     chance = random.Random(3)
     for kind in ("Stripe key", "Google API key", "JSON web token", "Vault token"):
         secret = SECRETS[kind](chance)
@@ -119,10 +132,15 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
     assert redactor.redacted(redacted) == redacted
 
 
+def test_an_address_behind_an_escape_is_the_same_address_and_the_escape_stays() -> None:
+    text = r'Read: {"to": "eve@example.org\neve@example.org"}'
+    assert redaction().Redactor().redacted(text) == r'Read: {"to": "[EMAIL_1]\n[EMAIL_1]"}'
+
+
 def test_secrets_behind_half_a_character_are_replaced() -> None:
     assert redaction().Redactor().redacted("cut \ud83d, password: xK9#mP2vL5nQ8wZ") == "cut \ud83d, [SECRET_1]"
 
 
-@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|"])
+@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n"])
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:
     assert not is_steep(redaction().spans_in, lambda size: piece * size, 2_000)

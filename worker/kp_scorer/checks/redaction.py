@@ -17,11 +17,24 @@ except ImportError as error:
 Span = tuple[int, int, str]  # Start, end and kind.
 
 _PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
-_EMAIL: Final = re.compile(r"(?<![\w.%+-])(?!git@)[\w.%+-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w@])")
-_CARD: Final = re.compile(r"(?<![\w.-])(?:[2-6]\d{3}([ -]?)(?:\d{4}\1){2}\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w-]|\.\w)")
-_PHONE: Final = re.compile(r"(?<![\w.+-])(?:\+\d[\d ().-]{6,20}\d|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])")
+# A text of JSON may stand within a text that is none, so an escape such as \n also ends a word.
+_ESCAPE: Final = r"(?<=\\[nrt])"
+_EMAIL: Final = re.compile(
+    rf"(?:(?<![\w.%+-])(?!(?<=\\)[nrt])|{_ESCAPE})(?!git@)"
+    r"[\w.%+-]{1,64}(?:@|%40)(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w@])"
+)
+_CARD: Final = re.compile(
+    rf"(?:(?<![\w.-])|{_ESCAPE})"
+    r"(?:[2-6]\d{3}([ -]?)(?:\d{4}\1){2}\d{1,7}|3[47]\d{2}([ -]?)\d{6}\2\d{5})(?![\w-]|\.\w)"
+)
+_PHONE: Final = re.compile(
+    rf"(?:(?<![\w.+-])|{_ESCAPE})"
+    r"(?:\+\d[\d ().-]{6,20}\d|(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4})(?![\w-])"
+)
 _HOME: Final = re.compile(
-    r"(?<![\w.~-])(?:/home/|/Users/|/mnt/[a-z]/Users/|[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([\w.-]{1,64})(?=[^\w.-]|$)"
+    # A path may follow the letter of an option, as in -I/home/alice/include.
+    rf"(?:(?<![\w.~-])|{_ESCAPE}|(?<=\s-[A-Za-z]))"
+    r"(?:(?:/var|/export)?/home/|/Users/|/mnt/[a-z]/Users/|[A-Za-z]:(?:\\{1,2}|/)Users(?:\\{1,2}|/))([\w.-]{1,64})(?=[^\w.-]|$)"
     # Claude Code names the folder of a project's sessions after its path, with hyphens.
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )

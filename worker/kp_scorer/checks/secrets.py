@@ -21,7 +21,8 @@ except ImportError as error:
 
 _NAME_CHARS: Final = 64
 _PUNCTUATION: Final = re.compile(r"(?<![,;:.!?)\]}>*|\"'`])[,;:.!?)\]}>*|\"'`]++(?=\s|$)")
-_ESCAPES: Final = re.compile(r'\\+(?=")')
+_ESCAPES: Final = re.compile(r'(?<!\\)\\++(?=")')
+_SPACES: Final = re.compile(r"(?<!\\)\\++[nrt]")
 _PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
 
@@ -40,7 +41,7 @@ class Secrets:
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
             # A secret that both searches find has the same kind in both, so the union counts it once.
-            kinds += self._kinds(piece) | self._kinds(_unpunctuated(piece))
+            kinds += self._kinds(piece) | self._kinds(_unpunctuated(_spaced(piece)))
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
 
     def _kinds(self, text: str) -> Counter[str]:
@@ -50,11 +51,12 @@ class Secrets:
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """Return the places of secrets in a text, as starts and ends in characters. Some may overlap."""
-        places = {*self._spans(text), *self._spans(_unpunctuated(text))}
-        if escapes := {place for match in _ESCAPES.finditer(text) for place in range(*match.span())}:
+        spaced = _spaced(text)
+        places = {*self._spans(text), *self._spans(_unpunctuated(spaced))}
+        if escapes := {place for match in _ESCAPES.finditer(spaced) for place in range(*match.span())}:
             # Search without escapes, too: JSON within JSON has more of them than rules allow for.
             indices = [place for place in range(len(text)) if place not in escapes]
-            unescaped = "".join(map(text.__getitem__, indices))
+            unescaped = "".join(map(spaced.__getitem__, indices))
             places |= {(indices[start], indices[end - 1] + 1) for start, end in self._spans(unescaped)}
         return sorted(places)
 
@@ -76,6 +78,11 @@ def _cache() -> Path | None:
         return cache_dir() / "secrets"
     except OSError:
         return None
+
+
+def _spaced(text: str) -> str:
+    r"""Return a text with spaces in place of escapes such as \n: rules would take the letter for the beginning of a secret."""
+    return _SPACES.sub(lambda match: " " * len(match[0]), text)
 
 
 def _unpunctuated(text: str) -> str:
