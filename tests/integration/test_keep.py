@@ -1,6 +1,8 @@
 """``kp-scorer keep`` writes the original traces with one outcome and their scores, computed now or read from the ledger."""
 
+import codecs
 import fcntl
+import gzip
 import hashlib
 import json
 import math
@@ -574,6 +576,9 @@ def test_a_run_in_which_a_second_search_finds_something_is_left_out_and_named(
     assert (manifest["rows"], manifest["dropped"]) == (2, 1)
 
 
+HERONS = b"Count the herons at the river mouth!"
+
+
 def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path: Path) -> None:
     benchmark = tmp_path / "benchmark.jsonl"
     benchmark.write_text('{"question": "Count the herons at the river mouth!"}\nRefund the order of the blue bicycle\n')
@@ -586,6 +591,29 @@ def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path:
     benchmark.write_text('{"id": 1}\n')
     done = keep(chats_file, "--best", "1", "--against", benchmark, *CONVERTING)
     assert (done.exit_code, "line 1: expected a text, or an object with" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "left_out", "problem"),
+    [
+        (gzip.compress(HERONS, mtime=0), 1, ""),
+        (codecs.BOM_UTF8 + json.dumps({"question": HERONS.decode()}).encode(), 1, ""),
+        (HERONS.decode().encode("utf-16"), 0, "line 1: expected text in UTF-8"),
+        (HERONS.decode().encode("utf-16-le"), 0, "line 1: expected text in UTF-8"),
+        ("Tæl hejrerne\nZähle die Reiher".encode("latin-1"), 0, "line 1: expected text in UTF-8"),
+        (codecs.BOM_UTF8 + b"\n\n", 0, "got an empty file"),
+    ],
+    ids=["gzip", "mark", "UTF-16", "UTF-16 without a mark", "Latin-1", "empty"],
+)
+def test_a_benchmark_that_cannot_be_read_is_refused(
+    content: bytes, left_out: int, problem: str, chats_file: Path, tmp_path: Path
+) -> None:
+    benchmark = tmp_path / "benchmark"
+    benchmark.write_bytes(content)
+    done = keep(chats_file, "--best", "100%", "--against", benchmark, *CONVERTING)
+    assert done.exit_code == 2 * bool(problem)
+    assert problem in done.stderr
+    assert done.stderr.count("left out, as their tasks are in the file of --against") == left_out
 
 
 @pytest.mark.parametrize("flags", ["--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"])

@@ -111,6 +111,7 @@ def test_files_of_texts_and_of_traces_are_pinned_listed_and_removed(words: Setti
         ("a b", "text", "NAME"),
         ("tasks", "\n", "expected 1 to 100000 traces or texts, got 0"),
         ("tasks", "text\n" * 100_001, "expected 1 to 100000 traces or texts, got 100001"),
+        ("tasks", "text\nt\0e\0x\0t\0", "line 2: expected text in UTF-8"),
         ("tasks", "x" * 100_001, "line 1: expected at most 100000 characters"),
         ("tasks", json.dumps(minimal_payload()) + '\n{"no": "trace"}\n', "line 2: "),
     ],

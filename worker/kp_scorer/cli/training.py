@@ -19,7 +19,7 @@ from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Line
 from kp_scorer.cli.gathering import task_of
 from kp_scorer.cli.output import complete_file, json_line, note_ids, open_output
-from kp_scorer.cli.unpacking import lines_in, open_input
+from kp_scorer.cli.unpacking import open_input, texts_in, unpacked
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.errors import InvalidTrace, SettingsError
@@ -83,10 +83,13 @@ class Against:
     """The tasks in a file, such as a benchmark's. Runs with an equal or near objective are left out."""
 
     def __init__(self, name: str) -> None:
-        """Read a text on each line, or the task in each JSON object; raise BadParameter if a line has none."""
+        """Read a text on each line, or the task in each JSON object; raise BadParameter if a line, or the file, has none."""
         self._embedder = WordsEmbedder()
-        with open_input(name) as stream:
-            tasks = [(number, _task_in(number, line)) for number, line in lines_in(stream, _LONGEST_LINE)]
+        with open_input(name) as opened:
+            lines = texts_in(unpacked(opened), _LONGEST_LINE, "--against")
+            tasks = [(number, _task_in(number, line)) for number, line in lines]
+        if not tasks:
+            raise click.BadParameter("expected a task on each line, got an empty file", param_hint="--against")
         self._numbers = [number for number, _ in tasks]
         self._vectors = self._embedder.embed([task for _, task in tasks])
         self.left_out: list[Row] = []
@@ -107,8 +110,7 @@ class Against:
         return True
 
 
-def _task_in(number: int, line: bytes) -> str:
-    text = line.decode("utf-8", "replace").strip()
+def _task_in(number: int, text: str) -> str:
     if not text.startswith(("{", "[", '"')):
         return text
     try:

@@ -93,3 +93,18 @@ def lines_in(stream: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
     for number, line in enumerate(iter(lambda: read_bytes(stream.readline, most_bytes), b""), 1):
         if not line.isspace():
             yield number, line
+
+
+def texts_in(stream: IO[bytes], most_bytes: int, option: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are not blank, as :func:`lines_in` does, as texts.
+
+    Raises BadParameter, which names the ``option``, for a line that is not UTF-8. A line in UTF-16 has zero bytes.
+    """
+    for number, line in lines_in(stream, most_bytes):
+        is_cut = len(line) == most_bytes and not line.endswith(b"\n")
+        with suppress(UnicodeDecodeError):
+            text = line.decode("utf-8-sig", "replace" if is_cut else "strict").strip()
+            if "\0" not in text:
+                yield from [(number, text)] if text else []
+                continue
+        raise click.BadParameter(f"line {number}: expected text in UTF-8", param_hint=option)

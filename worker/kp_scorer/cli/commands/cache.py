@@ -15,7 +15,7 @@ from kp_scorer.cli.display import progress
 from kp_scorer.cli.input import read_files, read_traces
 from kp_scorer.cli.options import file_argument, service_options, yes_option
 from kp_scorer.cli.output import print_note, print_row, refusal
-from kp_scorer.cli.unpacking import lines_in, open_input, read_bytes, unpacked
+from kp_scorer.cli.unpacking import open_input, read_bytes, texts_in, unpacked
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
 from kp_scorer.embedding.select import select_embedder
 from kp_scorer.errors import InvalidTrace, Problem, ServiceUnavailable, SettingsError, TraceConflict
@@ -244,12 +244,10 @@ def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) ->
 
 
 def _texts_in(stream: io.BufferedReader, _: Embedder, limits: Limits) -> Iterator[tuple[int, str, str]]:
-    for number, line in lines_in(stream, 4 * limits.field_chars + 4):
-        text = line.decode("utf-8-sig", "replace").strip()
+    for number, text in texts_in(stream, 4 * limits.field_chars + 4, "FILE"):
         if len(text) > limits.field_chars:
             raise click.BadParameter(f"line {number}: expected at most {limits.field_chars} characters", param_hint="FILE")
-        if text:
-            yield number, str(number), text
+        yield number, str(number), text
 
 
 @cache.command(epilog="Example: kp-scorer cache unpin benchmarks")
