@@ -116,6 +116,19 @@ def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
             spans_in(body[:cut], PROTOBUF, Limits())
 
 
+@pytest.mark.parametrize("place", ["span", "resource"])
+def test_a_text_that_is_not_utf_8_costs_no_other_run(server: HttpServer, place: str) -> None:
+    # An agent cut a text within a character, and a collector sends its spans together with those of another agent.
+    good, damaged, word = new_run(), new_run(), "Hochwasser"
+    spoiled = {"said": word} if place == "span" else {}
+    resource = {"process.command_line": word} if place == "resource" else {}
+    raw = in_protobuf(export_of(chat_span(damaged, **spoiled), **resource)).replace(word.encode(), b"\xc3" * len(word))
+    answer = server.ask("POST", "/v1/traces", in_protobuf(export_of(chat_span(good))) + raw, content_type=PROTOBUF)
+    assert ExportTraceServiceResponse.FromString(answer.body).partial_success.rejected_spans == 1
+    assert server.status(good)["state"] == "decided"
+    assert server.status(damaged)["detail"] == "$: expected spans that can be decoded, at most 5000 and 16777216 bytes"
+
+
 def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:
     run_id = new_run()
     root = chat_span(run_id)

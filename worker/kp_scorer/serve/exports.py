@@ -8,12 +8,13 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.json_format import MessageToDict, MessageToJson
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as messages
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
@@ -28,6 +29,8 @@ from kp_scorer.errors import InvalidTrace, Problem
 from kp_scorer.limits import Limits
 from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.store.runs import ReceivedSpan
+
+Decoded = TypeVar("Decoded", bound=Message)
 
 JSON: Final = "application/json"
 PROTOBUF: Final = "application/x-protobuf"
@@ -64,9 +67,9 @@ def spans_in(
 ) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of spans without valid ids.
 
-    A span that is too large is returned without content. With ``keeps_source``, spans keep their resource and scope, to be
-    handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if the body is
-    no export.
+    A span that is too large or cannot be decoded is returned without content. With ``keeps_source``, spans keep their resource
+    and scope, to be handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or
+    NotConverted if the body is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = objects = 0
@@ -81,7 +84,7 @@ def spans_in(
             raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
-        # A span without attributes was too large to parse. Its run is too large as well, so keep no content.
+        # A span without attributes was too large to parse, or could not be. Its run becomes a dead letter, so keep no content.
         content = _as_bytes(fields) if "attributes" in fields else b""
         # Count the objects. Within a text, a backslash precedes each quote, so no text looks like the start of an object with
         # fields.
@@ -132,22 +135,24 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
             raw_resource = b"".join(resource_spans.field_1)
             if len(raw_resource) > _MOST_SPAN_BYTES:
                 raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
-            resource = Resource.FromString(raw_resource)
-            lasting = _checked([MessageToDict(pair) for pair in resource.attributes if pair.key in _OF_RESOURCES])
-            full_resource = _small(_decoded(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
+            resource = _decoded(Resource, raw_resource)
+            pairs = resource.attributes if resource is not None else ()
+            lasting = _checked([MessageToDict(pair) for pair in pairs if pair.key in _OF_RESOURCES])
+            full_resource = _small(_source_in(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
             for scope in map(layer, resource_spans.field_2):
                 name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
                 own: dict[str, Any] = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
                 if keeps_source:
-                    full_scope = _small(_decoded(InstrumentationScope, raw_scope), own["scope"])
+                    full_scope = _small(_source_in(InstrumentationScope, raw_scope), own["scope"])
                     own["source"] = _source(full_resource, full_scope, len(lasting))
                 for raw in scope.field_2:
-                    if len(raw) > _MOST_SPAN_BYTES:
-                        large = _Layer.FromString(raw)
+                    is_readable = resource is not None and len(raw) <= _MOST_SPAN_BYTES
+                    item = _decoded(signal.message, raw) if is_readable else None
+                    if item is None:
+                        refused = _Layer.FromString(raw)
                         # If a field is repeated, the last one counts. A list of all would take forty times their bytes.
-                        yield _ids(*(b"".join(getattr(large, f"field_{number}")[-1:]) for number in signal.ids))
+                        yield _ids(*(b"".join(getattr(refused, f"field_{number}")[-1:]) for number in signal.ids))
                         continue
-                    item = signal.message.FromString(raw)
                     content = MessageToDict(item, use_integers_for_enums=True)
                     ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
                     yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
@@ -155,8 +160,20 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
         raise InvalidTrace.whole("expected an export of OTLP in Protobuf") from None
 
 
-def _decoded(kind: type[Resource | InstrumentationScope], raw: bytes) -> dict[str, Any] | None:
-    return MessageToDict(kind.FromString(raw)) if len(raw) <= _MOST_SOURCE_BYTES else None
+def _decoded(kind: type[Decoded], raw: bytes) -> Decoded | None:
+    """Return a message; None if Protobuf refuses its content, such as a text that is not UTF-8.
+
+    A collector sends the spans of many agents together, and one agent's must not cost those of the others.
+    """
+    message: Decoded | None = None
+    with suppress(DecodeError):
+        message = kind.FromString(raw)
+    return message
+
+
+def _source_in(kind: type[Resource | InstrumentationScope], raw: bytes) -> dict[str, Any] | None:
+    message = _decoded(kind, raw) if len(raw) <= _MOST_SOURCE_BYTES else None
+    return MessageToDict(message) if message is not None else None
 
 
 def _small(value: object, otherwise: dict[str, Any]) -> str:

@@ -146,7 +146,8 @@ class Submitter:
             took = f"took longer than {_CONVERTING_S:g} s or more than {_CONVERTING_BYTES >> 20} MiB"
             return {"poison": f"$: the conversion was tried {attempts} times; each time it {took}, or ended its process"}
         if run.is_too_large:
-            return {"problems": [Problem("$", f"expected at most {most.run_spans} spans and {most.run_bytes} bytes")]}
+            expected = f"expected spans that can be decoded, at most {most.run_spans} and {most.run_bytes} bytes"
+            return {"problems": [Problem("$", expected)]}
         answer: dict[str, Any] = self._converting.ask(run.export)
         return answer
 
