@@ -1,4 +1,4 @@
-"""The gate to the stages that decide: it admits a bounded group, and one delivery alone after a failure."""
+"""Admits deliveries to the stages that decide: a bounded group at a time, and one delivery alone after a failure."""
 
 import threading
 from collections import deque
@@ -48,8 +48,8 @@ class FairQueue:
 class Admission:
     """Admits deliveries to the stages that decide. They return each one, either resolved or to be decided again.
 
-    Isolation: deliveries that fail together are decided again, each with nothing else in flight, so that a trace that causes a
-    failure fails alone. An outage is no trace's fault, so its error resolves all of them.
+    Isolation: deliveries that fail together are decided again, each while no other is being decided, so that a trace that
+    causes a failure fails alone. An outage is no trace's fault, so its error resolves all of them.
 
     At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces is charged with an attempt
     and is decided alone from then on.
@@ -117,7 +117,7 @@ class Admission:
             self.decide_alone(deliveries)
 
     def decide_alone(self, deliveries: Sequence[Delivery]) -> None:
-        """Queue deliveries to be decided again, each with nothing else in flight."""
+        """Queue deliveries to be decided again, each while no other is being decided."""
         with self._changed:
             self._alone.extend(deliveries)
         self._leave(len(deliveries))

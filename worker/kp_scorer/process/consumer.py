@@ -41,7 +41,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
     """Celery's consumer, except that it dead-letters messages that Celery would log and discard.
 
     Some messages would otherwise stop this worker, then the next one that receives them, and so on. A message that returns for
-    the second time may be one of those. The last stage reads it, after noting the attempt in the ledger.
+    the second time may be one of those. The last stage reads it, after noting the attempt in Redis.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Delivery:
         self.received: Received | None = None  # The part that decisions and dead letters carry; None until the message is read.
         self.trace: ReasoningTrace | LateOutcome | None = None  # The submission; None until it is decoded.
         self.pending: PendingDecision  # The progress of deciding the trace, set by the look-up.
-        # True if it is decided with nothing else in flight, because it failed before, or a worker that held it died.
+        # True if it is decided while no other is, because it failed before, or a worker that held it died.
         self.is_alone = False
         self.is_suspect = False  # True until it is read, if it may have ended earlier readers.
         self.dead_lettering: DeadLettering | None = None
