@@ -49,8 +49,8 @@ class SuppliedFields(NamedTuple):
     task_domain: Domain | None
     visibility: Visibility
     privacy_level: PrivacyLevel
-    success: bool | None = None  # For runs whose source does not record it.
-    created_at: IsoDatetime | None = None  # For runs whose source does not record it.
+    success: bool | None = None  # Applies to runs whose source does not record it.
+    created_at: IsoDatetime | None = None  # Applies to runs whose source does not record it.
     paths: Mapping[str, str] = MappingProxyType({})  # Dotted paths in a record to these fields and ``id``.
     defaults: Mapping[str, Callable[[int], Any]] | None = None
     """For each field that is assumed if neither the source nor the caller has it: a function of the run's line to its value."""

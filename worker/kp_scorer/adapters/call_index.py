@@ -22,8 +22,8 @@ class Call:
     call_id: str
     by_tool_alone: bool = False  # True if only the span of a tool has the call, and no model's.
     started_ns: int = 0  # The time at which the tool began, if no model had called it yet.
-    has_begun: bool = False  # True if the tool has begun.
-    ended_ns: int = 0  # The time at which the tool ended.
+    has_begun: bool = False
+    ended_ns: int = 0
     result: int | None = None  # The position of its result among the pieces.
 
 
@@ -78,7 +78,7 @@ class Calls:
         return self._texts[id(call)][1]
 
     def add(self, call: Call, piece: Piece) -> None:
-        """Note a call by the piece that shows it."""
+        """Index a call by the id, the name and the words of the piece that shows it."""
         identity, words = self.identity_of(piece), self._words(piece)
         self.add_words(call, piece)
         if piece.call_id:
@@ -90,7 +90,7 @@ class Calls:
             queues.add(call, ("name", piece.name), ("name", piece.name, piece.call_id), ("words", words))
 
     def add_words(self, call: Call, piece: Piece) -> None:
-        """Note the words by which another piece shows a call."""
+        """Also index a call by the words of another piece that shows it."""
         if call not in self._by_key[self._words(piece),][-1:]:
             self._by_key[self._words(piece),].append(call)
 

@@ -118,8 +118,8 @@ def _messages(pieces: Sequence[Piece]) -> Iterator[Message]:
 def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
     """Return the place of the call that each result answers, by the place of the result.
 
-    It is the call of its id. If no call has its id, it is one of its tool, or else any, that no other result names by an id. Of
-    several, it is the first in the newest turn. A second result of a call answers none.
+    A result answers the call with its id. If no call has its id, it answers a call of its tool, or else any call, that no other
+    result names by an id. Of several calls, it answers the first in the newest turn. A second result of a call answers none.
     """
     call_ids = {piece.call_id for piece in pieces if piece.kind == "call" and piece.call_id}
     turns = list(accumulate(piece.kind not in ("agent", "call") for piece in pieces))

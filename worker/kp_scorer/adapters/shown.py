@@ -38,7 +38,7 @@ def shown_by_python(text: str, most_depth: int) -> Any:
 
 
 class _Reader:
-    """Parses the tokens of a text, always one ahead. The last token is an empty sign."""
+    """Parses the tokens of a text, always one ahead. The last token is empty."""
 
     def __init__(self, text: str, most_depth: int) -> None:
         self._tokens = _tokens(text)

@@ -215,7 +215,7 @@ def _message_of(event: Node, role: str) -> Node:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Return pieces; a single one if each of them is a token of an answer."""
+    """Join pieces if each of them is a token of an answer; otherwise return them unchanged."""
     are_tokens = all(piece.kind == "agent" for piece in pieces) and any(piece.text[:1] == " " for piece in pieces[1:])
     return [pieces[0]._replace(text="".join(piece.text for piece in pieces))] if are_tokens else pieces
 
