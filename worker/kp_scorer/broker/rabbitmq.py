@@ -183,10 +183,10 @@ def confirming_channel(connection: Any) -> ConfirmingChannel:
 
 
 def set_aside(connection: Any) -> None:
-    """Take a blocked kombu connection out of use; keep one for each server, to hear on it from RabbitMQ when the alarm ends.
+    """Take a blocked kombu connection out of use; keep one for each server, on which RabbitMQ reports the end of its alarm.
 
-    RabbitMQ reads nothing from it, not even that it is closed: during an alarm, connections that were closed would pile up
-    there.
+    RabbitMQ reads nothing from a blocked connection, not even that it is closed: during an alarm, closed connections would pile
+    up there.
     """
     blocked = connection._connection  # noqa: SLF001 - the property would connect
     if (channel := _CHANNELS.get(blocked)) and channel.is_blocked:

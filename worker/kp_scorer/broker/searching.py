@@ -13,7 +13,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 from kp_scorer.broker.wire import open_item, submission_in
 from kp_scorer.limits import Limits, check_values
 
-_READ_AT_ONCE: Final = 20  # Not more, because a message may have megabytes.
+_READ_AT_ONCE: Final = 20  # More could take too much memory: a message may have megabytes.
 _VALUES_AROUND: Final = 1_000  # The values that a decision may have besides its trace.
 
 

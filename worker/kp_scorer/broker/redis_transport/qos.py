@@ -17,7 +17,7 @@ class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
     A delivery tag is ``receipt@queue``.
     """
 
-    append = virtual.QoS.append  # Not kombu's, which notes the message in Redis: the script that received it has done so.
+    append = virtual.QoS.append  # The base class's also notes the message in Redis, which the receiving script has done.
 
     def can_consume(self) -> bool:
         """Return whether there is room for another message, by number and by bytes."""

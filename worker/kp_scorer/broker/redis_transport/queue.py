@@ -62,7 +62,7 @@ class Sizes(NamedTuple):
 
 @script(rows(ReceivedMessage))
 def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, call_name: str, sizes: Sizes) -> None:
-    """Receive the next messages; unless ``moved`` is empty, it is the first. ``call_name`` is unique."""
+    """Receive the next messages, the first of which is ``moved``, unless that is empty. ``call_name`` is unique."""
 
 
 @script(row(Published))
@@ -77,11 +77,11 @@ def acknowledge(*, keys: QueueKeys, receipts: Sequence[str]) -> None:
 
 @script(nothing)
 def requeue(*, keys: QueueKeys, receipt: str, receive_next: bool, counts_delivery: bool) -> None:
-    """Requeue a message at the front or the end; ``counts_delivery`` if this delivery was an attempt to process it."""
+    """Requeue a message, to be received next or last; ``counts_delivery`` if this delivery was an attempt to process it."""
 
 
 @script(nothing)
 def reclaim(
     *, keys: QueueKeys, priorities: Sequence[str], visibility_timeout_ms: int, most: int, sizes: Sizes, in_flight: Sequence[str]
 ) -> None:
-    """Renew the messages ``in_flight``, requeue those that others have not renewed in time; fetch other ``priorities``."""
+    """Renew the messages ``in_flight``; requeue those that others have not renewed, and those on the lists ``priorities``."""
