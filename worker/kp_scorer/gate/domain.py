@@ -20,7 +20,7 @@ class GateBounds(NamedTuple):
 
     kept_elements: int
     kept_ttl_ms: int
-    most_facts: int = 10_000  # Only the newest ones count: a domain without any among them has no runs.
+    most_facts: int = 10_000  # Only this many of the newest count: a domain without any among them has no runs.
     most_runs: int = 200
 
 

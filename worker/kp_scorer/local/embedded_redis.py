@@ -37,7 +37,7 @@ class Running(NamedTuple):
     url: str
     pid: int = 0  # The process of `up`.
     ports: Sequence[int] = ()  # The ports at which its workers answer probes.
-    settings: Mapping[str, Any] = {}  # By section: its settings that differ from the defaults.
+    settings: Mapping[str, Any] = {}  # The settings of `up` that differ from the defaults, by section.
 
 
 def _note() -> Path:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.novelty.log import Candidate, Cursor, Entry, NoveltyLog, Place, Tail, Window
 
-_SCAN_ROWS: Final = 8_192  # Compared at once: the similarities of a batch to these take some megabytes.
+_SCAN_ROWS: Final = 8_192  # The rows that are compared at once: the similarities of a batch to these take some megabytes.
 
 
 class Nearest(NamedTuple):
@@ -86,7 +86,7 @@ class Mirror:
         return self._vectors[[self._row(place) for place in places]]
 
     def similarity(self, vector: NDArray[np.float32], time_ms: int) -> float | None:
-        """Return the largest similarity to a comparable entry that a vector would have at this time; None if there is none."""
+        """Return the largest similarity that a vector would have at this time to a comparable entry; None if there is none."""
         rows = self._rows(Place(time_ms, int(self._numbers[len(self) - 1]) + 1)) if len(self) else range(0)
         similarities = np.minimum(self._vectors[rows.start : rows.stop] @ vector, self._bounds[1, rows.start : rows.stop])
         largest = float(similarities.max(initial=-np.inf))

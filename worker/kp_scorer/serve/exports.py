@@ -41,10 +41,10 @@ _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agent may have it.
 _MOST_SPANS: Final = 20_000
 _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The most fields around spans in Protobuf: each may have its own resource and scope.
-_MOST_OBJECTS: Final = 1_000_000  # In the JSON of all spans. An object takes microseconds, but only two bytes in Protobuf.
+_MOST_OBJECTS: Final = 1_000_000  # The most in the JSON of all spans: each takes microseconds, but only two bytes in Protobuf.
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # The most characters of the name of a scope.
-_MOST_LASTING_BYTES: Final = 1_024  # The most bytes of those attributes of a resource that its spans keep.
+_MOST_LASTING_BYTES: Final = 1_024  # The most bytes of the attributes that spans keep of their resource.
 _MOST_SOURCE_BYTES: Final = 4_096  # The most bytes of a resource, or a scope, that spans keep in full, to be handed on.
 
 

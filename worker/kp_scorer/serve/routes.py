@@ -50,7 +50,7 @@ log = structlog.get_logger("kp_scorer.serve.routes")
 
 
 class SubmittedTrace(BaseModel):
-    """The outcome of one trace of a request."""
+    """The result of submitting one trace of a request."""
 
     number: int  # The trace's place in the request, from 1.
     state: Literal["pending", "invalid", "conflict"]

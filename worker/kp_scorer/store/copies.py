@@ -14,7 +14,7 @@ from kp_scorer.trace import ReasoningTrace
 
 _TTL_MS: Final = 60_000  # The copies expire if their reader has not looked for this long.
 _HEARD_AFTER_S: Final = 5.0  # A worker that has not looked for this long counts as dead.
-_SEARCHED_AT_ONCE: Final = 100  # Not more, because a trace may have a megabyte.
+_SEARCHED_AT_ONCE: Final = 100  # More could take too much memory: a trace may have a megabyte.
 
 
 class Copy(NamedTuple):

@@ -21,7 +21,7 @@ from kp_scorer.trace import OUTCOME_ID_PREFIX, LateOutcome, has_beginning
 
 _READ_AT_ONCE: Final = 500
 _MOST_OLDEST: Final = 10_000  # The most pending submissions among which the oldest trace is looked for.
-_WHOLE_AT_ONCE: Final = 100  # Not more, because a record may have the text of a trace, which may take a megabyte.
+_WHOLE_AT_ONCE: Final = 100  # More could take too much memory: a record may hold a trace, which may have a megabyte.
 _TEXTS: Final = (
     *("state", "since_ms", "decision", "revised", "submission", "entry", "label", "reason", "detail", "letter", "outcomes"),
 )
