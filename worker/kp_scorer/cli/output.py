@@ -157,7 +157,7 @@ def refusal(line_number: int, error: InvalidTrace | TraceConflict | TraceDead, f
 
 
 def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
-    """Print how many traces or domains there are, ``what_became`` of them, and the first names; without any print nothing."""
+    """Print how many traces or domains there are, ``what_became`` of them, and the first names; print nothing for none."""
     if trace_ids:
         more = f" and {len(trace_ids) - _MOST_NAMED} more" if len(trace_ids) > _MOST_NAMED else ""
         print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")

@@ -147,7 +147,7 @@ class TrainingFile:
             self._redaction, self._redactor = redaction, redaction.Redactor()
 
     def write(self, rows: Iterable[Row]) -> None:
-        """Write the rows without secrets. A run whose row holds something secret still is dropped."""
+        """Write the rows without secrets. A run whose row still holds something secret is dropped."""
         with complete_file(str(self._path)) as partial:
             if self._path.suffix == ".parquet":
                 _write_parquet(partial, self._clean(rows))

@@ -88,7 +88,7 @@ class Pipeline:
         self._acknowledge_stage.drain()
 
     def abort(self) -> None:
-        """Also requeue the messages whose traces no stage has begun to decide."""
+        """Requeue the messages whose traces no stage has begun to decide, too."""
         self._admission.is_aborted = True
 
     def wait_until_empty(self) -> None:

@@ -170,7 +170,7 @@ def _tally(sample: Sample, target: Target) -> tuple[Floats, Integers]:
 
 
 def _above(traces: Integers) -> Integers:
-    """Return the number of traces that each threshold accepts, from those between two; both are of shape (cuts, 3)."""
+    """Return how many traces each threshold accepts, given how many lie from each to the next; both of shape (cuts, 3)."""
     return np.cumsum(traces[::-1], 0)[::-1]
 
 

@@ -113,7 +113,7 @@ class Settings(Section):
 
     @property
     def kinds(self) -> tuple[DecisionKind, ...]:
-        """The kinds that are published, without those that no decision under these settings can be of.
+        """The kinds that are published, except those of which these settings allow no decision.
 
         If a task is called, revisions are published like other decisions of their outcome, as another app declares its queues.
         """

@@ -35,7 +35,7 @@ def open_recorder(system: str, node: str) -> "Recorder":
 
 def current_context() -> Context:
     """Return the context of the caller's span, if the application around our client records spans."""
-    # An application that records spans has imported this module; most others have not even installed it.
+    # An application that records spans has imported the module; most others have not even installed it.
     if "opentelemetry.trace" not in sys.modules:
         return NO_CONTEXT
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -159,7 +159,7 @@ def _exported(search: Search) -> Iterator[dict[str, Any]]:
 
 
 def _note_oversized(settings: Settings) -> None:
-    """Print the numbers of oversized messages, which nobody has read, so that they may hold the trace."""
+    """Print the numbers of oversized messages; nobody has read them, so they may hold the trace."""
     if settings.broker.is_redis:
         try:
             with make_celery(settings) as app:
