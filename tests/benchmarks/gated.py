@@ -71,7 +71,7 @@ def _decide(bench: Bench, portion: Sequence[ReasoningTrace]) -> Speed:
 
 
 def _mixed(count: int, domains: Sequence[str]) -> list[ReasoningTrace]:
-    """Return traces with real texts, of which repeats add nothing, and among them some that are like no other."""
+    """Return traces with real texts, whose repeats add nothing, and among them some that are like no other."""
     texts = [_in(trace, domain) for trace, domain in islice(zip(cycle(typical()), cycle(domains), strict=False), count)]
     for place, trace in zip(range(0, count, _UNLIKE), _unlike(count // _UNLIKE, domains), strict=True):
         texts[place] = trace

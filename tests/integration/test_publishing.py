@@ -68,7 +68,7 @@ def test_messages_arrive_in_order_and_are_acknowledged_together(app: Celery, que
 @pytest.mark.parametrize("broker", ["rabbitmq"])
 def test_publish_all_reports_which_messages_are_refused(app: Celery, queue: Queue) -> None:
     assert all(publish_all(app, "test", queue, numbered(LIMIT)))
-    # RabbitMQ may accept some more than the limit until it notices.
+    # RabbitMQ may accept a few messages beyond the limit before it notices.
     wait_until(lambda: not any(publish_all(app, "test", queue, numbered(3, first=100))))
     before = {body for body, _ in receive_all(app, queue)}
     accepted = publish_all(app, "test", queue, numbered(50 * LIMIT, first=1_000))

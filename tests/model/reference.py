@@ -1,4 +1,4 @@
-"""The specification of the ledger in plain Python: what each event changes, with a branch for each cell of its table.
+"""The specification of the ledger in plain Python: what each event changes in a record of each state.
 
 The records have the same fields as those in Redis, so that they can be compared.
 """

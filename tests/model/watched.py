@@ -73,7 +73,7 @@ class WatchedLedger:
     copies_traces = False
 
     def __init__(self, books: Books, log: "WatchedLog | None" = None) -> None:
-        """``log`` belongs to the same worker. It knows what the decisions must say."""
+        """Take the ``log`` of the same worker, which knows what the decisions must say."""
         self._books = books
         self._log = log
         self.real = RedisLedger(books.client, KEYS, RECORD_TTL_MS, TRACE_LEASE_MS)

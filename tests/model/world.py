@@ -122,7 +122,7 @@ class World:
     def take_strictly(self, which: int, number: int) -> str:
         """Let a worker with lower limits take a message that a client noted.
 
-        The worker cannot decode it, or not even find its id.
+        The worker cannot decode it, or cannot even find its id.
         """
         message = next(message for message in self.queue if self._is_noted(message.payload))
         self.queue.remove(message)

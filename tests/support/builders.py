@@ -1,4 +1,4 @@
-"""Builders of traces and their JSON, decisions, policies, candidates and embedders, which take one line each."""
+"""Builders of traces and their JSON, decisions, policies, candidates and embedders; each call takes one line."""
 
 import copy
 import hashlib

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def nearly_full_disk() -> Iterator[None]:
-    """A disk that takes a thousand bytes of each file."""
+    """Let no file grow beyond a thousand bytes during the block, as on a nearly full disk."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def id_known_by(secret: str) -> str:
-    """Return a trace id that shows that its producer knows this secret."""
+    """Return a trace id for which anyone who knows this secret may speak."""
     return f"kp:trace:{hashlib.sha256(secret.encode()).hexdigest()}"
 
 
@@ -18,7 +18,7 @@ def late_outcome(secret: str, outcome_id: str = "kp:outcome:1", **fields: Any) -
 
 
 class LateOutcomes:
-    """Late outcomes for some traces of a load, which get ids for that. Some come before their traces, and each comes twice."""
+    """Late outcomes of some traces of a load, whose ids it replaces. Some come before their traces, and each comes twice."""
 
     def __init__(self, load: Sequence[dict[str, Any]], count: int, chance: random.Random) -> None:
         self.trace_ids: dict[str, str] = {}

@@ -180,8 +180,8 @@ def _placed_once(settings: Settings, store: Store, decided: Mapping[str, Status]
 def _kept_as_decided(store: Store, decided: Mapping[str, Status]) -> None:
     """Assert that each decision left one fact, from which an audit can recompute it, and that the gate keeps accepted traces.
 
-    The facts say which first decisions accept, and the notes on them say which revisions do. Of more entries than the stream of
-    facts holds, the oldest are gone, and so are the facts of their decisions.
+    The facts say which first decisions accept, and the notes on them say which revisions do. Once the stream of
+    facts is full, the oldest entries are gone, so some decisions have no fact.
     """
     (facts,) = store.all_facts()
     entries = list(facts.all())

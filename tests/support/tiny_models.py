@@ -47,7 +47,10 @@ def mpnet(directory: Path) -> SentenceTransformer:
 
 
 def roberta(directory: Path) -> SentenceTransformer:
-    """Make a model with positions after the padding token's id, byte-level tokens, max pooling and a dense module."""
+    """Make a model whose positions begin after the padding token's id.
+
+    It has byte-level tokens, max pooling and a dense module.
+    """
     config = transformers.RobertaConfig(**_SIZE, max_position_embeddings=130, pad_token_id=1, type_vocab_size=1)
     body = _transformer(
         directory, transformers.RobertaModel(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>", longest=128
@@ -68,7 +71,7 @@ def xlm_roberta(directory: Path) -> SentenceTransformer:
 
 
 def gpt2(directory: Path) -> SentenceTransformer:
-    """Make a model with causal attention. Its token types would be words, and its tokenizer makes none."""
+    """Make a model with causal attention. It would take token types for words, and its tokenizer makes none."""
     config = transformers.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=300, initializer_range=0.3)
     body = _transformer(directory, transformers.GPT2Model(config), _bytes(["<s>", "<pad>", "</s>"]), pad="<pad>")
     return SentenceTransformer(modules=[body, Pooling(32, "lasttoken")], device="cpu")

@@ -54,7 +54,7 @@ def result(call_id: str, content: str) -> Json:
 
 
 def calls_of(*ids: str) -> Json:
-    """Return an answer with calls of these ids, the second ``a`` of another tool than the first."""
+    """Return an answer with calls of these ids; ``a2`` stands for another call with the id ``a``, of another tool."""
     tools = {"a2": {"id": "a", "type": "function", "function": {"name": "wind", "arguments": "{}"}}}
     return {"role": "assistant", "content": "", "tool_calls": [tools.get(each) or call(each, each) for each in ids]}
 
@@ -62,12 +62,12 @@ def calls_of(*ids: str) -> Json:
 @pytest.mark.parametrize(
     ("turns", "answers"),
     [
-        # A call that is answered twice, while another has no result yet.
+        # A call is answered twice, while another has no result yet.
         ([calls_of("a", "b"), result("b", "1"), result("b", "2"), result("a", "3")], [("b", "1"), ("", "2"), ("a", "3")]),
         ([calls_of("a", "b"), result("a", "1"), result("a", "2")], [("a", "1"), ("", "2")]),
-        # A result whose id no call has, before that of the call.
+        # No call has the id of the first result.
         ([calls_of("a", "b"), result("x", "1"), result("a", "2")], [("b", "1"), ("a", "2")]),
-        # The ids of an earlier turn, in which one call had no result.
+        # An id comes again after a turn in which its call had no result.
         ([calls_of("a", "b"), result("b", "1"), calls_of("a2"), result("a", "2")], [("b", "1"), ("call_3", "2")]),
         ([calls_of("a"), MESSAGES[-2], calls_of("b"), result("", "1")], [("", "  And tomorrow?"), ("b", "1")]),
         # Several calls with one id are answered in their order.
