@@ -331,11 +331,23 @@ def test_call_in_the_text_of_an_agent_that_calls_otherwise_is_a_text() -> None:
     assert [kind for kind, *_ in steps_of("", [*CHAT, quoted])].count("tool_call") == 1
 
 
-@pytest.mark.parametrize("at", ["2026-01-01T00:00:00Z", 1_767_225_600, 1_767_225_600_000, "1767225600", "2026-01-01"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        *("2026-01-01T00:00:00Z", 1_767_225_600, 1_767_225_600_000, "1767225600", "2026-01-01", "1767225600.0"),
+        *("20260101", "2026-01-01t00:00:00z", "2026-01-01 00:00:00 "),
+    ],
+)
 @pytest.mark.parametrize("key", ["created_at", "created", "createTime", "timestamp"])
 def test_time_is_read_in_any_field_and_form(key: str, at: object) -> None:
     (trace,) = converted("", {"messages": CHAT, key: at})
     assert trace["metadata"]["created_at"] in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00")
+
+
+@pytest.mark.parametrize("duration", [12.5, "12", 90_000, 20_260_101])
+def test_small_number_is_no_time(duration: object) -> None:
+    (trace,) = converted("", {"messages": CHAT, "time": duration, "created": 1_767_225_600})
+    assert trace["metadata"]["created_at"] == "2026-01-01T00:00:00+00:00"
 
 
 @pytest.mark.parametrize(
