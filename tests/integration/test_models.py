@@ -220,6 +220,18 @@ def test_a_model_that_needs_code_of_its_own_is_refused_for_that(tiny: Tiny, tmp_
         on_torch(copy)
 
 
+@pytest.mark.parametrize("tiny", ["bert"], indirect=True)
+def test_a_gpu_that_torch_does_not_see_is_logged(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    monkeypatch.setattr("kp_scorer.embedding.select._GPU_DEVICES", ("null",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert on_torch(tiny).engine.startswith("torch f32")
+    assert [(record.msg, vars(record)["detail"]) for record in caplog.records] == [("engine_unavailable", "torch sees no GPU")]
+
+
 def default_model(engine: str) -> Embedder:
     with pytest.MonkeyPatch.context() as patch:
         if engine != "torch_on_gpu":

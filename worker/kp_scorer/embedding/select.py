@@ -109,7 +109,10 @@ def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embed
     from kp_scorer.embedding.torch_engine import TorchEmbedder
 
     if not torch.cuda.is_available():
-        raise EngineUnavailable("torch sees no GPU")
+        error = EngineUnavailable("torch sees no GPU")
+        # Warn, because the machine has a GPU, and the engine that is used instead is many times slower.
+        log.warning("engine_unavailable", engine="torch", detail=str(error))
+        raise error
     return TorchEmbedder(model, recipe, threads, "cuda")
 
 
