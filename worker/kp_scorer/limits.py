@@ -17,7 +17,7 @@ class Limits(BaseModel, frozen=True, extra="forbid", hide_input_in_errors=True):
 
     message_bytes: Count = 1_048_576  # Size of the trace as UTF-8 JSON, in bytes.
     values: Count = 20_000  # Number of objects, lists, texts, numbers and the like; an empty object or list counts as two.
-    steps: Count = 2_000  # Number of steps.
+    steps: Count = 2_000
     field_chars: Count = 100_000  # Length of any one string, in characters.
     depth: Annotated[int, Field(ge=8, le=200)] = 32  # Nesting of objects and lists, counted from the trace itself.
 

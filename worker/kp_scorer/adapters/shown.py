@@ -23,7 +23,7 @@ _TOKEN: Final = re.compile(
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))", re.DOTALL)
 _ESCAPED: Final = dict(zip("abfnrtv\\'\"\n", [*"\a\b\f\n\r\t\v\\'\"", ""], strict=True))
 _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
-_MOST_VALUES: Final = 50_000  # A trace may have 20,000 values. More would take seconds to read, and fit into no trace.
+_MOST_VALUES: Final = 50_000  # By default, a trace may have only 20,000. More than these would take seconds to read.
 
 
 def shown_by_python(text: str, most_depth: int) -> Any:

@@ -21,7 +21,7 @@ class GatePolicy(NamedTuple):
     """Determines which traces the gate accepts."""
 
     share: float  # The share of a domain's traces to accept, which its bar follows.
-    bar: float | None = None  # A fixed bar, which follows nothing.
+    bar: float | None = None  # A fixed bar, in place of one that follows the share.
     requires: Requirement = "success"  # "success", or else the least outcome dimension.
 
     def admits(self, success: bool, outcome_confidence: float) -> bool:

@@ -54,7 +54,7 @@ class Gate:
             if tail.restart:
                 self._begin()
                 continue
-            # Kept facts from the first of ``tail.facts`` on are among those, too.
+            # Apply only the earlier kept facts here: the later ones are in ``tail.facts``, too.
             earlier = [each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place]
             self._apply(earlier, are_runs=False)
             self._apply(tail.facts)

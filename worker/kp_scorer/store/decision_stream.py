@@ -36,14 +36,14 @@ class Room(NamedTuple):
     """The room for unread decisions on a queue or stream. A ring drops the oldest ones to make room; others accept no more."""
 
     most: int
-    most_bytes: int = 0  # The bytes of its memory in Redis; 0 is no limit.
+    most_bytes: int = 0  # The most bytes of memory in Redis; 0 is no limit.
     is_ring: bool = False
 
 
 class Published(NamedTuple):
     """The numbers of decisions that were published, that are unread, and that a ring dropped unread.
 
-    The first ones are published.
+    The published ones are the first of those given.
     """
 
     published: int

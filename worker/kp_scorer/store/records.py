@@ -157,7 +157,7 @@ class MemoryLedger:
     def __init__(self, most: float = math.inf, facts: MemoryFacts | None = None) -> None:
         self._most = most
         self._facts = facts
-        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # Digest and decision, or nothing, by trace id.
+        self._records = OrderedDict[str, tuple[bytes, bytes]]()  # By trace id: the digest, and the decision if there is one.
 
     def acquire(self, identities: Sequence[Identity], *, alone: bool = False) -> list[Record]:
         """Return the records of traces, and create missing ones. No attempt is charged, as the ledger ends with its process."""

@@ -56,7 +56,7 @@ def _compared(keys: Keys, space: str, pinned: Sequence[str]) -> list[str]:
 
 
 def _ended(client: redis.Redis, keys: Keys, records: Sequence[bytes]) -> list[bytes]:
-    """Return some of these records whose traces are not pending; pending ones hold a text, so they are measured apart."""
+    """Return those of the first records whose traces are not pending; pending ones hold a text and are measured apart."""
     some = records[:_MEASURED]
     pipeline = client.pipeline(transaction=False)
     for name in some:
