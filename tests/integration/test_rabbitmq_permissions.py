@@ -157,7 +157,7 @@ def test_each_user_may_do_what_the_security_page_says_and_nothing_else(rabbitmq_
 
 
 def _may(connection: Connection, admin: Connection, acts: Sequence[Act]) -> bool:
-    """Make all that these acts need, and return whether a user may perform any of them."""
+    """Make the queues and the exchange that these acts need; return whether a user may perform any of them."""
     for queue in (*QUEUES, INTAKE):
         admin.default_channel.queue_declare(queue, durable=True, auto_delete=False)
     admin.default_channel.exchange_declare("traces", "direct", durable=True, auto_delete=False)

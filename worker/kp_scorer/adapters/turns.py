@@ -190,7 +190,7 @@ def _are_exchanges(value: object, path: tuple[str | int, ...]) -> bool:
 
 
 def _within(value: object) -> Iterable[tuple[str | int, Any]]:
-    """Return the values of an object, or the lists in a list, with their keys: an object in a list may be a run by itself."""
+    """Return the values of an object, or the lists in a list, with their keys; objects in a list may be runs by themselves."""
     if isinstance(value, dict):
         return value.items()
     return ((place, each) for place, each in enumerate(value) if isinstance(each, list)) if isinstance(value, list) else ()

@@ -91,7 +91,7 @@ def _unpunctuated(text: str) -> str:
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Join lines to texts of some ``_PIECE_CHARS`` characters, without dividing a line, which may hold a secret."""
+    """Join lines into texts of some ``_PIECE_CHARS`` characters, without dividing a line, which may hold a secret."""
     piece, chars = list[str](), 0
     for line in lines:
         piece.append(line)

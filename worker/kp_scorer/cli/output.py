@@ -101,8 +101,8 @@ def open_output(name: str, option: str = "--output", *, is_new: bool = False) ->
 def complete_file(name: str, option: str = "--output", *, is_new: bool = False) -> Iterator[Path]:
     """Yield the path of an empty file to write, which gets this name, and an earlier file's mode, once the body ends.
 
-    After an error, such as a full disk, no file is half written: the earlier one is as it was. Links and devices are refused,
-    a file that another command is writing, and with ``is_new`` every earlier file.
+    After an error, such as a full disk, no file is half written: the earlier one is as it was. Refuses links, devices, a file
+    that another command is writing, and with ``is_new`` every earlier file.
     """
     try:
         mode = None

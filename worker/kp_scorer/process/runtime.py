@@ -84,7 +84,7 @@ class Runtime:
             instance.hostname = nodename(f"scorer-{os.getpid()}", host)
         self.node = instance.hostname
         # Celery prints a banner and a farewell to stdout, which programs may read. On a terminal they go to stderr instead;
-        # elsewhere they are left out, as they are no lines of the log.
+        # elsewhere they are left out, as they are not log lines.
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         if not sys.stderr.isatty():
             instance.quiet = True

@@ -62,7 +62,7 @@ def calibrate(
 
     Raises:
         ValueError: there is not exactly one target, or it is not a share between 0 and 1.
-        SettingsError: a setting is wrong, or a review is above its new threshold.
+        SettingsError: a setting is wrong, or a bound of review is above its new threshold.
     """
     settings = settings or load_settings()
     target = Target("precision", precision or 0.0) if accept is None else Target("accept", accept)
@@ -164,7 +164,7 @@ def _misses(accepted: Share, wanted: float) -> bool:
 
 
 def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> ScoringSettings:
-    """Return settings with the suggested thresholds. A review may then be above its threshold."""
+    """Return settings with the suggested thresholds. A bound of review may then be above its threshold."""
     domains = dict(scoring.thresholds)
     for domain, cohort in calibration.domains.items():
         if cohort.suggestion:

@@ -188,7 +188,7 @@ def _precision(accepted: Integers) -> Floats:
 
 
 def _choose(accepted: Integers, target: Target) -> tuple[int, bool]:
-    """Choose a threshold by the number of traces that each accepts, of shape (cuts, 3).
+    """Choose one of several thresholds by the numbers of traces that they accept, of shape (cuts, 3).
 
     For a share of accepted traces, it is the nearest, and of two equally near ones the higher. For a precision, it is the
     lowest that reaches it and accepts ``target.least_accepted`` traces with labels; or else the one of the highest precision.

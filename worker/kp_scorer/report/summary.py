@@ -81,7 +81,7 @@ class Analysis(NamedTuple):
     examples: Mapping[Outcome, list[Decision]]  # Some of each outcome, evenly spaced from the highest score to the lowest.
     dead_letters: int
     labels: Mapping[str, bool]  # True for each labelled trace that is good, by id.
-    tasks: Sequence[tuple[int, int, str]] = ()  # Each task's runs and successes, and a trace of it, if traces were read.
+    tasks: Sequence[tuple[int, int, str]] = ()  # Each task's numbers of runs and successes, and the id of its first trace.
 
 
 def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:

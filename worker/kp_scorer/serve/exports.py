@@ -38,7 +38,7 @@ PROTOBUF: Final = "application/x-protobuf"
 # The attributes of a resource that its spans keep.
 _OF_RESOURCES: Final = frozenset({SERVICE, *(f"kp.{name}" for name in SUPPLIED)})
 _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
-_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # A span id of zeros is none: spans of any agent may have it.
+_SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # An id of zeros stands for none: spans of any agent may have it.
 _MOST_SPANS: Final = 20_000
 _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The most fields around spans in Protobuf: each may have its own resource and scope.
 _MOST_OBJECTS: Final = 1_000_000  # The most in the JSON of all spans: each takes microseconds, but only two bytes in Protobuf.

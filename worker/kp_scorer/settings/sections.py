@@ -81,7 +81,7 @@ class RoutingSettings(Section):
     """The gate that accepts traces: by their score, or by what they add to the kept traces."""
 
     gate: Literal["score", "coverage"] = "score"
-    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # At least one of the 200 runs that set the bar.
+    share: Annotated[float, Field(ge=0.005, lt=1)] = 0.1  # The least share is one of the 200 runs that set the bar.
     bar: Annotated[float, Field(gt=0)] | None = None
     requires: Literal["success"] | Fraction = "success"
 
