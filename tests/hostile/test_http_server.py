@@ -136,7 +136,7 @@ def test_open_runs_of_one_token_leave_room_for_those_of_another(server: HttpServ
         return int(post(server, export_of(span), authorization=f"Bearer {token}").status)
 
     begun = {token: [begin(token) for _ in range(12)].count(200) for token in (TOKEN, ANOTHER)}
-    # A token may begin runs while it holds fewer than are free of the 10, and less than is free of four fifths of the 8 MiB.
+    # A token may begin runs while it holds less than half of what others leave of the 10 runs and of four fifths of the 8 MiB.
     assert begun == ({TOKEN: 5, ANOTHER: 3} if size == 1 else {TOKEN: 4, ANOTHER: 2})
     # A token's open runs accept further spans, whatever other tokens begin, until they take half of all bytes.
     (first, *_) = [run.run_id for run in store.runs.collected()]

@@ -43,7 +43,7 @@ def _scope(span: Node) -> str:
 
 def remedy_for(span: Node) -> str:
     """Return the error text for a span without messages: the setting that makes its instrumentation record them."""
-    # `serve` stores some attributes of the resource with each span.
+    # Look in the span, too: `serve` stores some attributes of the resource there.
     holders = (holder for holder in (span, span.at("resource")) if holder.value)
     service = next(filter(None, (attributes_of(holder).value.get(SERVICE) for holder in holders)), "a service without a name")
     switch = next(variable for prefix, variable in _SWITCHES.items() if _scope(span).startswith(prefix))

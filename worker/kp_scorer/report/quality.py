@@ -59,7 +59,7 @@ def qualities(
 ) -> list[Quality]:
     """Estimate the quality of the gate by the sampled decisions with a label: for all domains together, then by domain.
 
-    The domains with fewer than 50 labels are together the last. Without any sampled and labelled decision the list is empty.
+    Domains with fewer than 50 labels are estimated together, last. Without any sampled and labelled decision the list is empty.
     With ``are_all``, all labelled decisions count, sampled or not, and each weighs the same.
     """
     rows: defaultdict[str, list[tuple[float, bool, bool, float]]] = defaultdict(list)
