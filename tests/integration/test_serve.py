@@ -435,9 +435,13 @@ def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged
     for _ in range(2):
         assert server.ask("POST", "/v2/traces").status == 404
         assert server.ask("POST", "/v1/traces", content_type="text/plain").status == 415
+        assert server.ask("POST", "/v1/traces", bytes(8_400_000)).status == 413
+        assert server.ask("POST", "/v1/logs", b"[").status == 400
+        assert server.ask("POST", "/traces", b"[").status == 400
         assert server.ask("GET", "/traces/kp:trace:unknown").status == 404
-    refused = [(event["status"], event["peer"], event["path"]) for event in server.process.logged("request_refused", 2)]
-    assert refused == [(404, "127.0.0.1", "/v2/traces"), (415, "127.0.0.1", "/v1/traces")]
+    refused = [(event["status"], event["peer"], event["path"]) for event in server.process.logged("request_refused", 4)]
+    of_exports = [(415, "127.0.0.1", "/v1/traces"), (413, "127.0.0.1", "/v1/traces"), (400, "127.0.0.1", "/v1/logs")]
+    assert refused == [(404, "127.0.0.1", "/v2/traces"), *of_exports]
 
 
 def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:

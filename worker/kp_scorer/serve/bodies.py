@@ -61,8 +61,11 @@ class Bodies:
             return await self.in_turn(request, limiter, partial(work, bytes(body)))
         except TimeoutError:
             raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
-        except (zlib.error, ClientDisconnect) as error:
-            raise HTTPException(400, "expected gzip" if isinstance(error, zlib.error) else "disconnected") from None
+        except zlib.error:
+            raise HTTPException(400, "expected gzip") from None
+        except ClientDisconnect:
+            # gRPC does not say which of the two it was.
+            raise HTTPException(400, f"the peer disconnected, or sent more than {most} bytes over gRPC") from None
         finally:
             self._requests[token] -= 1
             self._bytes_in_memory[token] -= len(body)

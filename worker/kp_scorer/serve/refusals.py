@@ -70,10 +70,13 @@ async def _refused(request: Request, error: Exception) -> Response:
         log.error("request_failed", error=type(error).__name__, where=raised_at(error), **detail)
         status, message = 500, "an internal error, see the log"
     is_unknown = status == 404 and "route" not in request.scope
-    if (status in (401, 415) or is_unknown) and _THROTTLE.admit(
+    is_export = _OTLP_PATH.fullmatch(request.url.path)
+    # After these, exporters drop their spans, and many of them report it nowhere.
+    is_lost = is_export and status in (400, 408, 413)
+    if (status in (401, 415) or is_unknown or is_lost) and _THROTTLE.admit(
         (peer := request.client.host if request.client else "", status)
     ):
         log.warning("request_refused", status=status, peer=peer, path=request.url.path[:_MOST_PATH], detail=message)
-    is_binary = _OTLP_PATH.fullmatch(request.url.path) and request.headers.get("content-type") == PROTOBUF
+    is_binary = is_export and request.headers.get("content-type") == PROTOBUF
     media_type = PROTOBUF if is_binary else JSON
     return Response(failure(media_type, message), status, headers, media_type)
