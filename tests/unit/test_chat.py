@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from kp_scorer.adapters import ConvertedRun, Converter, SuppliedFields
+from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.chat import Chat, chat_of, chat_of_trace
 from kp_scorer.limits import Limits
 
@@ -16,12 +17,16 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "tide", "descri
 
 
 def chat(*sources: Any) -> Chat:
-    converter = Converter(SUPPLIED, Limits())
+    return chat_of(run_of(*sources))
+
+
+def run_of(*sources: Any, limits: Limits | None = None) -> Run:
+    converter = Converter(SUPPLIED, limits or Limits())
     results = [result for number, source in enumerate(sources, 1) for result in converter.feed(number, source)]
     results += [*converter.end_file(), *converter.end()]
     assert len(results) == 1
     assert isinstance(results[0], ConvertedRun), results
-    return chat_of(results[0].run)
+    return results[0].run
 
 
 Json = dict[str, Any]

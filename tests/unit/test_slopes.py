@@ -9,9 +9,12 @@ from typing import Final
 
 import click
 import pytest
+from kp_scorer.adapters.building import Run
+from kp_scorer.adapters.chat import chat_of
 from kp_scorer.adapters.node import Node
 from kp_scorer.adapters.pieces import Piece, is_error
 from kp_scorer.cli.input import read_traces
+from kp_scorer.limits import Limits
 
 from tests.support.builders import LIMITS
 from tests.support.converting import converted_and_refused
@@ -20,6 +23,7 @@ from tests.support.slopes import BEFORE, UNITS, is_steep, leaves_in
 from tests.unit.test_adapter_openai import assistant, user
 from tests.unit.test_adapter_otel import ROOT, export, span
 from tests.unit.test_adapters import EXAMPLES
+from tests.unit.test_chat import calls_of, result, run_of
 
 CHARS: Final = 10_000
 ITEMS: Final = 50
@@ -104,3 +108,20 @@ def test_run_that_goes_on_for_long_and_lacks_a_span_is_joined_in_linear_time(par
         return [export(orphan), export(ROOT), *map(export, later)]
 
     assert not is_steep(lambda sources: converted_and_refused("otel", sources), made, 200)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        lambda count: [calls_of(*map(str, range(count))), *(result(str(number), "Done.") for number in range(count))],
+        lambda count: [calls_of(*map(str, range(count))), *(result("other", "Done.") for _ in range(count))],
+        lambda count: [each for number in range(count) for each in (calls_of(str(number)), result(str(number // 2), "Done."))],
+        lambda count: [assistant("Still looking. " * 30) for _ in range(count)],
+    ],
+    ids=["results by id", "results without an id", "results of old calls", "an agent that goes on"],
+)
+def test_chat_of_many_messages_is_written_in_linear_time(messages: Callable[[int], list[object]]) -> None:
+    def made(count: int) -> Run:
+        return run_of({"messages": [user("Look."), *messages(count)]}, limits=Limits.of(2**23))
+
+    assert not is_steep(chat_of, made, 1_000)

@@ -6,7 +6,8 @@ shapes in the records of the run: requests to models, attributes of spans, and t
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Container, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -82,37 +83,41 @@ def _messages(pieces: Sequence[Piece]) -> Iterator[Message]:
 
     Everything that an agent says and calls up to the next result is one message. Each result names its call.
     """
-    turn: Message | None = None
     answered = _answered_calls(pieces)
-    ids: dict[int, str] = {}  # The id of each call without a result so far, by the call's place.
+    ids: dict[int, str] = {}  # The id of each call, by the call's place.
+    open_ids = set[str]()  # The ids of calls without a result so far.
     own_ids = {piece.call_id for piece in pieces}
-    calls = 0
+    said: list[str] = []
+    calls: list[Message] = []
     for place, piece in enumerate(pieces):
-        if piece.kind in ("agent", "call"):
-            turn = turn or {"role": "assistant", "content": ""}
-            if piece.kind == "agent":
-                turn["content"] = "\n\n".join(filter(None, (turn["content"], piece.text)))
-                continue
-            calls += 1
+        if piece.kind == "agent":
+            said.append(piece.text)
+        elif piece.kind == "call":
             call_id = piece.call_id
-            if not call_id or call_id in ids.values():
-                call_id = f"call_{calls}"
+            if not call_id or call_id in open_ids:
+                call_id = f"call_{len(ids) + 1}"
                 while call_id in own_ids:
                     call_id += "_"
             ids[place] = call_id
+            open_ids.add(call_id)
             function = {"name": piece.name, "arguments": _arguments(piece)}
-            turn.setdefault("tool_calls", []).append({"id": call_id, "type": "function", "function": function})
-            continue
-        if turn:
-            yield turn
-            turn = None
-        if (call := answered.get(place)) is None:
-            # A result without a call, such as an environment's, is the next message to the agent.
-            yield {"role": "user", "content": piece.text}
+            calls.append({"id": call_id, "type": "function", "function": function})
         else:
-            yield {"role": "tool", "tool_call_id": ids.pop(call), "name": pieces[call].name, "content": piece.text}
-    if turn:
-        yield turn
+            yield from _turn(said, calls)
+            said, calls = [], []
+            if (call := answered.get(place)) is None:
+                # A result without a call, such as an environment's, is the next message to the agent.
+                yield {"role": "user", "content": piece.text}
+            else:
+                open_ids.remove(ids[call])
+                yield {"role": "tool", "tool_call_id": ids[call], "name": pieces[call].name, "content": piece.text}
+    yield from _turn(said, calls)
+
+
+def _turn(said: Sequence[str], calls: Sequence[Message]) -> Iterator[Message]:
+    if said or calls:
+        turn = {"role": "assistant", "content": "\n\n".join(filter(None, said))}
+        yield turn | {"tool_calls": calls} if calls else turn
 
 
 def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
@@ -124,19 +129,33 @@ def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
     call_ids = {piece.call_id for piece in pieces if piece.kind == "call" and piece.call_id}
     turns = list(accumulate(piece.kind not in ("agent", "call") for piece in pieces))
     answered: dict[int, int] = {}
+    with_result = set[int]()
     for by_id in (True, False):
-        waiting: list[int] = []
-        with_result = set(answered.values())
+        # The calls by what results name them by, and all by None; those of each turn, the newest turn last.
+        waiting = defaultdict[str | None, dict[int, deque[int]]](dict)
         for place, piece in enumerate(pieces):
+            names = (piece.call_id,) if by_id else (piece.name, None)
             if piece.kind == "call" and place not in with_result:
-                waiting.append(place)
-            elif piece.kind == "result" and waiting and (piece.call_id in call_ids) is by_id:
-                field = "call_id" if by_id else "name"
-                alike = [call for call in waiting if getattr(pieces[call], field) == getattr(piece, field)]
-                if alike := alike or ([] if by_id else waiting):
-                    answered[place] = next(call for call in alike if turns[call] == turns[alike[-1]])
-                    waiting.remove(answered[place])
+                for name in names:
+                    waiting[name].setdefault(turns[place], deque()).append(place)
+            elif piece.kind == "result" and (piece.call_id in call_ids) is by_id:
+                found = (_next_call(waiting[name], with_result) for name in names)
+                if (call := next((each for each in found if each is not None), None)) is not None:
+                    answered[place] = call
+                    with_result.add(call)
     return answered
+
+
+def _next_call(waiting: dict[int, deque[int]], with_result: Container[int]) -> int | None:
+    """Remove and return the first call without a result in the newest turn that has one."""
+    while waiting:
+        turn, calls = waiting.popitem()
+        while calls:
+            call = calls.popleft()
+            if call not in with_result:
+                waiting[turn] = calls
+                return call
+    return None
 
 
 def _arguments(call: Piece) -> str:
