@@ -593,6 +593,12 @@ def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path:
     assert (done.exit_code, "line 1: expected a text, or an object with" in done.stderr) == (2, True)
 
 
+def test_a_benchmark_is_refused_where_there_are_no_tasks(fleet: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "benchmark").write_bytes(HERONS)
+    done = keep("--best", "1", "--stored", "--against", tmp_path / "benchmark", *fleet)
+    assert (done.exit_code, "--against is for FILE" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("content", "left_out", "problem"),
     [
@@ -616,6 +622,12 @@ def test_a_benchmark_that_cannot_be_read_is_refused(
     assert done.stderr.count("left out, as their tasks are in the file of --against") == left_out
 
 
-@pytest.mark.parametrize("flags", ["--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"),
+        *("--best=1 --secrets=drop", "--secrets=replace --as=source", "--best=1 --licence=mit"),
+    ],
+)
 def test_shapes_refuse_what_they_cannot_do(chats_file: Path, flags: str) -> None:
     assert keep(chats_file, *flags.split(), *CONVERTING).exit_code == 2

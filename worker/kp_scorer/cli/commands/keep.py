@@ -82,9 +82,7 @@ def _best(text: str) -> Best:
 @click.option(
     "--secrets",
     type=click.Choice(get_args(SecretsAction)),
-    default="replace",
-    show_default=True,
-    help="With --as messages or pairs, drop runs with secrets or personal data, replace these, or keep them.",
+    help="With --as messages or pairs, drop runs with secrets or personal data, replace these (the default), or keep them.",
 )
 @click.option(
     "--against", metavar="FILE", type=click.Path(), help="Leave out runs whose task is in FILE, such as a benchmark's."
@@ -102,7 +100,7 @@ def _best(text: str) -> Best:
 @converting_options
 def keep(
     files: tuple[str, ...],
-    secrets: SecretsAction,
+    secrets: SecretsAction | None,
     against: str | None,
     licence: str | None,
     settings: Settings,
@@ -132,7 +130,11 @@ def keep(
     """
     request = _Request(files, bool(settings.checks.names), **options)
     request.check()
-    training = TrainingFile(request.output, secrets) if request.shape in ("messages", "pairs") else None
+    if against and not files:
+        raise click.UsageError("--against is for FILE, as Redis has no tasks")
+    training = TrainingFile(request.output, secrets or "replace") if request.shape in ("messages", "pairs") else None
+    if not training and (licence or secrets not in (None, "keep")):
+        raise click.UsageError("--licence, and --secrets except keep, are for --as messages or pairs")
     excluded = Against(against) if against else None
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
