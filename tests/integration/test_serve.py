@@ -559,6 +559,21 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, 
         assert store.runs.held()[0] == count
 
 
+def test_many_runs_of_one_token_keep_no_run_of_another_waiting(
+    settings: Settings, store: Store, tmp_path: Path, keys: Keys, redis_client: redis.Redis
+) -> None:
+    store.ledger.load_scripts()
+    for sender in ["one"] * 40 + ["another"]:
+        span = chat_span(new_run())
+        store.runs.store(span["traceId"], [ReceivedSpan(span["spanId"], json.dumps(span).encode())], "", sender)
+    # All runs are due when the server starts, in the order in which they came.
+    run_ids: Any = redis_client.zrange(keys.runs, 0, -1)
+    redis_client.zadd(keys.runs, {run_id: place for place, run_id in enumerate(run_ids)})
+    with open_server(settings, tmp_path / "server.log") as server:
+        submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 41)]
+    assert f"kp:trace:otel:{span['traceId']}" in submitted[:3]
+
+
 @pytest.mark.parametrize(
     ("content", "mode", "expected"),
     [("", 0o600, "a token"), ("short", 0o600, "a token"), (f"{TOKEN} a b", 0o600, "a token"), (TOKEN, 0o602, "write")],

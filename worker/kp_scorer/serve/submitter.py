@@ -34,6 +34,7 @@ from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, Ended, Recording
 
 _EVERY_S: Final = 0.5
+_ORDER_EVERY_S: Final = 5.0
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
@@ -69,6 +70,7 @@ class Submitter:
         # The monotonic time at which each queue last refused a run.
         self._refused_at: dict[str, float] = {}
         self._throttle = LogThrottle()
+        self._ordered_at, self._in_turn = -math.inf, iter(list[str]())
 
     def why_not_live(self) -> list[str]:
         """Return the reasons to restart this process; empty if there are none."""
@@ -88,7 +90,7 @@ class Submitter:
             full = [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < _BACKOFF_S]
             run = None
             try:
-                if run := self._store.runs.claim(full):
+                if run := self._store.runs.claim(full, self._preferred()):
                     self._complete(run)
                 if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
@@ -108,6 +110,15 @@ class Submitter:
                     log.warning("runs_wait", detail=str(error))
                 else:
                     log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
+
+    def _preferred(self) -> str:
+        """Return the run whose turn it is, if there are several senders; empty if there is none.
+
+        A long run takes seconds. In the order in which they are due, one sender's thousands would delay others' runs for hours.
+        """
+        if self._moved_at - self._ordered_at > _ORDER_EVERY_S:
+            self._ordered_at, self._in_turn = self._moved_at, iter(self._store.runs.in_turn())
+        return next(self._in_turn, "")
 
     def _complete(self, run: ClaimedRun) -> None:
         try:

@@ -1,8 +1,9 @@
 """Stores runs that arrive as spans. Redis collects them until they are complete; then one process claims and submits each."""
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
@@ -118,7 +119,15 @@ def _store_spans(
 
 @script(row(_claimed))
 def _claim_run(
-    *, keys: Keys, lease_ms: int, quiet_ms: int, open_ms: int, outcome_wait_ms: int, full_ms: int, full: Sequence[str]
+    *,
+    keys: Keys,
+    lease_ms: int,
+    quiet_ms: int,
+    open_ms: int,
+    outcome_wait_ms: int,
+    full_ms: int,
+    preferred: str,
+    full: Sequence[str],
 ) -> None: ...
 
 
@@ -176,8 +185,23 @@ class Runs:
         fields: Any = self._client.hgetall(self._keys.run(run_id))
         return _claimed(run_id.encode(), list(chain(*fields.items())))
 
-    def claim(self, full: Sequence[str] = ()) -> ClaimedRun | None:
-        """Claim a run that is quiet; return None if none is. The claim ends after a minute.
+    def in_turn(self) -> list[str]:
+        """Return the ids of the runs that are quiet, one of each sender in turn; none if senders are not told apart."""
+        if not self._client.hgetall(self._keys.runs_by_sender):
+            return []
+        # Redis' clock, by which runs become due.
+        seconds, microseconds = self._client.time()
+        run_ids: Any = self._client.zrangebyscore(self._keys.runs, "-inf", 1_000 * seconds + microseconds // 1_000)
+        reading = self._client.pipeline(transaction=False)
+        for run_id in run_ids:
+            reading.hget(self._keys.run(text_in(run_id)), ":sender")
+        of_senders = defaultdict[Any, list[str]](list)
+        for run_id, sender in zip(run_ids, reading.execute(), strict=True):
+            of_senders[sender].append(text_in(run_id))
+        return [run_id for turn in zip_longest(*of_senders.values()) for run_id in turn if run_id]
+
+    def claim(self, full: Sequence[str] = (), preferred: str = "") -> ClaimedRun | None:
+        """Claim a run that is quiet, if possible the ``preferred`` one; return None if none is. The claim ends after a minute.
 
         Quiet runs of the queues that are ``full`` wait for two seconds more.
         """
@@ -189,6 +213,7 @@ class Runs:
             open_ms=self._open_ms,
             outcome_wait_ms=self._outcome_wait_ms,
             full_ms=_FULL_MS,
+            preferred=preferred,
             full=full,
         )
 

@@ -1,9 +1,10 @@
--- Claim a run that is due, and lease it to the caller. The claim counts as an attempt until the caller revokes that. Due runs whose
--- queues are full wait for full_ms more. Spans that have been kept for long enough are removed.
+-- Claim a run that is due, and lease it to the caller: the preferred one, or else the one that has been due for longest. The claim
+-- counts as an attempt until the caller revokes that. Due runs whose queues are full wait for full_ms more. Spans that have been kept
+-- for long enough are removed.
 --
 -- Uses   run_spans
 -- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
--- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms, full_ms, full...
+-- ARGV   lease_ms, quiet_ms, open_ms, outcome_wait_ms, full_ms, preferred, full...
 -- Reply  (run_id, fields): fields and values of the run; no run_id if none is due
 
 use_reserve('zset', runs)
@@ -18,7 +19,10 @@ end
 
 local is_full = {}
 for _, queue in ipairs(full) do is_full[queue] = true end
-for _, run_id in ipairs(redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 1000)) do
+local due = redis.call('ZRANGEBYSCORE', runs, '-inf', now, 'LIMIT', 0, 1000)
+local preferred_ms = redis.call('ZSCORE', runs, preferred)
+if preferred_ms and number(preferred_ms) <= now then table.insert(due, 1, preferred) end
+for _, run_id in ipairs(due) do
     local run = run_prefix .. run_id
     local first_ms, queue = unpack(redis.call('HMGET', run, ':first_ms', ':queue'))
     if first_ms and is_full[queue or ''] then
