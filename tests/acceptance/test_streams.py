@@ -47,6 +47,16 @@ def end_of(process: "subprocess.Popen[bytes]") -> tuple[int, str]:
     return code, process.stderr.read().decode()
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_json_is_utf_8_in_every_locale(encoding: str) -> None:
+    trace = minimal_payload(objective="Når er det højvande → 高潮?")
+    with running("convert", "-", PYTHONIOENCODING=encoding) as (process, stdin, stdout):
+        stdin.write(jsonl(trace).encode())
+        stdin.close()
+        assert rows_in(stdout.readline().decode()) == [trace]
+        assert end_of(process) == (0, "")
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_score_prints_each_decision_as_its_trace_arrives(packed: bool) -> None:
     deflate = zlib.compressobj(wbits=31)

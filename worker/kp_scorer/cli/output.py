@@ -211,5 +211,6 @@ class _Stderr(io.FileIO):
 
 
 def _text(raw: io.FileIO, stream: TextIO | None) -> TextIO:
-    encoding, errors = (stream.encoding, stream.errors) if stream else ("utf-8", "backslashreplace")
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=True)
+    # JSON is UTF-8 in every locale. A terminal may show other characters only, and gets escapes in place of the rest.
+    encoding = stream.encoding if stream and raw.isatty() else "utf-8"
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, "backslashreplace", line_buffering=True)
