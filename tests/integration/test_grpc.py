@@ -72,7 +72,7 @@ def server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+@pytest.mark.parametrize("compression", list(grpc.Compression))
 def test_a_run_that_the_exporter_sends_is_decided(server: GrpcServer, compression: grpc.Compression) -> None:
     exporter = OTLPSpanExporter(
         f"http://127.0.0.1:{server.port}", headers={"authorization": f"Bearer {TOKENS[0]}"}, compression=compression

@@ -42,7 +42,7 @@ _OPTIONS: Final[Mapping[str, int]] = {
     # Otherwise gRPC lets a peer send mebibytes, instead of 64 KiB, before any of it is read.
     "grpc.http2.bdp_probe": 0,
 }
-_GZIP: Final = b"\x1f\x8b"  # No message of Protobuf begins like this: 7 is not a type of field.
+_PACKED: Final = b"\x1f\x8b", b"x"  # Messages in gzip and deflate begin like this. No export does: 1 is its only field.
 _CODES: Final = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     408: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -99,10 +99,10 @@ class _Exports:
             message, is_read = grpc.aio.EOF if is_read else await self._read(scope["state"]["token"], context), True
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
-            if message.startswith(_GZIP):
-                # Unpack one byte more than the application allows, so that it refuses larger messages. Damaged gzip raises an
+            if message.startswith(_PACKED):
+                # Unpack one byte more than the application allows, so that it refuses larger messages. Damaged ones raise an
                 # error here, which the application answers too.
-                message = zlib.decompressobj(wbits=31).decompress(message, ServeSettings.body_bytes + 1)
+                message = zlib.decompressobj(wbits=47).decompress(message, ServeSettings.body_bytes + 1)
             return {"type": "http.request", "body": message}
 
         async def send(message: Message) -> None:
