@@ -145,6 +145,13 @@ def test_a_set_is_chosen_among_the_traces_that_a_fleet_has_decided(asked: Path, 
     assert (done.exit_code, "1 of the kept traces are not in the files" in done.stderr) == (1, True)
 
 
+def test_a_trace_of_other_content_than_was_decided_is_not_written(fleet: tuple[str, ...], tmp_path: Path) -> None:
+    longer = ASKED[4] | {"steps": steps("thought", "tool_call", "observation", "thought")}
+    done = keep(jsonl_file(tmp_path / "longer.jsonl", longer, ASKED[4]), "--best", "1", *fleet)
+    assert (done.exit_code, rows(done.stdout)) == (1, [ASKED[4]]), done.output
+    assert "line 1: id: kp:trace:refund was submitted before with other content" in done.stderr
+
+
 def test_labels_say_what_succeeded(fleet: tuple[str, ...], store: Store) -> None:
     assert store.ledger.label({"kp:trace:refund": False, "kp:trace:copy": False, "kp:trace:ops-1": True}) == {}
     chosen_ids = [row["trace_id"] for row in rows(keep("--best", "100%", *fleet).stdout)]

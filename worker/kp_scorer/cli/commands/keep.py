@@ -261,7 +261,7 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
                 kept_rows[verdict["trace_id"]] = verdict
     print_summary(chosen, len(kept_rows), candidates)
     if request.stored and source.names:
-        return _rows_in_files(kept_rows, source)
+        return _rows_in_files(kept_rows, source, settings)
     if request.stored and not request.into:
         return iter(kept_rows.values())
     places = sorted(place for choice in chosen for place in choice.kept_places)
@@ -271,11 +271,15 @@ def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, sett
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
 
 
-def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input) -> Iterator[Row]:
-    """Yield the traces of an input that have these ids, each once."""
+def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input, settings: Settings) -> Iterator[Row]:
+    """Yield the traces of an input that have these ids, each once; refuse those of other content than was decided."""
     missing = set(kept_rows)
-    for line in chain.from_iterable(source.batches()):
-        if not isinstance(line.trace, InvalidTrace) and line.trace.id in missing:
+    for line, result in look_up_lines(source.batches(), settings):
+        if isinstance(line.trace, InvalidTrace) or line.trace.id not in missing:
+            continue
+        if isinstance(result, TraceConflict):
+            source.refuse(line, result)
+        else:
             missing.remove(line.trace.id)
             yield dict(line.document)
     if missing:
