@@ -183,6 +183,33 @@ def test_attributes_of_spans_supply_the_system_text_and_the_tools(attributes: di
     assert read.tools == [TOOL]
 
 
+@pytest.mark.parametrize("has_ids", [False, True])
+@pytest.mark.parametrize("has_model", [False, True])
+def test_results_of_parallel_tools_belong_to_their_calls_in_whatever_order_they_end(has_ids: bool, has_model: bool) -> None:
+    """Tool ``a`` begins first and ends last."""
+    asked, answered = json.dumps(MESSAGES[1:2]), json.dumps(MESSAGES[2:3] if has_model else MESSAGES[-1:])
+    spans = [("chat", 1, 2, {"gen_ai.input.messages": asked, "gen_ai.output.messages": answered})]
+    for call_id, port, start, end in (("a", "Ribe", 3, 9), ("b", "Esbjerg", 4, 6)):
+        of_tool = {"gen_ai.tool.name": "tide", "gen_ai.tool.call.arguments": json.dumps({"port": port})}
+        of_tool |= {"gen_ai.tool.call.result": f"of {port}"} | ({"gen_ai.tool.call.id": call_id} if has_ids else {})
+        spans.append(("execute_tool", start, end, of_tool))
+    written = [
+        {"traceId": "t", "spanId": f"s{start}", "name": kind, "startTimeUnixNano": f"{start}", "endTimeUnixNano": f"{end}"}
+        | {
+            "attributes": [
+                {"key": key, "value": any_value(each)} for key, each in ({"gen_ai.operation.name": kind} | of).items()
+            ]
+        }
+        for kind, start, end, of in spans
+    ]
+    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": written}]}]}).messages
+    ports = {
+        each["id"]: json.loads(each["function"]["arguments"])["port"] for turn in read for each in turn.get("tool_calls", ())
+    }
+    results = [(ports[each["tool_call_id"]], each["content"]) for each in read if each["role"] == "tool"]
+    assert results == [("Esbjerg", "of Esbjerg"), ("Ribe", "of Ribe")]
+
+
 @pytest.mark.parametrize(
     "system",
     [

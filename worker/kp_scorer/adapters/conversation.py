@@ -50,11 +50,13 @@ class Conversation:
         self._has_answer = False  # True once a model has answered.
         self._texts: Counter[tuple[str, str]] = Counter()  # The number of pieces with each text.
         self._calls = Calls()
+        self._all_calls: list[Call] = []
         self._of_span: dict[int, Call] = {}
         self._history = _History()
 
     def turn(self) -> list[Piece]:
-        """Return the pieces since the user spoke last, in their order."""
+        """Return the pieces since the user spoke last, in their order; each result has the id of its call."""
+        self._name_results()
         context = range(self.context.start, self.context.stop) if self.context else ()
         places = (place for place in range(len(self.pieces)) if place not in context)
         return [piece for place in places for piece in (*self._before.get(place, ()), self.pieces[place])]
@@ -195,7 +197,22 @@ class Conversation:
         call = Call(len(self.pieces), piece.name, piece.call_id)
         self.pieces.append(piece)
         self._calls.add(call, piece)
+        self._all_calls.append(call)
         return call
+
+    def _name_results(self) -> None:
+        """Give each result the id of its call, and a call without one the next id that is free: spans of tools may lack ids."""
+        own_ids = {piece.call_id for piece in self.pieces}
+        for number, call in enumerate(self._all_calls, 1):
+            if call.result is None:
+                continue
+            call_id = self.pieces[call.place].call_id or self.pieces[call.result].call_id
+            if not call_id:
+                call_id = f"call_{number}"
+                while call_id in own_ids:
+                    call_id += "_"
+            for place in (call.place, call.result):
+                self.pieces[place] = self.pieces[place]._replace(call_id=call_id)
 
     def _add_result(self, call: Call, piece: Piece) -> None:
         if call.result is None:
