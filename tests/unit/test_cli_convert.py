@@ -68,6 +68,12 @@ def test_invalid_records_are_reported_and_the_rest_is_converted() -> None:
     )
 
 
+def test_chats_before_the_damage_to_a_file_are_converted() -> None:
+    done = run(gzip.compress(json_lines(CHAT, CHAT["messages"])) + b"something else", "--success")
+    assert (done.exit_code, len(rows(done))) == (2, 2)
+    assert "a compressed file that is damaged" in done.stderr
+
+
 CALLING: Final = assistant(None, call("c", "mail", "{}"))
 
 

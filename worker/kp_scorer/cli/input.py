@@ -51,6 +51,10 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
                     yield line if line.file else line._replace(file=place)
         except click.BadParameter as error:
             if not place:
+                if conversion:
+                    # What was read before the damage may still wait to be continued.
+                    yield from conversion.end_file()
+                    yield from conversion.end()
                 raise
             yield Line(0, InvalidTrace.whole(error.message), file=place)
         if conversion:
