@@ -363,6 +363,23 @@ def test_an_added_file_gets_its_name_once_it_is_complete(asked: Path, tmp_path: 
     assert len(rows((folder / "kept-0001.jsonl").read_text("utf-8"))) == 2
 
 
+def test_files_of_earlier_nights_still_count_once_they_are_compressed(
+    asked: Path, fleet: tuple[str, ...], tmp_path: Path
+) -> None:
+    sources: list[tuple[str | Path, ...]] = [(asked,), fleet]
+    for number, flags in enumerate(sources):
+        folder = tmp_path / f"set-{number}"
+        for _ in range(2):
+            done = keep(*flags, "--best", "100%", "--into", folder)
+            assert done.exit_code == 0, done.output
+            first = folder / "kept-0001.jsonl"
+            if first.exists():
+                (folder / "kept-0001.jsonl.gz").write_bytes(gzip.compress(first.read_bytes()))
+                first.unlink()
+        assert (folder / "kept-0002.jsonl").read_bytes() == b""
+        assert sorted(path.name for path in folder.iterdir()) == ["kept-0001.jsonl.gz", "kept-0002.jsonl"]
+
+
 def test_there_is_a_file_after_the_ten_thousandth(asked: Path, tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()

@@ -25,7 +25,7 @@ from kp_scorer.cli.display import progress
 from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.output import note_damaged, print_note
-from kp_scorer.cli.unpacking import lines_in, open_input
+from kp_scorer.cli.unpacking import lines_in, open_input, unpacked
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
@@ -238,8 +238,8 @@ def ids_in(files: Iterable[Path]) -> Iterator[str]:
 def rows_in(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield the rows of files that `keep` wrote, which are traces or lines about them."""
     for file in files:
-        with open_input(str(file)) as stream:
-            for number, line in lines_in(stream, _LONGEST_ROW):
+        with open_input(str(file)) as opened:
+            for number, line in lines_in(unpacked(opened), _LONGEST_ROW):
                 try:
                     row = json.loads(line)
                     _id_in(row)

@@ -2,13 +2,17 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import click
 
 from kp_scorer.characters import escaped
+
+_NAME: Final = re.compile(r"kept-([0-9]{1,18})\.jsonl(?:\.gz|\.zst)?")
 
 
 class KeptFolder:
@@ -18,9 +22,8 @@ class KeptFolder:
         self.path = path
 
     def earlier(self) -> list[Path]:
-        """Return the files of earlier runs of the command, in order."""
-        files = self.path.glob("kept-*.jsonl")
-        return sorted((file for file in files if file.stem.removeprefix("kept-").isdecimal()), key=_number_in)
+        """Return the files of earlier runs of the command, in order; they may have been compressed since."""
+        return sorted(filter(_number_in, self.path.glob("kept-*.jsonl*")), key=_number_in)
 
     def next_file(self) -> str:
         """Return the name of the file to write next."""
@@ -44,4 +47,6 @@ class KeptFolder:
 
 
 def _number_in(file: Path) -> int:
-    return int(file.stem.removeprefix("kept-"))
+    """Return the number in the name of a file, from 1; 0 if the command has not given that name."""
+    match = _NAME.fullmatch(file.name)
+    return int(match[1]) if match else 0
