@@ -1,5 +1,6 @@
 """The server takes OpenTelemetry's exports over gRPC, from its own exporters and from hand-made frames."""
 
+import gzip
 import socket
 import struct
 import threading
@@ -104,6 +105,7 @@ def test_logs_and_metrics_are_answered_as_spans_are(server: GrpcServer) -> None:
         (b"", "a-token-of-nobody-here", grpc.StatusCode.UNAUTHENTICATED),
         (b"no message", TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (b"\x1f\x8bno gzip", TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
+        (gzip.compress(b"", mtime=0)[:-1], TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (packed_zeros(256), TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (bytes(8_500_000), TOKENS[0], grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],

@@ -102,7 +102,10 @@ class _Exports:
             if message.startswith(_PACKED):
                 # Unpack one byte more than the application allows, so that it refuses larger messages. Damaged ones raise an
                 # error here, which the application answers too.
-                message = zlib.decompressobj(wbits=47).decompress(message, ServeSettings.body_bytes + 1)
+                unpacking = zlib.decompressobj(wbits=47)
+                message = unpacking.decompress(message, ServeSettings.body_bytes + 1)
+                if len(message) <= ServeSettings.body_bytes and not unpacking.eof:
+                    raise zlib.error("cut off")
             return {"type": "http.request", "body": message}
 
         async def send(message: Message) -> None:
