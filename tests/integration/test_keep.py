@@ -480,6 +480,9 @@ def test_the_manifest_says_by_which_options_and_settings_the_runs_were_chosen(ch
     how = manifest["how"]
     assert (how["best"], how["rank"], how["success"], how["task_domain"]) == ("1", "coverage", True, "[EMAIL_2]")
     assert "eve@" not in str(manifest)
+    for best in ("12345", "100%", "2.5%"):
+        keep(chats_file, "--best", best, "--as", "messages", "--output", output, *CONVERTING)
+        assert json.loads((tmp_path / "train.manifest.json").read_text("utf-8"))["how"]["best"] == best
 
 
 def test_rows_name_the_only_file_of_a_folder(tmp_path: Path) -> None:

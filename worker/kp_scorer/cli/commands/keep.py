@@ -197,7 +197,8 @@ class _Request(NamedTuple):
     def described(self, settings: Settings) -> dict[str, Any]:
         """Return how the runs are chosen, for their manifest: with options as given, and settings that are not the default."""
         if self.best:
-            how = {"best": f"{self.best:.4g}", "rank": self.rank, "most_by_task": self.most_by_task}
+            best = f"{100 * self.best:.10g}%" if isinstance(self.best, float) else str(self.best)
+            how = {"best": best, "rank": self.rank, "most_by_task": self.most_by_task}
         else:
             how = {"best": "by decision", "outcome": self.outcome, "stored": self.stored}
         params = click.get_current_context().params
