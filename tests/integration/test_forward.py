@@ -294,20 +294,24 @@ def test_no_run_is_lost_whoever_is_killed(
 def test_refused_and_removed_runs_are_in_the_file_with_their_spans(
     settings: Settings, receiving: Receiving, tmp_path: Path
 ) -> None:
-    refused, gone, odd, file = new_run(), new_run(), new_run(), tmp_path / "refused.jsonl"
+    refused, gone, odd, huge, file = new_run(), new_run(), new_run(), new_run(), tmp_path / "refused.jsonl"
     collect(settings, refused, export_of(chat_span(refused)))
     collect(settings, odd, export_of(chat_span(odd) | {"name": 5}))
-    publish(settings, [decision_on(each) for each in (refused, gone, odd)])
+    span = chat_span(huge)
+    span["attributes"].append({"key": "cost", "value": {"doubleValue": 10**400}})
+    collect(settings, huge, export_of(span))
+    publish(settings, [decision_on(each) for each in (refused, gone, odd, huge)])
     with receiving.process(422):
         done = forward(settings, "otlp-spans", receiving.url, "--dead-letters", file)
-    assert "forwarded 0 runs, 3 refused" in done.stderr, done.output
+    assert "forwarded 0 runs, 4 refused" in done.stderr, done.output
     rows = {row["decision"]["trace_id"][-32:]: row for row in map(json.loads, file.read_text().splitlines())}
-    assert [rows[each]["reason"] for each in (refused, gone, odd)] == [
+    assert [rows[each]["reason"] for each in (refused, gone, odd, huge)] == [
         "status 422",
         "serve keeps no spans of it",
         "its spans are not those of OTLP",
+        "its spans are not those of OTLP",
     ]
-    assert ["spans" in rows[each] for each in (refused, gone, odd)] == [True, False, True]
+    assert ["spans" in rows[each] for each in (refused, gone, odd, huge)] == [True, False, True, True]
     assert refused in rows[refused]["spans"]
 
 

@@ -35,7 +35,7 @@ def export_of(spans: Sequence[bytes], weight: int) -> bytes:
             ]
         }
         exported: bytes = ParseDict(request, ExportTraceServiceRequest(), ignore_unknown_fields=True).SerializeToString()
-    except (ParseError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ParseError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(type(error).__name__) from None
     return exported
 
