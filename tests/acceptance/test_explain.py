@@ -163,3 +163,8 @@ def test_traces_or_decisions_of_a_file_are_explained(tmp_path: Path) -> None:
     assert explain(decisions, "--id", "nope").exit_code == 1
     decisions.write_text("".join(decisions.read_text().splitlines(keepends=True)[:3]))
     assert explain(decisions).stdout.count("rejected with 0.4925") == 3
+    assert explain(decisions).exit_code == 0
+    with decisions.open("a") as file:
+        file.write("{broken\n")
+    of_some = explain(decisions)
+    assert (of_some.exit_code, of_some.stdout.count("rejected with 0.4925")) == (1, 3)

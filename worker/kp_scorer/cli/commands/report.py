@@ -120,7 +120,7 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
     TRACE_ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an ID is enough if it is unique. FILE
     holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. If there is no
-    decision, the command says why (the trace is pending, dead or unknown), and exits with 1.
+    decision, the command says why (the trace is pending, dead or unknown), and exits with 1, as after an invalid line in FILE.
     """
     # os.path, unlike Path, returns False where no file can have such a name. A shell may have put a pipe in place of a file.
     if subject == "-" or (os.path.exists(subject) and not os.path.isdir(subject)):  # noqa: PTH110, PTH112
@@ -137,7 +137,8 @@ def explain(subject: str, chosen: str | None, traces: str | None, settings: Sett
 
 def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settings) -> Iterator[str]:
     # Without an id, score only as many traces as it takes to see that one is needed.
-    gathered = list(islice(gather_file(name, settings).traces, None if chosen else _FEW + 1))
+    file = gather_file(name, settings)
+    gathered = list(islice(file.traces, None if chosen else _FEW + 1))
     decisions = {each.decision.trace_id: each.decision for each in gathered}
     if chosen is not None:
         trace_id = resolve_among(chosen, decisions)
@@ -153,6 +154,8 @@ def _of_file(name: str, chosen: str | None, traces: str | None, settings: Settin
         if number:
             yield ""
         yield from decided_words(decision, available, settings.scoring)
+    if file.refused:
+        sys.exit(1)
 
 
 def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> Iterator[str]:
