@@ -19,6 +19,7 @@ import pytest
 import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.cli.main import commands
+from kp_scorer.client import run_export
 from kp_scorer.decision import Decision, RevisedBy
 from kp_scorer.limits import Limits
 from kp_scorer.serve.exports import spans_in
@@ -253,6 +254,21 @@ def test_an_accepted_run_is_forwarded_once_whole_and_unchanged(settings: Setting
     link = sent[0][2].links[0]
     link.trace_id, link.span_id = bytes.fromhex(rejected_id), bytes.fromhex("ab" * 8)
     assert sorted(parts_of(row["body"].encode("latin-1")), key=lambda parts: len(parts[2].parent_span_id)) == sent
+
+
+@pytest.mark.parametrize("form", ["application/json", PROTOBUF])
+def test_many_small_spans_of_a_large_resource_take_little_memory_and_have_its_name(form: str) -> None:
+    run_id = new_run()
+    spans = [{"traceId": run_id, "spanId": f"{number:016x}", "parentSpanId": ""} for number in range(1, 10_001)]
+    export = export_of(*spans, service__name="tides", process__command="x" * 3_900)
+    export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "tracer", "version": "1" * 3_900}
+    body = in_protobuf(export) if form == PROTOBUF else json.dumps(export).encode()
+    received = spans_in(body, form, Limits(message_bytes=2**23, values=300_000), keeps_source=True)[0][run_id]
+    assert sum(len(span.content) for span in received) < 2**26
+    sent = parts_of(run_export.export_of([span.content for span in received], 1))
+    assert len(sent) == 10_000
+    first, *_, last = (resource for resource, *_ in sent)
+    assert [len(first.attributes), *(pair.key for pair in last.attributes)] == [2, "service.name"]
 
 
 def test_a_fixed_sample_of_the_other_runs_is_forwarded_too(settings: Settings, receiving: Receiving) -> None:

@@ -46,6 +46,7 @@ _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up t
 _MOST_SCOPE: Final = 128  # The most characters of the name of a scope.
 _MOST_LASTING_BYTES: Final = 1_024  # The most bytes of the attributes that spans keep of their resource.
 _MOST_SOURCE_BYTES: Final = 4_096  # The most bytes of a resource, or a scope, that spans keep in full, to be handed on.
+_MOST_SOURCES_BYTES: Final = 2**25  # The most bytes of those in an export: each span repeats them, however small it is.
 
 
 class Signal(NamedTuple):
@@ -72,7 +73,7 @@ def spans_in(
     NotConverted if the body is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
-    rejected = objects = 0
+    rejected = objects = sources_bytes = 0
     # Events that came as logs are not handed on.
     keeps_source = keeps_source and signal is not LOGS
     if media_type == JSON:
@@ -84,6 +85,10 @@ def spans_in(
             raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
         run_id, span_id = (str(fields.get(name)).lower() for name in ("traceId", "spanId"))
         has_ids = _TRACE_ID.fullmatch(run_id) and _SPAN_ID.fullmatch(span_id)
+        if keeps_source and "source" in fields:
+            sources_bytes += len(fields["source"])
+            if sources_bytes > _MOST_SOURCES_BYTES:
+                fields["source"] = _smallest_source(fields)
         # A span without attributes was too large to parse, or could not be. Its run becomes a dead letter, so keep no content.
         content = _as_bytes(fields) if "attributes" in fields else b""
         # Count the objects. Within a text, a backslash precedes each quote, so no text looks like the start of an object with
@@ -186,6 +191,12 @@ def _source(resource: str, scope: str, lasting: int) -> str:
     The result is a single text, so that it counts as only one of the values that a run may have.
     """
     return f"[{resource}, {scope}, {lasting}]"
+
+
+def _smallest_source(fields: dict[str, Any]) -> str:
+    """Return a span's source, reduced to the name of the scope and to what the scorer reads of the resource."""
+    *_, lasting = json.loads(fields["source"])
+    return _source(_small(None, {"attributes": fields["attributes"][:lasting]}), _small(None, fields["scope"]), lasting)
 
 
 def _ids(trace_id: bytes, span_id: bytes, parent_id: bytes = b"") -> dict[str, Any]:
