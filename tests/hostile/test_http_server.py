@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import resource
 import socket
 import ssl
 import threading
@@ -112,7 +113,17 @@ def test_costly_requests_of_one_token_keep_no_other_waiting(server: HttpServer) 
     assert {each.result().status for each in working} == {200}
 
 
+@pytest.fixture
+def _many_files() -> Iterator[None]:
+    """Let this process open as many files as it may: a user's limit is often 1,024, and each connection is a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 # A supervisor may allow no more than 1,024 files.
+@pytest.mark.usefixtures("_many_files")
 @pytest.mark.parametrize("files", ["512:4096", "1024:1024"])
 def test_connections_use_up_no_descriptors_that_others_need(files: str, settings: Settings, tmp_path: Path) -> None:
     command = ("tests.support.limited", str(CONTAINER_BYTES), files, *SERVE)
