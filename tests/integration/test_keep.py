@@ -356,7 +356,7 @@ def test_an_added_file_gets_its_name_once_it_is_complete(asked: Path, tmp_path: 
 
     folder = tmp_path / "set"
     with monkeypatch.context() as patched:
-        patched.setattr("kp_scorer.cli.commands.keep.rows_of_set", failing)
+        patched.setattr("kp_scorer.cli.kept_rows.rows_of_set", failing)
         assert keep(asked, "--best", "100%", "--into", folder).exit_code == 1
     done = keep(asked, "--best", "100%", "--into", folder)
     assert [path.name for path in folder.iterdir()] == ["kept-0001.jsonl"], done.output

@@ -1,34 +1,22 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
-import math
 import sys
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import datetime
-from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, get_args
 
 import click
 
-from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
-from kp_scorer.cli.converting import CONVERTING, Conversion, Line, converting_options
-from kp_scorer.cli.display import BehindFailures
-from kp_scorer.cli.gathering import look_up_lines, score_lines
+from kp_scorer.cli.candidates import Candidates
+from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.input import ReadAhead
-from kp_scorer.cli.keeping import Rank, choices, print_summary
+from kp_scorer.cli.keeping import Rank
 from kp_scorer.cli.kept_folder import KeptFolder
+from kp_scorer.cli.kept_rows import Best, Input, Request, rows_chosen, rows_decided
 from kp_scorer.cli.options import ledger_options, since_option
-from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
-from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, row_of, rows_of_set
-from kp_scorer.decision import Decision
-from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
+from kp_scorer.cli.output import json_line, open_output
+from kp_scorer.cli.training import Against, SecretsAction, Shape, TrainingFile
 from kp_scorer.settings import Settings
-
-_DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
-
-Best = float | int
 
 
 def _best(text: str) -> Best:
@@ -128,7 +116,7 @@ def keep(
     Invalid lines are left out and named on stderr. With --stored and without --best, traces without a decision are left out
     and counted in a note. In both cases the exit code is 1.
     """
-    request = _Request(files, bool(settings.checks.names), **options)
+    request = Request(files, bool(settings.checks.names), **options)
     request.check()
     if against and not files:
         raise click.UsageError("--against is for FILE, as Redis has no tasks")
@@ -138,9 +126,9 @@ def keep(
     excluded = Against(against) if against else None
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
-    source = _Input(excluded.filtered(batches) if excluded else batches, files)
+    source = Input(excluded.filtered(batches) if excluded else batches, files)
     with request.into.locked() if request.into else nullcontext(), Candidates() as candidates:
-        rows = _rows_of_set(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
+        rows = rows_chosen(request, source, candidates, settings) if request.best else rows_decided(request, source, settings)
         if training:
             training.write(rows)
             training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
@@ -152,162 +140,3 @@ def keep(
                     write(json_line(row, allow_nan=True))
     if source.refused or source.undecided:
         sys.exit(1)
-
-
-class _Request(NamedTuple):
-    """The options that say what to keep, and how to write it."""
-
-    files: Sequence[str]
-    is_checked: bool  # True if checks run; they do not see ignored fields.
-    best: Best | None
-    rank: Rank
-    most_by_task: int | None
-    into: KeptFolder | None
-    why: str | None
-    output: str
-    stored: bool
-    since: datetime | None
-    shape: Shape
-    outcome: str
-
-    def check(self) -> None:
-        """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
-        if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
-            raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
-        if self.most_by_task and (self.stored or not self.best):
-            raise click.UsageError("--most-by-task is for --best without --stored, as Redis has no tasks")
-        if self.why and Path(self.why).resolve() == Path(self.output).resolve():
-            raise click.UsageError("--why and --output name one file: expected two")
-        if self.into and (self.output != "-" or self.rank == "score"):
-            raise click.UsageError("--into chooses by coverage, and names its files: expected no --output or --rank score")
-        if self.best and self.outcome != "accepted":
-            raise click.UsageError("--best chooses among all traces: expected it without --review or --rejected")
-        if (self.since and not self.stored) or (self.stored and self.rank == "score"):
-            raise click.UsageError("--since is for --stored, and --rank score is not")
-        if self.shape != "traces" and (self.into or (self.stored and self.best)):
-            raise click.UsageError("--as writes what is read from FILE: expected it without --into, and --stored --best")
-        if not self.files and not (self.best and self.stored):
-            raise click.UsageError("expected FILE")
-        for option, name in (("--output", self.output), ("--into", self.into.path if self.into else None), ("--why", self.why)):
-            if name not in ("-", None) and any(
-                Path(name).resolve().is_relative_to(Path(read).resolve()) for read in self.files
-            ):
-                raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
-
-    def described(self, settings: Settings) -> dict[str, Any]:
-        """Return how the runs are chosen, for their manifest: with options as given, and settings that are not the default."""
-        if self.best:
-            best = f"{100 * self.best:.10g}%" if isinstance(self.best, float) else str(self.best)
-            how = {"best": best, "rank": self.rank, "most_by_task": self.most_by_task}
-        else:
-            how = {"best": "by decision", "outcome": self.outcome, "stored": self.stored}
-        params = click.get_current_context().params
-        options = {name: params[name] for name in CONVERTING if params.get(name) is not None}
-        sections = settings.model_dump(mode="json", include=_DECIDING, exclude_defaults=True).items()
-        return {"as": self.shape, **how, **options} | {f"{name}.{key}": value[key] for name, value in sections for key in value}
-
-    def document(self, line: Line, decision: Decision | None) -> Row:
-        """Return the row of a run, to be written if it is kept."""
-        if isinstance(line.trace, InvalidTrace):
-            raise TypeError("expected a line with a trace")
-        if self.shape != "traces":
-            return row_of(line, self.shape, line.trace, decision)
-        is_checked = self.is_checked or (decision is not None and bool(decision.checks))
-        # Leave out the ignored fields, because no check has seen them.
-        document = line.trace.model_dump(mode="json", exclude_unset=True) if is_checked else dict(line.document)
-        if decision:
-            document["metadata"] = {**document["metadata"], "quality_score": decision.score}
-        return document
-
-
-class _Input:
-    """The traces of an input with the names of their files, and the numbers of lines without a trace or a decision."""
-
-    def __init__(self, batches: Iterator[list[Line]], names: Sequence[str]) -> None:
-        self.files: dict[str, None] = {}  # The files in which lines were read.
-        self.refused = self.undecided = 0
-        self._batches, self.names = batches, names
-
-    def batches(self) -> Iterator[list[Line]]:
-        """Yield batches of the lines that hold a trace, and refuse the others. The input can be read only once."""
-        for batch in self._batches:
-            named = [line if line.file else line._replace(file=self.names[0]) for line in batch]
-            self.files |= dict.fromkeys(line.file for line in named)
-            for line in named:
-                if isinstance(line.trace, InvalidTrace):
-                    self.refuse(line, line.trace)
-            yield [line for line in named if not isinstance(line.trace, InvalidTrace)]
-
-    def refuse(self, line: Line, error: InvalidTrace | TraceConflict | TraceDead) -> None:
-        """Count a line that is left out, and print a note on it."""
-        self.refused += 1
-        refusal(line.number, error, line.file if line.file != self.names[0] or len(self.names) > 1 else "")
-
-
-def _rows_of_set(request: _Request, source: _Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
-    """Choose a set; return the row of each run in it."""
-    earlier = request.into.earlier() if request.into else []
-    if request.stored:
-        gather_stored(candidates, earlier, request.since, settings)
-    else:
-        gather_earlier(candidates, earlier, settings.limits)
-        scores, failures = request.rank == "score", request.shape == "pairs"
-        gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
-    chosen = list(choices(candidates, request.best or 0, request.rank, request.most_by_task or math.inf))
-    kept_rows: dict[str, Row] = {}
-    with open_output(request.why, "--why") if request.why else nullcontext(lambda _: None) as write:
-        for verdict in chain.from_iterable(choice.verdicts() for choice in chosen):
-            write(json_line(verdict, allow_nan=False))
-            if verdict["kept"]:
-                kept_rows[verdict["trace_id"]] = verdict
-    print_summary(chosen, len(kept_rows), candidates)
-    if request.stored and source.names:
-        return _rows_in_files(kept_rows, source, settings)
-    if request.stored and not request.into:
-        return iter(kept_rows.values())
-    places = sorted(place for choice in chosen for place in choice.kept_places)
-    if request.stored:
-        # Write the vectors too: a later run of this command needs them, and the log may no longer have them by then.
-        return (candidates.with_vector(kept_rows[candidates.runs[place].trace_id], place) for place in places)
-    return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
-
-
-def _rows_in_files(kept_rows: Mapping[str, Row], source: _Input, settings: Settings) -> Iterator[Row]:
-    """Yield the traces of an input that have these ids, each once; refuse those of other content than was decided."""
-    missing = set(kept_rows)
-    for line, result in look_up_lines(source.batches(), settings):
-        if isinstance(line.trace, InvalidTrace) or line.trace.id not in missing:
-            continue
-        if isinstance(result, TraceConflict):
-            source.refuse(line, result)
-        else:
-            missing.remove(line.trace.id)
-            yield dict(line.document)
-    if missing:
-        print_note(f"{len(missing)} of the kept traces are not in the files")
-
-
-def _rows_decided(request: _Request, source: _Input, settings: Settings) -> Iterator[Row]:
-    """Yield the row of each run with the requested outcome."""
-    results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
-    counts: Counter[str] = Counter()
-    kept_ids: set[str] = set()
-    behind = BehindFailures(settings)
-    for line, result in results:
-        if isinstance(result, Decision):
-            behind.add(result)
-            counts[result.outcome] += 1
-            if result.outcome == request.outcome and result.trace_id not in kept_ids:
-                kept_ids.add(result.trace_id)
-                yield request.document(line, result)
-        elif isinstance(result, str):
-            counts[result] += 1
-            source.undecided += 1
-        else:
-            source.refuse(line, result)
-    counts += Counter(refused=source.refused)
-    numbers = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    print_note(f"kept {len(kept_ids)} of {counts.total()}: {numbers}" if counts else f"no traces in {', '.join(source.files)}")
-    behind.note()
-    if request.outcome == "accepted" and counts["rejected"] > len(kept_ids) and settings.routing.gate == "score":
-        print_note(OWN_SHARE)
