@@ -1,6 +1,7 @@
 """The kept runs most like a task are found in files of every form, in a fleet's store, over HTTP, and over MCP."""
 
 import asyncio
+import gzip
 import json
 import os
 import sys
@@ -90,6 +91,13 @@ def test_runs_are_found_where_no_index_can_be_written(file: Path, monkeypatch: p
     jsonl_file(file, ASKED[0])
     assert [run.trace_id for run in runs.similar(REFUND)] == ["kp:trace:lone"]
     assert sorted(path.name for path in file.parent.iterdir()) == ["kept.jsonl", "kept.jsonl.index"]
+
+
+def test_a_folder_with_a_compressed_file_is_not_searched_in_part(file: Path) -> None:
+    with gzip.open(file.with_name("kept-0001.jsonl.gz"), "wb") as packed:
+        packed.write(file.read_bytes())
+    with pytest.raises(ScorerError, match=r"^kept-0001.jsonl.gz: expected no compressed file$"):
+        KeptRuns(file.parent, BY_WORDS).similar(REFUND)
 
 
 @pytest.mark.parametrize(

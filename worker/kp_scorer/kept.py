@@ -108,6 +108,9 @@ class KeptRuns:
     def _in_files(self, path: Path, query: Vector, most: int) -> list[SimilarRun]:
         nearest_of_all = list[tuple[float, Path, int]]()
         try:
+            if packed := [file.name for file in sorted(path.glob("*.jsonl.*")) if file.suffix in (".gz", ".zst")]:
+                # An index holds the places of runs in their file, which compression hides.
+                raise ScorerError(f"{packed[0]}: expected no compressed file")
             for file in sorted(path.glob("*.jsonl")) if path.is_dir() else [path]:
                 vectors, offsets = self._index(file)
                 similarities = vectors @ query
