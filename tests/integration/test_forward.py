@@ -42,6 +42,7 @@ from tests.support.commands import COMMAND, invoked
 from tests.support.disks import nearly_full_disk
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
 from tests.support.processes import free_port, opened, wait_until
+from tests.support.proxy import Proxy
 from tests.support.traces import rows_in
 
 PROTOBUF = "application/x-protobuf"
@@ -305,6 +306,30 @@ def test_no_run_is_lost_whoever_is_killed(
             first.kill()
             with opened(*arguments, env=os.environ | as_environment(settings)):
                 wait_until(lambda: count() == 40 and not redis_client.exists(keys.runs_kept, keys.runs_bytes))
+
+
+@pytest.mark.parametrize("status", [200, 422])
+def test_an_outage_of_redis_does_not_end_the_command(
+    status: int, settings: Settings, receiving: Receiving, keys: Keys, redis_client: redis.Redis, tmp_path: Path
+) -> None:
+    runs, file = [new_run(), new_run()], tmp_path / "refused.jsonl"
+    for run_id in runs:
+        collect(settings, run_id, export_of(chat_span(run_id)))
+    publish(settings, [decision_on(run_id) for run_id in runs])
+    arguments = (*COMMAND, "forward", "--to", "otlp-spans", "--url", receiving.url, "--dead-letters", str(file), "--follow")
+    with Proxy(settings.redis.url) as proxy:
+        through = with_changed(settings, broker__url=proxy.url, redis__url=proxy.url, broker__timeout_s=2.0)
+        log = tmp_path / "forward.log"
+        with log.open("wb") as lines, opened(*arguments, env=os.environ | as_environment(through), stderr=lines) as process:
+            wait_until(lambda: "forwarding_waits" in log.read_text())
+            proxy.refuse()
+            with receiving.process(status):
+                wait_until(lambda: "runs: ConnectionError" in log.read_text())
+                proxy.accept()
+                wait_until(lambda: process.poll() is not None or not redis_client.exists(keys.runs_kept))
+            assert process.poll() is None, log.read_text()
+    assert len(receiving.rows()) == 2
+    assert len(rows_in(file.read_text())) == 2 if status == 422 else not file.exists()
 
 
 def test_refused_and_removed_runs_are_in_the_file_with_their_spans(

@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from http.client import HTTPException
 from itertools import count
 from threading import Event
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeVar, get_args
 from urllib.error import HTTPError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -20,7 +21,7 @@ from uuid import NAMESPACE_URL, uuid5
 import structlog
 
 from kp_scorer.decision import Decision
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store import Store
 from kp_scorer.store.runs import RUN_PREFIX
 
@@ -41,6 +42,7 @@ _ANSWER_BYTES: Final = 65_536
 """The most bytes of an answer that are read."""
 _MESSAGE_CHARACTERS: Final = 200
 _LONGEST_PAUSE_S: Final = 60.0
+_OUTAGE_PAUSE_S: Final = 1.0
 _ATTEMPTS: Final = 8
 _LATER: Final = (0, 408, 425, 429, 502, 503, 504)
 """The statuses of a receiver that is away or busy; 0 is no answer. It is asked again until it is back; decisions wait."""
@@ -49,6 +51,8 @@ _OF_SETTINGS: Final = (*range(300, 400), 401, 403, 404, 405)
 _Request = tuple[str, bytes, dict[str, str]]
 """A path, a body and headers."""
 _Make = Callable[[Decision], _Request | str]
+
+T = TypeVar("T")
 
 log = structlog.get_logger("kp_scorer.client.forwarding")
 
@@ -77,7 +81,7 @@ class Forwarder:
         make: Sequence[_Make] = self._as_webhook, self._as_score, self._as_event, self._as_spans
         self._make = dict(zip(get_args(Receiver), make, strict=True))[receiver]
         self._rejected: Callable[[bytes], tuple[int, str]] | None = _rejected_of_events if receiver == "otlp" else None
-        self.count, self._one_in = 0, one_in
+        self.count, self._one_in, self._is_reached = 0, one_in, False
         self._variables, self._store, self._opener = variables, store, build_opener(_NoRedirects)
         address, *secrets = _VARIABLES[receiver]
         self._url = (url or variables.get(address, "")).rstrip("/")
@@ -101,7 +105,8 @@ class Forwarder:
         for attempt in count(1):
             if stopping.is_set():
                 return None
-            if isinstance(request := self._make(decision), str):
+            request = self.through_outages(partial(self._make, decision), stopping)
+            if isinstance(request, str):
                 return request
             status, pause_s, body = self._post(*request)
             if 200 <= status < 300:
@@ -119,6 +124,23 @@ class Forwarder:
                 log.warning("forwarding_waits", status=status or None, trace_id=decision.trace_id)
             stopping.wait(min(max(pause_s, 2.0 ** min(attempt - 1, 6) / 4), _LONGEST_PAUSE_S))
         return None
+
+    def through_outages(self, call: Callable[[], T], stopping: Event) -> T:
+        """Call a function of the store, again and again while Redis is away.
+
+        Raises ServiceUnavailable if no call has succeeded yet, as one that this user may not make, or once ``stopping`` is set.
+        """
+        while True:
+            try:
+                result = call()
+            except ServiceUnavailable as error:
+                if stopping.is_set() or not self._is_reached:
+                    raise
+                log.warning("forwarding_waits", detail=str(error))
+                stopping.wait(_OUTAGE_PAUSE_S)
+            else:
+                self._is_reached = True
+                return result
 
     def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
         request = Request(f"{self._url}{path}", body, {"Content-Type": "application/json", **headers})  # noqa: S310 - checked

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -16,6 +17,7 @@ from kp_scorer.files import open_regular
 from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
+from kp_scorer.store.runs import ClaimedRun
 
 
 @click.command(epilog="Example: WEBHOOK_SECRET=… kp-scorer forward --to webhook --url https://hooks.example.org/kp --follow")
@@ -74,7 +76,7 @@ def forward(
     if share_of_rest and receiver != "otlp-spans":
         raise click.UsageError("--share-of-rest: expected --to otlp-spans")
     stopping = stopped_by_signals()
-    refused = 0
+    refused, are_spans = 0, receiver == "otlp-spans"
     with Store.open(settings) as store:
         forwarder = Forwarder(receiver, url, os.environ, store, round(1 / share_of_rest) if share_of_rest else 0)
         for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
@@ -84,17 +86,18 @@ def forward(
                 break
             if refusal:
                 refused += 1
-                _dead_letter(dead_letters, receiver, refusal, decision, store)
-            if receiver == "otlp-spans":
-                store.runs.forget(decision.trace_id, "forwarded")
-    units = "runs" if receiver == "otlp-spans" else "decisions"
+                run = forwarder.through_outages(partial(store.runs.ended, decision.trace_id), stopping) if are_spans else None
+                _dead_letter(dead_letters, receiver, refusal, decision, run)
+            if are_spans:
+                forwarder.through_outages(partial(store.runs.forget, decision.trace_id, "forwarded"), stopping)
+    units = "runs" if are_spans else "decisions"
     print_note(f"forwarded {forwarder.count} {units}" + (f", {refused} refused: see {dead_letters}" if refused else ""))
 
 
-def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision, store: Store) -> None:
+def _dead_letter(file: Path, receiver: Receiver, reason: str, decision: Decision, run: ClaimedRun | None) -> None:
     print_note(f"{decision.trace_id}: refused with {reason}")
     row = {"to": receiver, "reason": reason, "decision": decision.model_dump(mode="json")}
-    if receiver == "otlp-spans" and (run := store.runs.ended(decision.trace_id)) and run.spans:
+    if run and run.spans:
         row["spans"] = run.export.decode("utf-8", "backslashreplace")
     try:
         with open_regular(file, "a+b", follow=False) as lines:
