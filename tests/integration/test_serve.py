@@ -697,6 +697,18 @@ def test_a_run_that_ends_leaves_the_share_of_its_sender(
         wait_until(lambda: collecting.runs.claim() is None and not redis_client.exists(keys.runs_by_sender))
 
 
+def test_run_that_has_ended_leaves_little_in_redis(
+    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis
+) -> None:
+    spans = [ReceivedSpan(f"{number:016x}", b"{}") for number in range(settings.serve.run_spans)]
+    assert store.runs.store("a", spans[1:]) == ("stored", 0)
+    assert store.runs.finish("a", "left_out")
+    used: Any = redis_client.memory_usage(keys.run("a"), samples=0)
+    assert used < 25 * len(spans)
+    # Spans that are sent again count as stored.
+    assert store.runs.store("a", spans) == ("closed", 1)
+
+
 def test_a_full_redis_is_429_and_an_absent_one_503(
     alone: tuple[Settings, redis.Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

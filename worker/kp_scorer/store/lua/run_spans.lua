@@ -22,11 +22,14 @@ local function remove_run(run_id, ended)
     if not leave_open(run_id) and redis.call('ZREM', runs_kept, run_id) == 0 then return false end
     local run = run_prefix .. run_id
     local left = number(redis.call('GET', runs_bytes)) - number(redis.call('HGET', run, ':bytes'))
+    local agent, span_ids = redis.call('HGET', run, ':agent'), {}
     local fields = redis.call('HGETALL', run)
     for i = 1, #fields, 2 do
-        if fields[i] ~= ':agent' then redis.call('HSET', run, fields[i], '') end
+        if string.sub(fields[i], 1, 1) ~= ':' then span_ids[#span_ids + 1] = fields[i] end
     end
-    redis.call('HSET', run, ':closed', ended)
+    -- In fields of their own, the ids would take five times the memory, and no limit counts it.
+    redis.call('DEL', run)
+    redis.call('HSET', run, ':closed', ended, ':agent', agent or '', ':span_ids', table.concat(span_ids, ' '))
     redis.call('PEXPIRE', run, REMEMBERED_MS)
     -- Counts may have been lost on the way, but without runs there are no bytes.
     if left <= 0 or redis.call('ZCARD', runs) + redis.call('ZCARD', runs_kept) == 0 then

@@ -16,13 +16,15 @@
 --   :until_ms, :outcome         the time until which it waits for its outcome; set once an outcome has come
 --   :closed                     set once it takes no more spans: its late outcome, or 1; later, how it has ended
 --   :agent                      the id of the agent's span, once the run is closed
+--   :span_ids                   the ids of its spans, once these are removed
 
 local run = run_prefix .. run_id
 expect('hash', run)
-local closed, too_large, first_ms, bytes, count, first_sender =
-    read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans', ':sender')
+local closed, too_large, first_ms, bytes, count, first_sender, span_ids =
+    read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans', ':sender', ':span_ids')
 if first_ms then sender = first_sender or '' end
 local fresh, fresh_bytes, listed = {}, 0, {}
+for span_id in string.gmatch(span_ids or '', '%S+') do listed[span_id] = true end
 for _, span in ipairs(spans) do
     -- An exporter that gets no answer sends all its spans again.
     if not listed[span.span_id] and not redis.call('HGET', run, span.span_id) then
