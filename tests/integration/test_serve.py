@@ -46,7 +46,8 @@ from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
 
-PROTOBUF = "application/x-protobuf"
+JSON, PROTOBUF = "application/json", "application/x-protobuf"
+LARGEST_BODY = Limits(message_bytes=2**23)
 TOKEN = "a-token-of-this-test"
 
 
@@ -126,7 +127,21 @@ def test_a_text_that_is_not_utf_8_costs_no_other_run(server: HttpServer, place: 
     answer = server.ask("POST", "/v1/traces", in_protobuf(export_of(chat_span(good))) + raw, content_type=PROTOBUF)
     assert ExportTraceServiceResponse.FromString(answer.body).partial_success.rejected_spans == 1
     assert server.status(good)["state"] == "decided"
-    assert server.status(damaged)["detail"] == "$: expected spans that can be decoded, at most 5000 and 16777216 bytes"
+    detail = server.status(damaged)["detail"]
+    assert detail.startswith("$: expected spans that can be decoded, at most 5000 and 16777216 bytes, and service.name")
+
+
+@pytest.mark.parametrize(("attribute", "length"), [("service.name", 1_100), ("process.command_line", 1_100_000)])
+@pytest.mark.parametrize("form", [JSON, PROTOBUF])
+def test_a_long_attribute_of_a_resource_costs_no_other_run(attribute: str, length: int, form: str) -> None:
+    good, long = export_of(chat_span(new_run())), export_of(chat_span(new_run()), **{attribute: "x" * length})
+    body = json.dumps({"resourceSpans": [*long["resourceSpans"], *good["resourceSpans"]]}).encode()
+    by_run, rejected = spans_in(in_protobuf(long) + in_protobuf(good) if form == PROTOBUF else body, form, LARGEST_BODY)
+    assert rejected == 0
+    of_long, of_good = (span for (span,) in by_run.values())
+    # JSON is parsed as a whole, so only what its spans keep of a resource is limited.
+    assert (of_long.content == b"") == (form == PROTOBUF or attribute == "service.name")
+    assert b"high water" in of_good.content
 
 
 def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:

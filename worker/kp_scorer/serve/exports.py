@@ -25,7 +25,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.adapters.node import source
 from kp_scorer.decoding import parse_json
-from kp_scorer.errors import InvalidTrace, Problem
+from kp_scorer.errors import InvalidTrace
 from kp_scorer.limits import Limits
 from kp_scorer.serve.run_converter import SUPPLIED
 from kp_scorer.store.runs import ReceivedSpan
@@ -44,7 +44,7 @@ _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The most fields around spans in Protobu
 _MOST_OBJECTS: Final = 1_000_000  # The most in the JSON of all spans: each takes microseconds, but only two bytes in Protobuf.
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # The most characters of the name of a scope.
-_MOST_LASTING_BYTES: Final = 1_024  # The most bytes of the attributes that spans keep of their resource.
+MOST_LASTING_BYTES: Final = 1_024  # The most bytes of the attributes that spans keep of their resource.
 _MOST_SOURCE_BYTES: Final = 4_096  # The most bytes of a resource, or a scope, that spans keep in full, to be handed on.
 _MOST_SOURCES_BYTES: Final = 2**25  # The most bytes of those in an export: each span repeats them, however small it is.
 
@@ -68,9 +68,9 @@ def spans_in(
 ) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of spans without valid ids.
 
-    A span that is too large or cannot be decoded is returned without content. With ``keeps_source``, spans keep their resource
-    and scope, to be handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or
-    NotConverted if the body is no export.
+    A span that is too large or cannot be decoded is returned without content, and so are the spans of such a resource. With
+    ``keeps_source``, spans keep their resource and scope, to be handed on. Of an export of logs, only the events of agents are
+    returned. Raises InvalidTrace or NotConverted if the body is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = objects = sources_bytes = 0
@@ -112,15 +112,18 @@ def spans_in(
 def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
     for resource in source(1, parse_json(body, limits)).at(signal.resources).items():
         of_resource = resource.at("resource", "attributes").items()
-        lasting = _checked([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
+        lasting, is_small = _lasting([pair.value for pair in of_resource if pair.at("key").text() in _OF_RESOURCES])
         full_resource = _small(resource.at("resource").value, {"attributes": lasting}) if keeps_source else ""
         for scope in resource.at(signal.scopes).items():
             own: dict[str, Any] = {"scope": {"name": scope.at("scope", "name").text()[:_MOST_SCOPE]}}
             if keeps_source:
                 own["source"] = _source(full_resource, _small(scope.at("scope").value, own["scope"]), len(lasting))
             for item in scope.at(signal.items).items():
-                pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
-                yield item.object() | own | {"attributes": pairs}
+                if is_small:
+                    pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
+                    yield item.object() | own | {"attributes": pairs}
+                else:
+                    yield {name: item.at(name).value for name in ("traceId", "spanId")}
 
 
 def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
@@ -138,11 +141,9 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
     try:
         for resource_spans in map(layer, layer(body).field_1):
             raw_resource = b"".join(resource_spans.field_1)
-            if len(raw_resource) > _MOST_SPAN_BYTES:
-                raise InvalidTrace([Problem("resource", f"expected at most {_MOST_SPAN_BYTES} bytes")])
-            resource = _decoded(Resource, raw_resource)
+            resource = _decoded(Resource, raw_resource) if len(raw_resource) <= _MOST_SPAN_BYTES else None
             pairs = resource.attributes if resource is not None else ()
-            lasting = _checked([MessageToDict(pair) for pair in pairs if pair.key in _OF_RESOURCES])
+            lasting, is_small = _lasting([MessageToDict(pair) for pair in pairs if pair.key in _OF_RESOURCES])
             full_resource = _small(_source_in(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
             for scope in map(layer, resource_spans.field_2):
                 name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
@@ -151,7 +152,7 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
                     full_scope = _small(_source_in(InstrumentationScope, raw_scope), own["scope"])
                     own["source"] = _source(full_resource, full_scope, len(lasting))
                 for raw in scope.field_2:
-                    is_readable = resource is not None and len(raw) <= _MOST_SPAN_BYTES
+                    is_readable = resource is not None and is_small and len(raw) <= _MOST_SPAN_BYTES
                     item = _decoded(signal.message, raw) if is_readable else None
                     if item is None:
                         refused = _Layer.FromString(raw)
@@ -219,10 +220,10 @@ def _layer() -> Any:
 _Layer: Final = _layer()
 
 
-def _checked(lasting: list[Any]) -> list[Any]:
-    if len(_as_bytes(lasting)) > _MOST_LASTING_BYTES:
-        raise InvalidTrace([Problem("resource", f"expected {SERVICE} and kp.* of at most {_MOST_LASTING_BYTES} bytes")])
-    return lasting
+def _lasting(attributes: list[Any]) -> tuple[list[Any], bool]:
+    """Return the attributes that spans keep of their resource, and True; none, and False, if they are too long."""
+    is_small = len(_as_bytes(attributes)) <= MOST_LASTING_BYTES
+    return attributes if is_small else [], is_small
 
 
 def _as_bytes(value: object) -> bytes:

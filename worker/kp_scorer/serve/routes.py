@@ -43,7 +43,7 @@ _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/
 _REJECTED: Final = {
     "closed": "spans after their run was submitted or forgotten",
     "dead": "a run that is a dead letter: replay that",
-    "too_large": "a run that is over the limits, or has a span that cannot be decoded",
+    "too_large": "a run that is over the limits, or has a span or a resource that is, or that cannot be decoded",
 }
 
 log = structlog.get_logger("kp_scorer.serve.routes")

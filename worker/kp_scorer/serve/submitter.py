@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 
 import structlog
 
+from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.bounded import BoundedProcess, Bounds
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_for_sending
@@ -28,6 +29,7 @@ from kp_scorer.errors import (
 )
 from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.counters import ServeMetrics
+from kp_scorer.serve.exports import MOST_LASTING_BYTES
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
@@ -158,6 +160,7 @@ class Submitter:
             return {"poison": f"$: the conversion was tried {attempts} times; each time it {took}, or ended its process"}
         if run.is_too_large:
             expected = f"expected spans that can be decoded, at most {most.run_spans} and {most.run_bytes} bytes"
+            expected += f", and {SERVICE} and kp.* of resources in {MOST_LASTING_BYTES} bytes"
             return {"problems": [Problem("$", expected)]}
         answer: dict[str, Any] = self._converting.ask(run.export)
         return answer
