@@ -129,6 +129,21 @@ def test_reading_goes_on_after_an_outage_until_it_is_told_to_stop(on_broker: Set
     assert sorted(received) == ids_of(made)
 
 
+def test_readers_that_start_together_share_a_new_group(
+    settings: Settings, redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams, made = with_changed(settings, **STREAMS), decisions(2)
+    publish(streams, made)
+    create = redis.Redis.xgroup_create
+
+    def create_second(client: redis.Redis, name: str, *args: Any, **kwargs: Any) -> Any:
+        create(redis_client, name, *args, **kwargs)
+        return create(client, name, *args, **kwargs)
+
+    monkeypatch.setattr(redis.Redis, "xgroup_create", create_second)
+    assert [each.trace_id for each in read(streams)] == ids_of(made)
+
+
 def test_a_server_that_was_never_reached_is_an_error(settings: Settings) -> None:
     nowhere = with_changed(settings, broker__url="redis://127.0.0.1:1/0", redis__url="redis://127.0.0.1:1/0")
     with pytest.raises(ServiceUnavailable):

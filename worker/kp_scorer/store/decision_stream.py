@@ -155,7 +155,15 @@ class StreamReader:
         except redis.exceptions.ResponseError as error:
             if "NOGROUP" not in str(error):
                 raise
-            self._client.xgroup_create(self.name, self._group, id="0", mkstream=True)
+            self._create_group()
             return self._read()
         entries: _Entries = streams[0][1] if streams else []
         return entries
+
+    def _create_group(self) -> None:
+        try:
+            self._client.xgroup_create(self.name, self._group, id="0", mkstream=True)
+        except redis.exceptions.ResponseError as error:
+            # Another reader that has started at the same time may have created it meanwhile.
+            if "BUSYGROUP" not in str(error):
+                raise
