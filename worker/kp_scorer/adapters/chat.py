@@ -15,7 +15,7 @@ from kp_scorer.adapters.attributes import attributes_of
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.messages import messages_in
 from kp_scorer.adapters.node import Node, parsed
-from kp_scorer.adapters.pieces import Piece
+from kp_scorer.adapters.pieces import Piece, free_call_id
 from kp_scorer.adapters.roles import with_role
 from kp_scorer.errors import NotConverted
 from kp_scorer.trace import ReasoningTrace
@@ -95,9 +95,7 @@ def _messages(pieces: Sequence[Piece]) -> Iterator[Message]:
         elif piece.kind == "call":
             call_id = piece.call_id
             if not call_id or call_id in open_ids:
-                call_id = f"call_{len(ids) + 1}"
-                while call_id in own_ids:
-                    call_id += "_"
+                call_id = free_call_id(len(ids) + 1, own_ids)
             ids[place] = call_id
             open_ids.add(call_id)
             function = {"name": piece.name, "arguments": _arguments(piece)}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kp_scorer.adapters.call_index import Call, Calls, Queues
-from kp_scorer.adapters.pieces import Piece, has_kind
+from kp_scorer.adapters.pieces import Piece, free_call_id, has_kind
 from kp_scorer.adapters.span import Span
 
 _EMPTY: Final = ("", "{}", "null")
@@ -206,11 +206,7 @@ class Conversation:
         for number, call in enumerate(self._all_calls, 1):
             if call.result is None:
                 continue
-            call_id = self.pieces[call.place].call_id or self.pieces[call.result].call_id
-            if not call_id:
-                call_id = f"call_{number}"
-                while call_id in own_ids:
-                    call_id += "_"
+            call_id = self.pieces[call.place].call_id or self.pieces[call.result].call_id or free_call_id(number, own_ids)
             for place in (call.place, call.result):
                 self.pieces[place] = self.pieces[place]._replace(call_id=call_id)
 

@@ -1,7 +1,7 @@
 """Defines the pieces of a run: a request of the user, a text or a call of the agent, or the result of a tool."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name, parsed
@@ -32,6 +32,14 @@ class Piece(NamedTuple):
     call_id: str = ""
     latency_ms: float | None = None
     is_error: bool = False  # True if the source marks a result as an error.
+
+
+def free_call_id(number: int, taken: Container[str]) -> str:
+    """Return an id for the call with this number in its run that is not taken."""
+    call_id = f"call_{number}"
+    while call_id in taken:
+        call_id += "_"
+    return call_id
 
 
 def utterance(node: Node, kind: Speaker, text: str) -> list[Piece]:

@@ -38,7 +38,7 @@ _HOME: Final = re.compile(
     # Claude Code names the folder of a project's sessions after its path, with hyphens.
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
-# Some texts are recognized only once a placeholder stands before or behind them, as in two cells of a table that were joined.
+# Some texts are recognised only once a placeholder stands before or behind them, as in two cells of a table that were joined.
 _MOST_PASSES: Final = 8
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
 """Names of home directories in images and systems, which name no person."""
