@@ -131,6 +131,17 @@ def test_a_text_that_is_not_utf_8_costs_no_other_run(server: HttpServer, place: 
     assert detail.startswith("$: expected spans that can be decoded, at most 5000 and 16777216 bytes, and service.name")
 
 
+def test_a_run_of_too_many_objects_costs_no_other_run() -> None:
+    # An agent recorded a list of numbers for each token. Between its spans, a collector sends those of another agent.
+    costly = in_protobuf(export_of(chat_span(run_id := new_run()) | {"attributes": [{}] * 180_000}))
+    others = [in_protobuf(export_of(chat_span(new_run(), said="x" * 10_000))) for _ in range(7)]
+    by_run, rejected = spans_in(b"".join(costly + export for export in others), PROTOBUF, LARGEST_BODY)
+    assert (rejected, len(by_run)) == (0, 8)
+    of_costly = by_run.pop(run_id)
+    assert [not span.content for span in of_costly] == [False] * 6 + [True]
+    assert all(span.content for (span,) in by_run.values())
+
+
 @pytest.mark.parametrize(("attribute", "length"), [("service.name", 1_100), ("process.command_line", 1_100_000)])
 @pytest.mark.parametrize("form", [JSON, PROTOBUF])
 def test_a_long_attribute_of_a_resource_costs_no_other_run(attribute: str, length: int, form: str) -> None:

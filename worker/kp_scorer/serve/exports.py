@@ -6,8 +6,8 @@ https://opentelemetry.io/docs/specs/otlp/#otlphttp
 import hashlib
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -41,7 +41,8 @@ _TRACE_ID: Final = re.compile("(?!0{32})[0-9a-f]{32}")
 _SPAN_ID: Final = re.compile("(?!0{16})[0-9a-f]{16}")  # An id of zeros stands for none: spans of any agent may have it.
 _MOST_SPANS: Final = 20_000
 _MOST_FIELDS: Final = 7 * _MOST_SPANS  # The most fields around spans in Protobuf: each may have its own resource and scope.
-_MOST_OBJECTS: Final = 1_000_000  # The most in the JSON of all spans: each takes microseconds, but only two bytes in Protobuf.
+# The most objects in an export in Protobuf before spans are no longer decoded: each takes microseconds, but only two bytes.
+MOST_OBJECTS: Final = 1_000_000
 _MOST_SPAN_BYTES: Final = 1_048_576  # The largest span: a parsed one takes up to two hundred times as much memory.
 _MOST_SCOPE: Final = 128  # The most characters of the name of a scope.
 MOST_LASTING_BYTES: Final = 1_024  # The most bytes of the attributes that spans keep of their resource.
@@ -68,9 +69,10 @@ def spans_in(
 ) -> tuple[dict[str, list[ReceivedSpan]], int]:
     """Return an export's spans by the ids of their runs, and the number of spans without valid ids.
 
-    A span that is too large or cannot be decoded is returned without content, and so are the spans of such a resource. With
-    ``keeps_source``, spans keep their resource and scope, to be handed on. Of an export of logs, only the events of agents are
-    returned. Raises InvalidTrace or NotConverted if the body is no export.
+    A span that is too large or cannot be decoded is returned without content, and so are the spans of such a resource, and
+    those of the largest runs once the others have a million objects. With ``keeps_source``, spans keep their resource and
+    scope, to be handed on. Of an export of logs, only the events of agents are returned. Raises InvalidTrace or NotConverted if
+    the body is no export.
     """
     by_run: defaultdict[str, list[ReceivedSpan]] = defaultdict(list)
     rejected = objects = sources_bytes = 0
@@ -79,7 +81,8 @@ def spans_in(
     if media_type == JSON:
         exported = _from_json(body, limits, signal, keeps_source=keeps_source)
     else:
-        exported = _from_protobuf(body, signal, keeps_source=keeps_source)
+        items = _items(body, signal, keeps_source=keeps_source)
+        exported = _from_protobuf(items, signal, lambda: objects <= MOST_OBJECTS)
     for number, fields in enumerate(exported):
         if number == _MOST_SPANS:
             raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
@@ -94,8 +97,6 @@ def spans_in(
         # Count the objects. Within a text, a backslash precedes each quote, so no text looks like the start of an object with
         # fields.
         objects += content.count(b'{"') + content.count(b"{}")
-        if objects > _MOST_OBJECTS:
-            raise InvalidTrace.whole(f"expected at most {_MOST_OBJECTS} objects")
         if signal is LOGS:
             if not (has_ids and b"gen_ai." in content and "body" in fields):
                 continue
@@ -126,7 +127,21 @@ def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: boo
                     yield {name: item.at(name).value for name in ("traceId", "spanId")}
 
 
-def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:
+class _Item(NamedTuple):
+    """A span or a record of an export in Protobuf, not decoded yet, and what it keeps of its resource and its scope."""
+
+    raw: bytes
+    lasting: list[Any]
+    own: dict[str, Any]
+    is_of_refused: bool  # True if its resource is refused.
+
+    def ids(self, signal: Signal) -> list[bytes]:
+        layer = _Layer.FromString(self.raw)
+        # If a field is repeated, the last one counts. A list of all would take forty times their bytes.
+        return [b"".join(getattr(layer, f"field_{number}")[-1:]) for number in signal.ids]
+
+
+def _items(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterator[_Item]:
     # Parse each span by itself: 8 MiB of empty ones, parsed at once, take 700 MB.
     left = _MOST_FIELDS
 
@@ -138,30 +153,39 @@ def _from_protobuf(body: bytes, signal: Signal, *, keeps_source: bool) -> Iterat
             raise InvalidTrace.whole(f"expected at most {_MOST_SPANS} spans")
         return parsed
 
+    for resource_spans in map(layer, layer(body).field_1):
+        raw_resource = b"".join(resource_spans.field_1)
+        resource = _decoded(Resource, raw_resource) if len(raw_resource) <= _MOST_SPAN_BYTES else None
+        pairs = resource.attributes if resource is not None else ()
+        lasting, is_small = _lasting([MessageToDict(pair) for pair in pairs if pair.key in _OF_RESOURCES])
+        full_resource = _small(_source_in(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
+        for scope in map(layer, resource_spans.field_2):
+            name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
+            own: dict[str, Any] = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
+            if keeps_source:
+                full_scope = _small(_source_in(InstrumentationScope, raw_scope), own["scope"])
+                own["source"] = _source(full_resource, full_scope, len(lasting))
+            for raw in scope.field_2:
+                yield _Item(raw, lasting, own, is_of_refused=resource is None or not is_small)
+
+
+def _from_protobuf(items: Iterator[_Item], signal: Signal, has_room: Callable[[], bool]) -> Iterator[dict[str, Any]]:
+    """Yield the items, those of the smallest runs first; without content once there is no room for further objects."""
     try:
-        for resource_spans in map(layer, layer(body).field_1):
-            raw_resource = b"".join(resource_spans.field_1)
-            resource = _decoded(Resource, raw_resource) if len(raw_resource) <= _MOST_SPAN_BYTES else None
-            pairs = resource.attributes if resource is not None else ()
-            lasting, is_small = _lasting([MessageToDict(pair) for pair in pairs if pair.key in _OF_RESOURCES])
-            full_resource = _small(_source_in(Resource, raw_resource), {"attributes": lasting}) if keeps_source else ""
-            for scope in map(layer, resource_spans.field_2):
-                name = b"".join(layer(raw_scope := b"".join(scope.field_1)).field_1[-1:])
-                own: dict[str, Any] = {"scope": {"name": name[:_MOST_SCOPE].decode(errors="replace")}}
-                if keeps_source:
-                    full_scope = _small(_source_in(InstrumentationScope, raw_scope), own["scope"])
-                    own["source"] = _source(full_resource, full_scope, len(lasting))
-                for raw in scope.field_2:
-                    is_readable = resource is not None and is_small and len(raw) <= _MOST_SPAN_BYTES
-                    item = _decoded(signal.message, raw) if is_readable else None
-                    if item is None:
-                        refused = _Layer.FromString(raw)
-                        # If a field is repeated, the last one counts. A list of all would take forty times their bytes.
-                        yield _ids(*(b"".join(getattr(refused, f"field_{number}")[-1:]) for number in signal.ids))
-                        continue
-                    content = MessageToDict(item, use_integers_for_enums=True)
-                    ids = (getattr(item, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
-                    yield content | _ids(*ids) | own | {"attributes": [*lasting, *content.get("attributes", ())]}
+        of_runs = [(item.ids(signal)[0], item) for item in items]
+        sizes = Counter[bytes]()
+        for run_id, item in of_runs:
+            sizes[run_id] += len(item.raw)
+        # Objects take bytes, so a run that has most of them comes after those that a collector sends with it.
+        for _, item in sorted(of_runs, key=lambda each: sizes[each[0]]):
+            is_readable = not item.is_of_refused and len(item.raw) <= _MOST_SPAN_BYTES and has_room()
+            message = _decoded(signal.message, item.raw) if is_readable else None
+            if message is None:
+                yield _ids(*item.ids(signal))
+                continue
+            content = MessageToDict(message, use_integers_for_enums=True)
+            ids = (getattr(message, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
+            yield content | _ids(*ids) | item.own | {"attributes": [*item.lasting, *content.get("attributes", ())]}
     except DecodeError:
         raise InvalidTrace.whole("expected an export of OTLP in Protobuf") from None
 

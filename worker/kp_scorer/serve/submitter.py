@@ -29,7 +29,7 @@ from kp_scorer.errors import (
 )
 from kp_scorer.logs import LogThrottle, raised_at
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.exports import MOST_LASTING_BYTES
+from kp_scorer.serve.exports import MOST_LASTING_BYTES, MOST_OBJECTS
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLettering
@@ -161,6 +161,7 @@ class Submitter:
         if run.is_too_large:
             expected = f"expected spans that can be decoded, at most {most.run_spans} and {most.run_bytes} bytes"
             expected += f", and {SERVICE} and kp.* of resources in {MOST_LASTING_BYTES} bytes"
+            expected += f", in exports of at most {MOST_OBJECTS} objects"
             return {"problems": [Problem("$", expected)]}
         answer: dict[str, Any] = self._converting.ask(run.export)
         return answer
