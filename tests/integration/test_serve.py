@@ -155,6 +155,14 @@ def test_a_long_attribute_of_a_resource_costs_no_other_run(attribute: str, lengt
     assert b"high water" in of_good.content
 
 
+def test_spans_of_many_runs_that_are_rejected_take_one_line_of_the_log(server: HttpServer) -> None:
+    runs, word = [new_run() for _ in range(30)], "Hochwasser"
+    body = b"".join(in_protobuf(export_of(chat_span(run_id, said=word))) for run_id in runs)
+    server.ask("POST", "/v1/traces", body.replace(word.encode(), b"\xc3" * len(word)), content_type=PROTOBUF)
+    (line,) = [each for each in server.process.events("spans_rejected") if each["otel_trace_id"] in runs]
+    assert (line["count"], line["runs"]) == (30, 30)
+
+
 def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(server: HttpServer) -> None:
     run_id = new_run()
     root = chat_span(run_id)

@@ -121,7 +121,7 @@ class _Handlers:
 
     def _store_spans(self, media_type: str, signal: Signal, queue: str, sender: str, body: bytes) -> bytes:
         by_run, rejected = spans_in(body, media_type, self._of_bodies, signal, keeps_source=self._keeps_source)
-        reasons = {"spans without ids"} if rejected else set()
+        reasons, rejected_runs = {"spans without ids"} if rejected else set(), list[str]()
         self._metrics.spans.labels("nameless").inc(rejected)
         for run_id, spans in by_run.items():
             outcome, rejected_of_run = self._store.runs.store(run_id, spans, queue, sender)
@@ -133,8 +133,14 @@ class _Handlers:
             if rejected_of_run:
                 rejected += rejected_of_run
                 reasons.add(_REJECTED[outcome])
-                log.warning("spans_rejected", otel_trace_id=run_id, count=rejected_of_run, detail=_REJECTED[outcome])
-        return success(media_type, rejected, "; ".join(sorted(reasons)))
+                rejected_runs.append(run_id)
+        detail = "; ".join(sorted(reasons))
+        if rejected_runs:
+            # Log one line for a request: it may have thousands of runs.
+            log.warning(
+                "spans_rejected", otel_trace_id=rejected_runs[0], runs=len(rejected_runs), count=rejected, detail=detail
+            )
+        return success(media_type, rejected, detail)
 
     async def submit(self, request: Request) -> JSONResponse:
         """Submit a trace, a JSON array of traces, or JSON Lines.
