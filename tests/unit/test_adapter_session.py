@@ -5,6 +5,7 @@ from typing import Any, Final
 import pytest
 
 from tests.support.converting import converted, converted_and_refused, steps_in, steps_of
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 Json = dict[str, Any]
 
@@ -35,16 +36,25 @@ def loop(kind: str, **fields: object) -> Json:
     return {"type": "context.append_loop_event", "event": {"type": kind, **fields}}
 
 
-LINES: Final[list[Json]] = [
-    {"role": "user", "content": ASKED},
-    {
-        "role": "assistant",
-        "content": "I look it up.",
-        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "tide_table", "arguments": '{"port": "Esbjerg"}'}}],
-    },
-    {"role": "tool", "tool_call_id": "c", "content": "04:12"},
-    {"role": "assistant", "content": "At 04:12."},
-]
+def payload(kind: str, **fields: object) -> Json:
+    return {"message": {"type": kind, "payload": fields}}
+
+
+def keyed(state: str, **answer: object) -> Json:
+    named = {"tide_table": {"args": ARGUMENTS, **answer}}
+    return {"type": "tool_call", "subtype": state, "call_id": "c", "tool_call": named}
+
+
+def asking(kind: str, **fields: object) -> Json:
+    return {"type": f"tool{kind}", "id": "c", **fields}
+
+
+def succeeded(value: object) -> Json:
+    return {"status": "success", "value": value}
+
+
+CALL: Final = call("c", "tide_table", '{"port": "Esbjerg"}')
+LINES: Final = [user(ASKED), assistant("I look it up.", CALL), result("c", "04:12"), assistant("At 04:12.")]
 SESSIONS: Final[dict[str, list[Json]]] = {
     "messages": LINES,
     "envelopes, and blocks of other names": [
@@ -58,13 +68,13 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         wrapped("assistant", text("At 04:12.")),
     ],
     "a role beside its message": [
-        {"role": "user", "message": {"content": [text(ASKED)]}},
-        {
-            "role": "assistant",
-            "message": {"content": [text("I look it up."), {"type": "tool_use", "name": "tide_table", "input": ARGUMENTS}]},
-        },
-        {"role": "user", "message": {"content": [{"type": "tool_result", "tool_use_id": "c", "content": "04:12"}]}},
-        {"role": "assistant", "message": {"content": [text("At 04:12.")]}},
+        {"role": turn["role"], "message": {"content": turn["content"]}}
+        for turn in (
+            user([text(ASKED)]),
+            assistant([text("I look it up."), {"type": "tool_use", "name": "tide_table", "input": ARGUMENTS}]),
+            user([{"type": "tool_result", "tool_use_id": "c", "content": "04:12"}]),
+            assistant([text("At 04:12.")]),
+        )
     ],
     "events": [
         event("session.start", sessionId="s1"),
@@ -89,37 +99,18 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         loop("content.part", part=text("At 04:12.")),
     ],
     "payloads": [
-        {"timestamp": 1_772_352_000.0, "message": {"type": "TurnBegin", "payload": {"user_input": ASKED}}},
-        {"message": {"type": "ContentPart", "payload": {"type": "think", "think": "I look it up."}}},
-        {
-            "message": {
-                "type": "ToolCall",
-                "payload": {
-                    "id": "c",
-                    "type": "function",
-                    "function": {"name": "tide_table", "arguments": '{"port": "Esbjerg"}'},
-                },
-            }
-        },
-        {
-            "message": {
-                "type": "ToolResult",
-                "payload": {"tool_call_id": "c", "return_value": {"is_error": False, "output": "04:12"}},
-            }
-        },
-        {"message": {"type": "ContentPart", "payload": text("At 04:12.")}},
+        {"timestamp": 1_772_352_000.0, **payload("TurnBegin", user_input=ASKED)},
+        payload("ContentPart", type="think", think="I look it up."),
+        payload("ToolCall", **CALL),
+        payload("ToolResult", tool_call_id="c", return_value={"is_error": False, "output": "04:12"}),
+        payload("ContentPart", **text("At 04:12.")),
     ],
     "calls that are named by their keys": [
-        {"type": "user", "message": {"role": "user", "content": [text(ASKED)]}},
-        {"type": "assistant", "message": {"role": "assistant", "content": [text("I look it up.")]}},
-        {"type": "tool_call", "subtype": "started", "call_id": "c", "tool_call": {"tide_table": {"args": ARGUMENTS}}},
-        {
-            "type": "tool_call",
-            "subtype": "completed",
-            "call_id": "c",
-            "tool_call": {"tide_table": {"args": ARGUMENTS, "result": "04:12"}},
-        },
-        {"type": "assistant", "message": {"role": "assistant", "content": [text("At 04:12.")]}},
+        {"type": "user", "message": user([text(ASKED)])},
+        {"type": "assistant", "message": assistant([text("I look it up.")])},
+        keyed("started"),
+        keyed("completed", result="04:12"),
+        {"type": "assistant", "message": assistant([text("At 04:12.")])},
     ],
     "types that are roles": [
         {"sessionId": "s1", "startTime": "2026-03-01T08:00:00Z"},
@@ -143,23 +134,12 @@ SESSIONS: Final[dict[str, list[Json]]] = {
     ],
     "requests of calls": [
         {"working_dir": "/w", "message_count": 4},
-        {"role": "user", "content": [text(ASKED)]},
-        {
-            "role": "assistant",
-            "content": [
-                text("I look it up."),
-                {
-                    "type": "toolRequest",
-                    "id": "c",
-                    "toolCall": {"status": "success", "value": {"name": "tide_table", "arguments": ARGUMENTS}},
-                },
-            ],
-        },
-        {
-            "role": "user",
-            "content": [{"type": "toolResponse", "id": "c", "toolResult": {"status": "success", "value": [text("04:12")]}}],
-        },
-        {"role": "assistant", "content": [text("At 04:12.")]},
+        user([text(ASKED)]),
+        assistant(
+            [text("I look it up."), asking("Request", toolCall=succeeded({"name": "tide_table", "arguments": ARGUMENTS}))]
+        ),
+        user([asking("Response", toolResult=succeeded([text("04:12")]))]),
+        assistant([text("At 04:12.")]),
     ],
 }
 
@@ -197,7 +177,7 @@ def test_output_of_an_agent_is_a_run_once_the_request_is_before_it() -> None:
         item("item.completed", aggregated_output="a", exit_code=2, status="failed"),
         {"type": "item.completed", "item": {"id": "i2", "type": "agent_message", "text": "None."}},
     ]
-    (trace,) = converted("session", {"role": "user", "content": "Count."}, *output)
+    (trace,) = converted("session", user("Count."), *output)
     assert trace["id"] == "kp:trace:session:t1"
     assert steps_in(trace) == [
         ("tool_call", "command_execution", 'command_execution({"command": "ls"})'),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.converting import converted, converted_and_refused, steps_in, steps_of
 from tests.unit.test_adapter_openai import assistant, call, result, user
-from tests.unit.test_message_shapes import ANSWER, ARGUMENTS, ASKED, FUNCTION, RETURNED, STEPS, THOUGHT
+from tests.unit.test_message_shapes import ANSWER, ARGUMENTS, ASKED, FUNCTION, RETURNED, STEPS, THOUGHT, text
 
 Json = dict[str, Any]
 
@@ -18,14 +18,19 @@ CALLED: Final[Json] = {"id": "c", **FUNCTION}
 TOOL: Final = {"toolCallId": "c", "toolName": "lock_state", "input": ARGUMENTS, "output": RETURNED}
 
 
-def text_block(text: str) -> Json:
-    return {"type": "text", "text": text}
+def exchange(*middle: Json) -> list[Json]:
+    """Return messages between the question and the answer."""
+    return [user(ASKED), *middle, assistant(ANSWER)]
+
+
+def conversation(*turns: tuple[str, str]) -> Json:
+    return {"conversations": [{"from": author, "value": value} for author, value in turns]}
 
 
 def parts(*own: Json) -> list[Json]:
     return [
-        {"id": "1", "role": "user", "parts": [text_block(ASKED)]},
-        {"id": "2", "role": "assistant", "parts": [text_block(THOUGHT), {"type": "step-start"}, *own, text_block(ANSWER)]},
+        {"id": "1", "role": "user", "parts": [text(ASKED)]},
+        {"id": "2", "role": "assistant", "parts": [text(THOUGHT), {"type": "step-start"}, *own, text(ANSWER)]},
     ]
 
 
@@ -33,46 +38,36 @@ def part(kind: str, **fields: object) -> Json:
     return {"part_kind": kind, **fields}
 
 
+def event(kind: str, source: str, **fields: object) -> Json:
+    return {"kind": kind, "source": source, **fields}
+
+
+OF_LOCK: Final = {"tool_name": "lock_state", "tool_call_id": "c"}
 ENVELOPES: Final[dict[str, object]] = {
     "under another key": {"task_id": 1, "traj": CHAT},
     "in an object": {"values": {"messages": CHAT}, "next": []},
     "in the item of a list": {"eval": {"task": "t"}, "samples": [{"id": 1, "messages": CHAT}]},
     "in the longest of several lists": {"answer": {"train": [CHAT[:2], CHAT]}},
     "in the events of a session": {"id": "s", "events": [{"author": turn["role"], "content": turn} for turn in CHAT]},
-    "with from and value": {
-        "conversations": [
-            {"from": "human", "value": ASKED},
-            {"from": "gpt", "value": TAGGED},
-            {"from": "tool", "value": f"<tool_response>\n{RETURNED}\n</tool_response>"},
-            {"from": "gpt", "value": ANSWER},
-        ]
-    },
-    "with a call as a message": {
-        "conversations": [
-            {"from": "human", "value": ASKED},
-            {"from": "gpt", "value": THOUGHT},
-            {"from": "function_call", "value": json.dumps({"name": "lock_state", "arguments": ARGUMENTS})},
-            {"from": "observation", "value": RETURNED},
-            {"from": "gpt", "value": ANSWER},
-        ]
-    },
+    "with from and value": conversation(
+        ("human", ASKED), ("gpt", TAGGED), ("tool", f"<tool_response>\n{RETURNED}\n</tool_response>"), ("gpt", ANSWER)
+    ),
+    "with a call as a message": conversation(
+        ("human", ASKED),
+        *(("gpt", THOUGHT), ("function_call", json.dumps({"name": "lock_state", "arguments": ARGUMENTS}))),
+        *(("observation", RETURNED), ("gpt", ANSWER)),
+    ),
+    "calls in a list": conversation(
+        *(("user", ASKED), ("assistant", THOUGHT), ("assistant", "[lock_state(lock=7)]")),
+        *(("tool", RETURNED), ("assistant", ANSWER)),
+    ),
     "the answer twice": {"input": ASKED, "messages": CHAT, "output": {"choices": [{"message": CHAT[-1]}]}},
     "the messages in the answer": {"inputs": {"messages": CHAT[:1]}, "outputs": {"messages": CHAT}},
     "requests with their responses": {
         "requests": [
             {
                 "message": {"text": ASKED},
-                "response": [
-                    {"value": THOUGHT},
-                    {
-                        "kind": "toolInvocation",
-                        "toolName": "lock_state",
-                        "input": ARGUMENTS,
-                        "toolCallId": "c",
-                        "output": RETURNED,
-                    },
-                    {"value": ANSWER},
-                ],
+                "response": [{"value": THOUGHT}, {"kind": "toolInvocation", **TOOL}, {"value": ANSWER}],
             }
         ]
     },
@@ -95,15 +90,10 @@ ENVELOPES: Final[dict[str, object]] = {
     "parts with a state": {
         "info": {"id": "s"},
         "messages": [
-            {"info": {"role": "user"}, "parts": [text_block(ASKED)]},
-            {
-                "info": {"role": "assistant"},
-                "parts": [
-                    text_block(THOUGHT),
-                    {"type": "tool", "callID": "c", "tool": "lock_state", "state": {"input": ARGUMENTS, "output": RETURNED}},
-                    text_block(ANSWER),
-                ],
-            },
+            {"info": {"role": turn["role"]}, "parts": turn["parts"]}
+            for turn in parts(
+                {"type": "tool", "callID": "c", "tool": "lock_state", "state": {"input": ARGUMENTS, "output": RETURNED}}
+            )
         ],
     },
     "a tree of messages": {
@@ -128,42 +118,22 @@ ENVELOPES: Final[dict[str, object]] = {
         "final_result": ANSWER,
     },
     "events with thoughts": [
-        {"kind": "MessageEvent", "source": "user", "llm_message": {"role": "user", "content": [text_block(ASKED)]}},
-        {
-            "kind": "ActionEvent",
-            "source": "agent",
-            "thought": [text_block(THOUGHT)],
-            "action": {"kind": "Lock"},
-            "tool_name": "lock_state",
-            "tool_call_id": "c",
-            "tool_call": CALLED,
-        },
-        {
-            "kind": "ObservationEvent",
-            "source": "environment",
-            "tool_name": "lock_state",
-            "tool_call_id": "c",
-            "observation": {"content": [text_block(RETURNED)], "exit_code": 0},
-        },
-        {"kind": "MessageEvent", "source": "agent", "llm_message": {"role": "assistant", "content": [text_block(ANSWER)]}},
+        event("MessageEvent", "user", llm_message=user([text(ASKED)])),
+        event("ActionEvent", "agent", thought=[text(THOUGHT)], action={"kind": "Lock"}, tool_call=CALLED, **OF_LOCK),
+        event("ObservationEvent", "environment", observation={"content": [text(RETURNED)], "exit_code": 0}, **OF_LOCK),
+        event("MessageEvent", "agent", llm_message=assistant([text(ANSWER)])),
     ],
     "parts of requests and responses": [
         {"kind": "request", "parts": [part("system-prompt", content="x"), part("user-prompt", content=ASKED)]},
-        {
-            "kind": "response",
-            "parts": [
-                part("text", content=THOUGHT),
-                part("tool-call", tool_name="lock_state", args=ARGUMENTS, tool_call_id="c"),
-            ],
-        },
-        {"kind": "request", "parts": [part("tool-return", tool_name="lock_state", content=RETURNED, tool_call_id="c")]},
+        {"kind": "response", "parts": [part("text", content=THOUGHT), part("tool-call", args=ARGUMENTS, **OF_LOCK)]},
+        {"kind": "request", "parts": [part("tool-return", content=RETURNED, **OF_LOCK)]},
         {"kind": "response", "parts": [part("text", content=ANSWER)]},
     ],
     "names of authors": {
         "messages": [
             {"source": "user", "type": "TextMessage", "content": ASKED},
             {"source": "keeper", "type": "TextMessage", "content": THOUGHT},
-            {"source": "keeper", "type": "ToolCallRequestEvent", "content": [{"id": "c", **FUNCTION}]},
+            {"source": "keeper", "type": "ToolCallRequestEvent", "content": [CALLED]},
             {"source": "keeper", "type": "ToolCallExecutionEvent", "content": [{"call_id": "c", "content": RETURNED}]},
             {"source": "keeper", "type": "TextMessage", "content": ANSWER},
         ]
@@ -171,7 +141,7 @@ ENVELOPES: Final[dict[str, object]] = {
     "labels of roles": {
         "messages": [
             {"role": {"Label": "user"}, "items": [{"$type": "TextContent", "text": ASKED}]},
-            {"role": {"Label": "assistant"}, "items": [text_block(THOUGHT)], "tool_calls": [call("c", **FUNCTION)]},
+            {"role": {"Label": "assistant"}, "items": [text(THOUGHT)], "tool_calls": [call("c", **FUNCTION)]},
             {"role": {"Label": "tool"}, "items": [{"$type": "FunctionResultContent", "callId": "c", "result": RETURNED}]},
             {"role": {"Label": "assistant"}, "items": [{"$type": "TextContent", "text": ANSWER}]},
         ]
@@ -205,15 +175,6 @@ ENVELOPES: Final[dict[str, object]] = {
             {"Agent": {"content": [{"Text": ANSWER}]}},
         ]
     },
-    "calls in a list": {
-        "conversations": [
-            {"from": "user", "value": ASKED},
-            {"from": "assistant", "value": THOUGHT},
-            {"from": "assistant", "value": "[lock_state(lock=7)]"},
-            {"from": "tool", "value": RETURNED},
-            {"from": "assistant", "value": ANSWER},
-        ]
-    },
     "numbers in the keys": {
         "id": "001_002_003",
         "specified_task": ASKED,
@@ -224,12 +185,10 @@ ENVELOPES: Final[dict[str, object]] = {
     "a role that is a tool's name": {"messages": [*CHAT[:2], {"role": "lock_state", "content": RETURNED}, CHAT[3]]},
     "a role that nobody knows": {"messages": [*CHAT, {"role": "session_meta"}]},
     "XML": {
-        "messages": [
-            user(ASKED),
+        "messages": exchange(
             assistant(f"{THOUGHT}\n<function=lock_state>\n<parameter=lock>7</parameter>\n</function>"),
             user(f"OBSERVATION:\n{RETURNED}"),
-            assistant(ANSWER),
-        ]
+        )
     },
     "elements that results name": [
         user(f"<task>\n{ASKED}\n</task>\n<environment_details>\nx\n</environment_details>"),
