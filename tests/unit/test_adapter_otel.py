@@ -246,6 +246,7 @@ MULTIPLY: Final = {
     "tool_calls.0.tool_call.function.arguments": '{"a": 17, "b": 31}',
 }
 MULTIPLIED: Final = {"role": "tool", "content": "527", "name": "multiply", "tool_call_id": "call_7"}
+CALL_OF_MULTIPLY: Final = {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}
 SUM: Final = {"role": "user", "content": "What is 17 times 31?"}
 PRODUCT: Final = {"role": "assistant", "content": "It is 527."}
 ARITHMETIC: Final = [
@@ -467,75 +468,51 @@ def test_spans_on_a_console_are_read(tmp_path: Path) -> None:
 # In each dialect, one exporter's attributes carry the same run: a question, a call, its result, and the answer.
 
 
-def dialect(**attributes: Any) -> tuple[Json, ...]:
-    """Return a run's spans in a dialect: the root, a model that calls a tool, the tool, and a model that answers."""
+def dialect(kind: str, got: str, put: str, kinds: Sequence[str]) -> list[Json]:
+    """Return a run's spans in a dialect: the root, a model that calls a tool, the tool, and a model that answers.
+
+    The attributes of these names hold the kind, the input and the output of each; ``kinds`` are those of an agent, a model and
+    a tool.
+    """
     asked = [{"role": "user", "content": "What is 17 times 31?"}]
-    call = {"id": "call_7", "type": "function", "function": {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}}
+    call = {"id": "call_7", "type": "function", "function": CALL_OF_MULTIPLY}
     called = {"role": "assistant", "content": None, "tool_calls": [call]}
     returned = {"role": "tool", "tool_call_id": "call_7", "content": "527"}
-    contents: list[tuple[str, str, Json, object, object]] = [
-        ("answer", "agent", {}, {"question": "What is 17 times 31?"}, "It is 527."),
-        ("ChatModel", "model", {}, {"messages": asked}, {"choices": [{"message": called}]}),
-        ("multiply", "tool", {}, {"args": [], "kwargs": {"a": 17, "b": 31}}, "527"),
-        ("ChatModel", "model", {}, {"messages": [*asked, called, returned]}, {"choices": [{"message": PRODUCT}]}),
+    contents: list[tuple[str, str, object, object]] = [
+        ("answer", kinds[0], {"question": "What is 17 times 31?"}, "It is 527."),
+        ("ChatModel", kinds[1], {"messages": asked}, {"choices": [{"message": called}]}),
+        ("multiply", kinds[2], {"args": [], "kwargs": {"a": 17, "b": 31}}, "527"),
+        ("ChatModel", kinds[1], {"messages": [*asked, called, returned]}, {"choices": [{"message": PRODUCT}]}),
     ]
-    made = []
-    for number, (name, kind, more, question, got) in enumerate(contents):
-        values = {"kind": attributes["kinds"][kind], "input": json.dumps(question), "output": json.dumps(got)}
-        named = {attributes[key]: value for key, value in values.items() if value} | more
-        times = (0, 100) if kind == "agent" else (10 * number, 10 * number + 9)
-        made.append(span(name, *times, named, parent="" if kind == "agent" else "answer@0"))
-    return tuple(made)
+    spans = []
+    for number, (name, own_kind, question, answer) in enumerate(contents):
+        attributes = ({kind: own_kind} if own_kind else {}) | {got: json.dumps(question), put: json.dumps(answer)}
+        times = (10 * number, 10 * number + 9) if number else (0, 100)
+        spans.append(span(name, *times, attributes, parent="answer@0" if number else ""))
+    return spans
 
 
 @pytest.mark.parametrize(
-    "names",
+    ("kind", "got", "put", "kinds"),
     [
-        {
-            "kind": "langfuse.observation.type",
-            "kinds": {"agent": "span", "model": "generation", "tool": "tool"},
-            "input": "langfuse.observation.input",
-            "output": "langfuse.observation.output",
-        },
-        {
-            "kind": "mlflow.spanType",
-            "kinds": {"agent": '"AGENT"', "model": '"CHAT_MODEL"', "tool": '"TOOL"'},
-            "input": "mlflow.spanInputs",
-            "output": "mlflow.spanOutputs",
-        },
-        {
-            "kind": "gen_ai.operation.name",
-            "kinds": {"agent": "chain", "model": "chat", "tool": "execute_tool"},
-            "input": "gen_ai.prompt",
-            "output": "gen_ai.completion",
-        },
-        {
-            "kind": "some.span.type",
-            "kinds": {"agent": "agent_run", "model": "model_step", "tool": "tool_call"},
-            "input": "some.step.input",
-            "output": "some.step.output",
-        },
-        {
-            "kind": "genkit:metadata:subtype",
-            "kinds": {"agent": "flow", "model": "model", "tool": "tool"},
-            "input": "genkit:input",
-            "output": "genkit:output",
-        },
-        {
-            # Only a call by a model shows that the span of this name is a tool's.
-            "kind": "some.kind",
-            "kinds": {"agent": "", "model": "", "tool": ""},
-            "input": "gcp.vertex.agent.llm_request",
-            "output": "gcp.vertex.agent.llm_response",
-        },
+        (
+            *("langfuse.observation.type", "langfuse.observation.input", "langfuse.observation.output"),
+            ("span", "generation", "tool"),
+        ),
+        ("mlflow.spanType", "mlflow.spanInputs", "mlflow.spanOutputs", ('"AGENT"', '"CHAT_MODEL"', '"TOOL"')),
+        ("gen_ai.operation.name", "gen_ai.prompt", "gen_ai.completion", ("chain", "chat", "execute_tool")),
+        ("some.span.type", "some.step.input", "some.step.output", ("agent_run", "model_step", "tool_call")),
+        ("genkit:metadata:subtype", "genkit:input", "genkit:output", ("flow", "model", "tool")),
+        # Only a call by a model shows that the span of this name is a tool's.
+        ("some.kind", "gcp.vertex.agent.llm_request", "gcp.vertex.agent.llm_response", ("", "", "")),
     ],
     ids=["langfuse", "mlflow", "whole prompts", "unknown prefixes", "colons", "no kinds"],
 )
-def test_attributes_mean_what_the_ends_of_their_names_say(names: Json) -> None:
-    spans = dialect(**names)
-    if not names["kinds"]["model"]:
-        model = key_values({"gen_ai.request.model": "some-model"})
-        spans = tuple(each | {"attributes": each["attributes"] + model * (each["name"] == "ChatModel")} for each in spans)
+def test_attributes_mean_what_the_ends_of_their_names_say(kind: str, got: str, put: str, kinds: Sequence[str]) -> None:
+    spans = dialect(kind, got, put, kinds)
+    if not kinds[1]:
+        for each in spans[1::2]:
+            each["attributes"] += key_values({"gen_ai.request.model": "some-model"})
     (trace,) = converted("otel", export(*spans))
     assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
     assert trace["steps"][0]["input"] == {"a": 17, "b": 31}
@@ -774,9 +751,6 @@ def test_conversation_of_an_agent_without_models_is_the_run() -> None:
         values = {"input.value": json.dumps(asked), "output.value": json.dumps({"messages": talk})}
         (trace,) = converted("otel", export(span("run", 0, 9, values | {"openinference.span.kind": "CHAIN"})))
         assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
-
-
-CALL_OF_MULTIPLY: Final = {"name": "multiply", "arguments": '{"a": 17, "b": 31}'}
 
 
 ODD: Final = [chat(0, 1, [message("user", {"type": ""}), ASKED, CALLED, RETURNED], [ANSWERED])]
