@@ -696,6 +696,23 @@ def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
         wait_until(dropped)
 
 
+def test_requests_whose_peers_have_given_up_wait_for_no_turn(server: HttpServer, served: Settings, keys: Keys) -> None:
+    runs = [new_run() for _ in range(20)]
+    with redis.Redis.from_url(served.redis.url) as client:
+        client.client_pause(10_000, all=False)
+        for run_id in runs:
+            body = json.dumps(export_of(chat_span(run_id))).encode()
+            headers = f"Host: server\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}"
+            with socket.create_connection(("127.0.0.1", server.port)) as peer:
+                peer.sendall(f"POST /v1/traces HTTP/1.1\r\n{headers}\r\n\r\n".encode() + body)
+        # Once the server answers, it has noticed that the peers are gone.
+        assert server.ask("GET", "/livez").status == 200
+        client.client_unpause()
+        assert server.export(chat_span(new_run())).status == 200
+        # The first request was already being worked on.
+        assert sum(client.exists(keys.run(run_id)) for run_id in runs) <= 1
+
+
 def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> None:
     # Tests in ``tests/hostile`` show that a run over the limit gets the same answer.
     with open_server(settings, tmp_path / "server.log", serve__quiet_s=1.0, serve__total_bytes=1_300) as server:

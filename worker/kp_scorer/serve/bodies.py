@@ -77,6 +77,9 @@ class Bodies:
         than one.
         """
         async with self._turns[request.state.token, limiter]:
+            if await request.is_disconnected():
+                # Impatient peers send their requests again: without this, each attempt would delay the next ones.
+                raise QueueFull("serve: the peer gave up before its request's turn came")
             working = asyncio.ensure_future(anyio.to_thread.run_sync(work, limiter=limiter))
             try:
                 await asyncio.wait([working])

@@ -96,7 +96,10 @@ class _Exports:
         async def receive() -> Message:
             # The application calls this once it has admitted the token.
             nonlocal is_read
-            message, is_read = grpc.aio.EOF if is_read else await self._read(scope["state"]["token"], context), True
+            if is_read:
+                # gRPC cancels a request whose peer gives up.
+                await asyncio.get_running_loop().create_future()
+            message, is_read = await self._read(scope["state"]["token"], context), True
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
             if message.startswith(_PACKED):
