@@ -8,9 +8,11 @@ import hmac
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +21,7 @@ import pytest
 import redis
 from google.protobuf.json_format import ParseDict
 from kp_scorer.cli.main import commands
-from kp_scorer.client import run_export
+from kp_scorer.client import forwarding, run_export
 from kp_scorer.decision import Decision, RevisedBy
 from kp_scorer.limits import Limits
 from kp_scorer.serve.exports import spans_in
@@ -38,10 +40,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from tests.integration.test_reading_decisions import publish
 from tests.support.builders import decided, make_trace
 from tests.support.changed_settings import SettingsWith, with_changed
+from tests.support.collector import answering
 from tests.support.commands import COMMAND, invoked
 from tests.support.disks import nearly_full_disk
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
-from tests.support.processes import free_port, opened, wait_until
+from tests.support.processes import ending_within, free_port, opened, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import rows_in
 
@@ -189,6 +192,26 @@ def test_forwarding_ends_if_the_receiver_refuses_everything_and_nothing_is_lost(
         done = forward(settings, "webhook", receiving.url)
     assert f"status {status}" in str(done.exception)
     assert len(receiving.rows()) == 1
+
+
+@pytest.mark.parametrize("slow_part", [b"X: y\r\n" * 20 + b"\r\n", b"\r\n" + b" " * 100], ids=["headers", "body"])
+def test_an_answer_that_trickles_in_is_awaited_no_longer_than_a_silent_one(
+    slow_part: bytes, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies = []
+
+    def trickle(request: BaseHTTPRequestHandler, body: bytes) -> None:
+        bodies.append(body)
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n" + (slow_part if len(bodies) > 1 else b""))
+        for byte in slow_part * (len(bodies) == 1):
+            request.wfile.write(bytes([byte]))
+            time.sleep(0.2)
+
+    monkeypatch.setattr(forwarding, "_TIMEOUT_S", 1.0)
+    publish(settings, decisions(1))
+    with answering(trickle) as url, ending_within(10.0):
+        done = forward(settings, "webhook", url)
+    assert ("forwarded 1 decisions" in done.stderr, len(bodies)) == (True, 2), done.output
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "http://user:secret@host", "http://[secret", ""])

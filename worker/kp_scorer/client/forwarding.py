@@ -20,6 +20,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 import structlog
 
+from kp_scorer.client.timed_http import TimedHandler
 from kp_scorer.decision import Decision
 from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.store import Store
@@ -82,7 +83,7 @@ class Forwarder:
         self._make = dict(zip(get_args(Receiver), make, strict=True))[receiver]
         self._rejected: Callable[[bytes], tuple[int, str]] | None = _rejected_of_events if receiver == "otlp" else None
         self.count, self._one_in, self._is_reached = 0, one_in, False
-        self._variables, self._store, self._opener = variables, store, build_opener(_NoRedirects)
+        self._variables, self._store, self._opener = variables, store, build_opener(_NoRedirects, TimedHandler)
         address, *secrets = _VARIABLES[receiver]
         self._url = (url or variables.get(address, "")).rstrip("/")
         if not _URL.fullmatch(self._url):
