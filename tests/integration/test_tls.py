@@ -18,8 +18,10 @@ from kp_scorer.store import Store
 
 from tests.support.arena import BrokerName
 from tests.support.builders import first_queues
+from tests.support.changed_settings import with_changed
 from tests.support.http_server import open_server
-from tests.support.processes import PATIENCE_S, at_work, ending_within, free_port, wait_until
+from tests.support.processes import PATIENCE_S, at_work, ending_within, free_port, output_of, wait_until
+from tests.support.prometheus import exposition, samples_of
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import PATIENT, own_queues
 from tests.support.tls import Authority, Listener
@@ -177,11 +179,17 @@ def test_a_worker_and_a_client_work_and_reconnect_by_tls(
 def test_serve_uses_a_renewed_certificate_only_once_it_matches_its_key(settings: Settings, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     certificate, key = authority.pair("server", "DNS:localhost")
-    renewed, its_key = authority.pair("renewed", "DNS:localhost")
-    first = certificate.read_text("ascii")
+    # Certificates write years from 2050 on in another form.
+    renewed, its_key = authority.pair("renewed", "DNS:localhost", days=20_000)
+    first, expires_s = certificate.read_text("ascii"), _expires_s(certificate)
     files = {"serve__certificate": str(certificate), "serve__key": str(key)}
-    grpc_port = free_port()
-    with open_server(settings, tmp_path / "server.log", **files, serve__grpc_port=grpc_port) as server:
+    grpc_port, port = free_port(), free_port()
+    metered = with_changed(settings, metrics__port=port - 1)
+    with open_server(metered, tmp_path / "server.log", **files, serve__grpc_port=grpc_port) as server:
+
+        def expiry_s() -> float:
+            metric = "kp_scorer_serve_certificate_expiry_timestamp_seconds"
+            return samples_of(exposition(f"http://127.0.0.1:{port}/metrics"))[metric]
 
         def shown() -> set[str]:
             addresses = [("127.0.0.1", port) for port in (server.port, grpc_port)]
@@ -191,6 +199,13 @@ def test_serve_uses_a_renewed_certificate_only_once_it_matches_its_key(settings:
         shutil.copy(renewed, certificate)
         assert shown() == {first}
         wait_until(lambda: len(server.process.events("certificate_not_renewed")) == 2)
+        assert expiry_s() == expires_s
         shutil.copy(its_key, key)
+        assert expiry_s() == _expires_s(renewed) > expires_s + 18_000 * 86_400
         assert shown() == {renewed.read_text("ascii")}
         assert len(server.process.logged("certificate_renewed", 2)) == 2
+
+
+def _expires_s(certificate: Path) -> float:
+    _, _, end = output_of("openssl", "x509", "-in", certificate, "-noout", "-enddate").strip().partition("=")
+    return ssl.cert_time_to_seconds(end)

@@ -37,6 +37,8 @@ class ServeMetrics:
         self._dead_letters = counter("dead_letters", "Runs dead-lettered, by reason", ("reason",))
         self.log_lines_dropped = counter("log_lines_dropped", "Log lines dropped because nothing reads the log")
         self.ready = gauge("ready", "1 if runs can be submitted")
+        about = "Unix time at which the certificate of new connections expires, +Inf without one"
+        self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds", about)
         # These gauges describe what processes share, so all processes show the same values.
         self._runs_open = gauge("runs_open", "Runs being collected")
         self._held_bytes = gauge("held_bytes", "Bytes of the spans of runs being collected")

@@ -22,7 +22,7 @@ from kp_scorer.client import Client
 from kp_scorer.errors import SettingsError
 from kp_scorer.logs import count_dropped_lines
 from kp_scorer.monitoring import http_server
-from kp_scorer.serve.certificates import Renewal, check_certificate
+from kp_scorer.serve.certificates import Expiry, Renewal, check_certificate
 from kp_scorer.serve.counters import ServeMetrics
 from kp_scorer.serve.routes import make_app
 from kp_scorer.serve.submitter import Submitter
@@ -66,6 +66,7 @@ def serve(settings: Settings) -> None:
         clients = {queue: opened.enter_context(Client(settings, queue=queue)) for queue in {"", *tokens.values()}}
         submitter = opened.enter_context(Submitter(settings, store, clients, metrics))
         metrics.ready.set_function(lambda: not (submitter.why_not_live() or submitter.why_not_ready()))
+        metrics.certificate_expiry.set_function(Expiry(settings.serve).time_s)
         reasons = submitter.why_not_live, submitter.why_not_ready
         opened.enter_context(http_server(settings.metrics.of_serve(), metrics.registry, *reasons))
         app = metrics.measured(make_app(settings, store, clients, tokens, submitter, metrics))
