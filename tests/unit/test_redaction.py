@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -49,6 +50,31 @@ def test_personal_data_is_replaced(kind: str) -> None:
             redacted = redaction().Redactor().redacted(content)
             assert f"[{kind}_1]" in redacted
             assert redaction().is_clean(redacted)
+
+
+INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
+
+
+@pytest.mark.parametrize("hidden", [*INVISIBLE, r"\u200b", r"\\u00AD", "\u200d" * 3])
+def test_invisible_characters_within_them_hide_no_secrets(hidden: str) -> None:
+    secrets = [SECRETS["Stripe key"](random.Random(3)), *(PERSONAL[kind][0] for kind in ("EMAIL", "PHONE", "CARD"))]
+    for text in (*secrets, "/home/alice"):
+        disguised = text[:2] + hidden + text[2:-2] + hidden + text[-2:]
+        assert not redaction().is_clean(f"It is {disguised} now"), text
+        redacted = redaction().Redactor().redacted(f"ø It is {disguised} now")
+        assert re.fullmatch(r"ø It is (/\S+/)?\[[A-Z]+_1\] now", redacted), redacted
+
+
+@pytest.mark.parametrize("escape", [r"\u0040", r"\\u0040", r"\\\\u0040"])
+def test_an_address_whose_at_sign_is_escaped_is_replaced_with_its_escape(escape: str) -> None:
+    text = f'Read: {{"to": "eve{escape}example.or{escape[:-4]}0067"}}'
+    assert not redaction().is_clean(text)
+    assert redaction().Redactor().redacted(text) == 'Read: {"to": "[EMAIL_1]"}'
+
+
+def test_invisible_characters_around_secrets_stay() -> None:
+    text = "\ufeffمی‌خواهم \u200ceve@example.org\u200c 👩\u200d💻\u200beve@example.org\x1b[0m"
+    assert redaction().Redactor().redacted(text) == text.replace("eve@example.org", "[EMAIL_1]")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,9 @@ def test_secrets_are_found_however_often_they_are_escaped() -> None:
         "1706054597 1706054597123456789 3.14159265358979 550e8400-e29b-41d4-a716-446655440000",
         "192.168.100.201 2026-11-28 01:06:26 1234 5678 9012 3456 +1234567890",
         "/home/user/x https://site.example/home/products ~/home/x /Users/Shared /home/ C:\\Windows\\Users",
+        "👨\u200d👩\u200d👧\u200d👦 ❤\ufe0f\u200d🔥 می\u200cخواهم کتاب\u200cها क्\u200dष",
+        "\ufeffDonau\u00addampf\u00adschiff 1\u2060000\u2060000 \x1b[31mred\x1b[0m ประเทศ\u200bไทย",
+        r"caf\u00e9 \ud83d\ude00 C:\users\u0041 \u200b {\"react\\u0040\": \"18.2.0\"} \u12",
         "at-home-care stay--home-alone ./a-Users-guide -Users- /-home-user-x 4111111111111111.5",
     ],
 )
@@ -141,6 +170,27 @@ def test_secrets_behind_half_a_character_are_replaced() -> None:
     assert redaction().Redactor().redacted("cut \ud83d, password: xK9#mP2vL5nQ8wZ") == "cut \ud83d, [SECRET_1]"
 
 
-@pytest.mark.parametrize("piece", ["a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        "1",
+        "+1 ",
+        "x@",
+        "/home/",
+        "4111 ",
+        "a.b@c.",
+        "(123) ",
+        "1-",
+        ").",
+        "|",
+        "\\",
+        "\\n",
+        "\u200b",
+        "x\u200b@",
+        "\\u0040",
+        "u0",
+    ],
+)
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:
     assert not is_steep(redaction().spans_in, lambda size: piece * size, 2_000)

@@ -17,8 +17,8 @@ _IGNORED: Final = (
     "\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"  # Default_Ignorable_Code_Point
 )
 _IS_INVISIBLE: Final = re.compile(f"[{_ACTING}{_ANNOTATION}{_FORMAT}{_IGNORED}]")
-_UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
-_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # ASCII without ``_UNSEEN``.
+UNSEEN: Final = re.compile(f"[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f{_ANNOTATION}{_IGNORED}]")
+_VISIBLE_ASCII: Final = bytes(range(0x20, 0x7F)) + b"\t\n\v\f\r\x1c\x1d\x1e\x1f"  # ASCII without ``UNSEEN``.
 _WIDE_SPACE: Final = re.compile(r"[^\S\x00-\x7f]")
 _LONG_RUN: Final = re.compile(r"([^\w\s!-~]{30})(?=[^\w\s!-~])")  # Among others, this matches every combining mark.
 _JOINER: Final = "\u034f"  # Invisible; normalisation moves no mark across it.
@@ -46,7 +46,7 @@ def check_name(text: str) -> str:
 
 def without_unseen(text: str) -> str:
     """Return a text without controls other than white space, and without characters that Unicode hides, such as U+200B."""
-    return _UNSEEN.sub("", text) if _UNSEEN.search(_unusual(text)) else text
+    return UNSEEN.sub("", text) if UNSEEN.search(_unusual(text)) else text
 
 
 def without_halves(text: str) -> str:

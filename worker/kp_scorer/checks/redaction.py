@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from kp_scorer.characters import UNSEEN, without_unseen
 from kp_scorer.checks.secrets import secrets
 from kp_scorer.errors import SettingsError
 
@@ -38,6 +39,7 @@ _HOME: Final = re.compile(
     # Claude Code names the folder of a project's sessions after its path, with hyphens.
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
+_HIDDEN: Final = re.compile(rf"(?<!\\)\\++u([0-9A-Fa-f]{{4}})|{UNSEEN.pattern}")
 # Some texts are recognised only once a placeholder stands before or behind them, as in two cells of a table that were joined.
 _MOST_PASSES: Final = 8
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
@@ -110,6 +112,30 @@ def spans_in(text: str, name: str = "") -> list[Span]:
 
 
 def _detected(text: str, name: str) -> Iterator[Span]:
+    yield from _detected_in(text, name)
+    if "\\u" in text or without_unseen(text) != text:
+        shown, starts, ends = _shown(text)
+        for start, end, kind in _detected_in(shown, name):
+            yield starts[start], ends[end - 1], kind
+
+
+def _shown(text: str) -> tuple[str, list[int], list[int]]:
+    r"""Return a text as its readers see it, and where each character of that starts and ends in the text.
+
+    Invisible characters such as U+200B are left out, and escapes such as \u0040 are replaced by what they mean.
+    """
+    pieces, starts, ends, end = list[str](), list[int](), list[int](), 0
+    for match in _HIDDEN.finditer(text):
+        start, meant = match.start(), UNSEEN.sub("", chr(int(match[1], 16))) if match[1] else ""
+        pieces += text[end:start], meant
+        starts += *range(end, start), *[start] * len(meant)
+        ends += *range(end + 1, start + 1), *[match.end()] * len(meant)
+        end = match.end()
+    pieces.append(text[end:])
+    return "".join(pieces), [*starts, *range(end, len(text))], [*ends, *range(end + 1, len(text) + 1)]
+
+
+def _detected_in(text: str, name: str) -> Iterator[Span]:
     before = f"{name}: " if name else ""
     for start, end in secrets.spans(before + text):
         if end > len(before):
