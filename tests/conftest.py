@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, own_queues, own_virtu
 from tests.support.servers import embedded_default
 
 LEFT = pytest.StashKey[list[str]]()
+STATES = count()
 
 # Examples that are slow on a busy machine are no failure. Each run draws others, so that a few per run are many in all.
 hypothesis.settings.register_profile(
@@ -86,7 +88,8 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory:
     for name in os.environ:
         if name.startswith("KP_"):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    # Few tests write there, and making a folder for each of thousands of tests takes some ten seconds.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / f"state-{next(STATES)}"))
 
 
 @pytest.fixture(scope="session", autouse=True)
