@@ -18,6 +18,7 @@ from urllib.request import urlopen
 import pytest
 import redis
 from google.protobuf.json_format import ParseDict
+from kombu import Connection
 from kp_scorer.client import Client
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.limits import Limits
@@ -43,7 +44,7 @@ from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_spa
 from tests.support.late_outcomes import late_outcome
 from tests.support.processes import PATIENCE_S, at_work, free_port, opened, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
-from tests.support.rabbitmq import RabbitMQ
+from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, declare_as_worker, default_queues
 from tests.support.traces import fresh_samples
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
@@ -591,6 +592,27 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, 
         assert len(server.process.events("runs_wait")) < count / 2
         # The runs of the full queue still wait for room.
         assert store.runs.held()[0] == count
+
+
+def test_a_queue_that_cannot_be_used_keeps_no_run_of_another_waiting(redis_url: str, tmp_path: Path, store: Store) -> None:
+    file, count, lost = tmp_path / "tokens", 12, "traces.others"
+    file.write_text(f"{TOKEN}\n{TOKEN}-of-others {lost}\n")
+    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
+    store.ledger.load_scripts()
+    with default_queues(RABBITMQ_URL, redis_url) as defaults:
+        both = with_changed(defaults, queues__traces={"traces": {}, lost: {}}, serve__tokens=str(file))
+        declare_as_worker(both)
+        with Connection(both.broker.url) as connection:
+            # An administrator has replaced the queue by one of another kind.
+            connection.default_channel.queue_delete(lost)
+            connection.default_channel.exchange_delete(lost)
+            connection.default_channel.queue_declare(lost, durable=True)
+        with open_server(both, tmp_path / "server.log") as server:
+            for headers in [others, own] * count:
+                assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
+            server.process.logged("run_submitted", count)
+            assert "PRECONDITION_FAILED" in server.process.logged("runs_wait")[0]["detail"]
+            assert len(server.process.events("runs_wait")) < count / 2
 
 
 def test_many_runs_of_one_token_keep_no_run_of_another_waiting(

@@ -89,22 +89,23 @@ class Submitter:
         while not self._ending.wait(pause_s):
             pause_s = _BACKOFF_S
             self._moved_at = time.monotonic()
-            full = [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < _BACKOFF_S]
             run = None
             try:
-                if run := self._store.runs.claim(full, self._preferred()):
+                if run := self._store.runs.claim(self._refused_within(_BACKOFF_S), self._preferred()):
                     self._complete(run)
                 if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
                     self._shown_at = time.monotonic()
                 pause_s = 0.0 if run else _EVERY_S
-                self._failing_since = None
+                if run or not self._refused_within(_AWAY_S):
+                    self._failing_since = None
             except Exception as error:
+                if run:
+                    # Other queues need not wait.
+                    pause_s, self._refused_at[run.queue] = 0.0, time.monotonic()
                 if run and isinstance(error, QueueFull):
-                    # Stay ready, because no other process has room either, and requests must get their 429. Other queues need
-                    # not wait.
-                    self._failing_since, pause_s = None, 0.0
-                    self._refused_at[run.queue] = time.monotonic()
+                    # Stay ready, because no other process has room either, and requests must get their 429.
+                    self._failing_since = None
                 else:
                     self._failing_since = self._failing_since or time.monotonic()
                 if isinstance(error, ScorerError):
@@ -112,6 +113,10 @@ class Submitter:
                     log.warning("runs_wait", detail=str(error))
                 else:
                     log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
+
+    def _refused_within(self, limit_s: float) -> list[str]:
+        """Return the queues of runs that could not be submitted in the last seconds."""
+        return [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < limit_s]
 
     def _preferred(self) -> str:
         """Return the run whose turn it is, if there are several senders; empty if there is none.
