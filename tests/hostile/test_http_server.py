@@ -124,7 +124,7 @@ def _many_files() -> Iterator[None]:
 
 # A supervisor may allow no more than 1,024 files.
 @pytest.mark.usefixtures("_many_files")
-@pytest.mark.parametrize("files", ["512:4096", "1024:1024"])
+@pytest.mark.parametrize("files", ["512:4096", "1024:1024", "128:128"])
 def test_connections_use_up_no_descriptors_that_others_need(files: str, settings: Settings, tmp_path: Path) -> None:
     command = ("tests.support.limited", str(CONTAINER_BYTES), files, *SERVE)
     grpc_port = free_port()
@@ -136,6 +136,7 @@ def test_connections_use_up_no_descriptors_that_others_need(files: str, settings
             sockets.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
         assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run()))).status == 200
         assert "out of system resource" not in server.process.text()
+        assert server.process.events("serve_ready")[0]["connections"] == min(512, int(files.partition(":")[2]) // 4)
 
 
 # A long quiet time ensures that no run is converted, and makes room, while others begin.

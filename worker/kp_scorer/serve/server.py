@@ -118,7 +118,8 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         port = sockets[0].getsockname()[1] if sockets else settings.port
         grpc_port = settings.grpc_port or None
-        log.info("serve_ready", host=settings.host, port=port, grpc_port=grpc_port, tls=bool(settings.certificate))
+        about_ports = {"tls": bool(settings.certificate), "connections": self._most_connections}
+        log.info("serve_ready", host=settings.host, port=port, grpc_port=grpc_port, **about_ports)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.create_task(self._grpc.stop(self.config.timeout_graceful_shutdown)) if self._grpc else None
@@ -139,7 +140,8 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=64,
+        # Asyncio accepts so many connections before the server closes any of them.
+        backlog=min(64, listener.most_connections),
         limit_concurrency=_MOST_REQUESTS,
         timeout_graceful_shutdown=int(settings.worker.grace_s),
         ssl_certfile=settings.serve.certificate or None,
