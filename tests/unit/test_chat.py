@@ -10,6 +10,8 @@ from kp_scorer.adapters.chat import Chat, chat_of, chat_of_trace
 from kp_scorer.limits import Limits
 
 from tests.support.builders import make_trace
+from tests.unit.test_adapter_openai import assistant
+from tests.unit.test_adapter_otel import event, export, span, tool
 
 SUPPLIED = SuppliedFields(0.9, "tides", "private", "private", success=True, created_at="2026-01-01T00:00:00Z")
 SCHEMA = {"type": "object", "properties": {"port": {"type": "string"}}}
@@ -101,11 +103,7 @@ def test_the_result_of_a_step_answers_its_own_call() -> None:
 
 
 def test_arguments_are_texts_that_parse_to_the_original_values() -> None:
-    odd = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [call("a", "x") | {"function": {"name": "tide", "arguments": "{not"}}],
-    }
+    odd = assistant(None, call("a", "x") | {"function": {"name": "tide", "arguments": "{not"}})
     assert chat({"messages": [MESSAGES[1], odd, MESSAGES[-1]]}).messages[1]["tool_calls"][0]["function"]["arguments"] == "{not"
     block = {"type": "tool_use", "id": "t", "name": "tide", "input": {"z": 1, "a": [None, "ø"]}}
     read = chat({"messages": [MESSAGES[1], {"role": "assistant", "content": [block]}, MESSAGES[-1]]})
@@ -136,8 +134,11 @@ def test_every_provider_says_its_system_text_and_its_tools_in_its_own_way(reques
     assert [message["role"] for message in read.messages].count("system") == 1
 
 
-def any_value(content: str | list[str]) -> Json:
-    return {"stringValue": content} if isinstance(content, str) else {"arrayValue": {"values": list(map(any_value, content))}}
+def recorded(question: Json, answer: Json, **more: Any) -> Json:
+    """Return the span of a model's call, with more attributes and other fields."""
+    messages = {"gen_ai.input.messages": json.dumps([question]), "gen_ai.output.messages": json.dumps([answer])}
+    attributes = {"gen_ai.operation.name": "chat"} | messages | more.pop("attributes", {})
+    return span("chat", 1, 2, attributes, **more)
 
 
 @pytest.mark.parametrize(
@@ -164,21 +165,7 @@ def any_value(content: str | list[str]) -> Json:
     ],
 )
 def test_attributes_of_spans_supply_the_system_text_and_the_tools(attributes: dict[str, str | list[str]]) -> None:
-    messages = {
-        "gen_ai.operation.name": "chat",
-        "gen_ai.input.messages": json.dumps(MESSAGES[1:2]),
-        "gen_ai.output.messages": json.dumps(MESSAGES[-1:]),
-    }
-    pairs = [{"key": key, "value": any_value(content)} for key, content in (messages | attributes).items()]
-    span = {
-        "traceId": "t",
-        "spanId": "s",
-        "name": "chat",
-        "startTimeUnixNano": "1",
-        "endTimeUnixNano": "2",
-        "attributes": pairs,
-    }
-    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+    read = chat(export(recorded(MESSAGES[1], MESSAGES[-1], attributes=attributes)))
     assert read.messages[0] == {"role": "system", "content": "Never guess."}
     assert read.tools == [TOOL]
 
@@ -187,22 +174,11 @@ def test_attributes_of_spans_supply_the_system_text_and_the_tools(attributes: di
 @pytest.mark.parametrize("has_model", [False, True])
 def test_results_of_parallel_tools_belong_to_their_calls_in_whatever_order_they_end(has_ids: bool, has_model: bool) -> None:
     """Tool ``a`` begins first and ends last."""
-    asked, answered = json.dumps(MESSAGES[1:2]), json.dumps(MESSAGES[2:3] if has_model else MESSAGES[-1:])
-    spans = [("chat", 1, 2, {"gen_ai.input.messages": asked, "gen_ai.output.messages": answered})]
-    for call_id, port, start, end in (("a", "Ribe", 3, 9), ("b", "Esbjerg", 4, 6)):
-        of_tool = {"gen_ai.tool.name": "tide", "gen_ai.tool.call.arguments": json.dumps({"port": port})}
-        of_tool |= {"gen_ai.tool.call.result": f"of {port}"} | ({"gen_ai.tool.call.id": call_id} if has_ids else {})
-        spans.append(("execute_tool", start, end, of_tool))
-    written = [
-        {"traceId": "t", "spanId": f"s{start}", "name": kind, "startTimeUnixNano": f"{start}", "endTimeUnixNano": f"{end}"}
-        | {
-            "attributes": [
-                {"key": key, "value": any_value(each)} for key, each in ({"gen_ai.operation.name": kind} | of).items()
-            ]
-        }
-        for kind, start, end, of in spans
-    ]
-    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": written}]}]}).messages
+    spans = [recorded(MESSAGES[1], MESSAGES[2 if has_model else -1])]
+    for call_id, port, start_ms, end_ms in (("a", "Ribe", 3, 9), ("b", "Esbjerg", 4, 6)):
+        used = {"gen_ai.tool.call.arguments": json.dumps({"port": port}), "gen_ai.tool.call.result": f"of {port}"}
+        spans.append(tool("tide", start_ms, end_ms, call_id if has_ids else "", attributes=used))
+    read = chat(export(*spans)).messages
     ports = {
         each["id"]: json.loads(each["function"]["arguments"])["port"] for turn in read for each in turn.get("tool_calls", ())
     }
@@ -225,15 +201,8 @@ def test_recorders_show_a_system_message_in_their_own_way(system: object) -> Non
 
 
 def test_a_system_text_in_an_event_of_a_span_is_read() -> None:
-    event = {
-        "name": "gen_ai.system.message",
-        "attributes": [{"key": "content", "value": any_value('[{"text": "Never guess."}]')}],
-    }
-    texts = {"gen_ai.input.messages": json.dumps(MESSAGES[1:2]), "gen_ai.output.messages": json.dumps(MESSAGES[-1:])}
-    pairs = [{"key": key, "value": any_value(text)} for key, text in texts.items()]
-    span: Json = {"traceId": "t", "spanId": "s", "name": "chat", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
-    span |= {"attributes": [*pairs, {"key": "gen_ai.operation.name", "value": any_value("chat")}], "events": [event]}
-    read = chat({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+    system = event("gen_ai.system.message", content='[{"text": "Never guess."}]')
+    read = chat(export(recorded(MESSAGES[1], MESSAGES[-1], events=[system])))
     assert read.messages[0] == {"role": "system", "content": "Never guess."}
 
 
@@ -245,15 +214,10 @@ def test_no_argument_and_no_answer_is_taken_for_an_instruction() -> None:
 
 
 def test_results_belong_to_their_calls_and_results_without_a_call_are_messages_to_the_agent() -> None:
-    event = {"role": "tool", "tool_call_id": "", "content": "The harbour opens."}
-    read = chat({"messages": [MESSAGES[1], event, MESSAGES[2], *MESSAGES[4:6]]})
-    assert [(message["role"], message.get("tool_call_id")) for message in read.messages] == [
-        ("user", None),
-        ("user", None),
-        ("assistant", None),
-        ("tool", "a"),
-        ("assistant", None),
-    ]
+    opening = result("", "The harbour opens.") | {"tool_call_id": ""}
+    read = chat({"messages": [MESSAGES[1], opening, MESSAGES[2], *MESSAGES[4:6]]})
+    answered = [(message["role"], message.get("tool_call_id")) for message in read.messages]
+    assert answered == [*[("user", None)] * 2, ("assistant", None), ("tool", "a"), ("assistant", None)]
 
 
 def test_a_trace_is_a_chat_of_its_steps() -> None:
