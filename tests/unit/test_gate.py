@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kp_scorer.decision import Decision, Dimensions, GateResult, Novelty, Timings
+from kp_scorer.decision import Decision, GateResult
 from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts, Weighed
 from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, Vectors, parse_facts
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.verification import DecidedTrace
 
+from tests.support.builders import decision
 from tests.support.gates import same_is_known
 
 WEEK_MS: Final = 7 * 86_400_000
@@ -56,7 +57,8 @@ class Fleet:
             adds, bar, share, _, as_of = (result := batch.weigh(number))
             verdict = GateResult(adds=adds, bar=bar, share=share, eligible=success, as_of=str(as_of))
             fact = batch.settle(number, is_eligible=success, is_kept=verdict.accepts)
-            self.decisions[trace_id] = decision_on(trace_id, domain, verdict)
+            outcome = "accepted" if verdict.accepts else "rejected"
+            self.decisions[trace_id] = decision(trace_id, domain=domain, outcome=outcome, gate=verdict)
             self.store(parsed(*fact.packed()))
             weighed.append(result)
         return weighed
@@ -109,26 +111,6 @@ class Fleet:
 def parsed(text: bytes, vector: bytes) -> Fact:
     (fact,) = parse_facts([text], vector)
     return fact
-
-
-def decision_on(trace_id: str, domain: str, verdict: GateResult) -> Decision:
-    none = Dimensions(complexity=0, novelty=0, tool_diversity=0, outcome_confidence=0)
-    return Decision(
-        trace_id=trace_id,
-        domain=domain,
-        outcome="accepted" if verdict.accepts else "rejected",
-        score=0,
-        threshold=0.75,
-        threshold_source="default",
-        dimensions=none,
-        profile="default",
-        weights=none,
-        composite=0,
-        gate=verdict,
-        novelty=Novelty(source="embedding"),
-        timings=Timings(look_up_ms=0, embed_ms=0, place_ms=0, batch_size=1),
-        decided_at="2026-01-02T00:00:00Z",
-    )
 
 
 def one_at_a_time(fleet: Fleet, *traces: tuple[Vectors, bool]) -> list[bool]:
@@ -221,14 +203,8 @@ def test_damaged_facts_count_as_missing() -> None:
     intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true, 1000]'
     assert parsed(intact, b"\0\0").is_kept
     damages = [
-        (b"0-0", b"x"),
-        (b"0-0", b"9999999999999-0"),
-        (b" 0,", b" NaN,"),
-        (b'"0-0"', b"0"),
-        (b"1000", b"-1"),
-        (b"1000", b"NaN"),
-        (b"1000", b"0"),
-        (b", 1000", b""),
+        *((b"0-0", b"x"), (b"0-0", b"9999999999999-0"), (b'"0-0"', b"0"), (b" 0,", b" NaN,")),
+        *((b"1000", b"-1"), (b"1000", b"NaN"), (b"1000", b"0"), (b", 1000", b"")),
     ]
     for text in (b"", b"[]", b"7", *(intact.replace(*damage) for damage in damages)):
         with pytest.raises(DAMAGES):
