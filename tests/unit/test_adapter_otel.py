@@ -95,16 +95,28 @@ def tool(name: str, at_ms: int, until_ms: int, call_id: str = "", **more: Any) -
     return span(f"execute_tool {name}", at_ms, until_ms, attributes | more.pop("attributes", {}), **more)
 
 
+def response(content: object, call_id: str = "call_1", role: str = "tool", **more: object) -> Json:
+    return message(role, {"type": "tool_call_response", "id": call_id, "response": content, **more})
+
+
+def fed(reader: Converter, *sources: object, line: int = 1) -> list[ConvertedRun | NotConverted]:
+    return [result for number, each in enumerate(sources, line) for result in reader.feed(number, each)]
+
+
 ASKED: Final = message("user", text("How windy is it in Bergen?"))
 CALL: Final = {"type": "tool_call", "id": "call_1", "name": "get_wind", "arguments": {"town": "Bergen"}}
 CALLED: Final = message("assistant", CALL)
-RETURNED: Final = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "14 m/s"})
+RETURNED: Final = response("14 m/s")
 ANSWERED: Final = message("assistant", text("It blows with 14 m/s."))
 STEPS: Final = [
     ("tool_call", "get_wind", 'get_wind({"town": "Bergen"})'),
     ("observation", "14 m/s"),
     ("thought", "It blows with 14 m/s."),
 ]
+HISTORY: Final = [ASKED, CALLED, RETURNED]
+USED: Final = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
+AGAIN: Final = message("assistant", text("Once more."), CALL | {"id": "call_2"})
+RECOVERED: Final = [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
 SYSTEM: Final = message("system", text("You know the weather."))
 WINDY: Final = [
     chat(0, 10, [SYSTEM, ASKED], [CALLED | {"finish_reason": "tool_call"}]),
@@ -129,10 +141,6 @@ def test_span_of_a_tool_adds_its_latency_to_the_call_of_the_model_and_no_step() 
         assert trace["steps"][0]["input"] == {"town": "Bergen"}
         assert trace["steps"][0].get("latency_ms") == (8 if fields else None)
         assert trace["outcome"]["result_summary"] == "It blows with 14 m/s."
-
-
-def test_messages_may_be_structured() -> None:
-    assert steps(chat(0, 1, [ASKED, CALLED, RETURNED], [ANSWERED], form=list)) == STEPS
 
 
 def test_thoughts_and_tools_of_the_provider() -> None:
@@ -175,21 +183,15 @@ EXCEPTION: Final = {"exception.type": "TimeoutError", "exception.message": "time
     ],
 )
 def test_tool_that_failed_is_an_error_and_the_next_try_a_recovery(failure: Json) -> None:
-    again = message("assistant", text("Once more."), CALL | {"id": "call_2"})
-    assert steps(
-        WINDY[0],
-        tool("get_wind", 11, 19, "call_1", **failure),
-        chat(20, 30, [ASKED, CALLED], [again]),
-        tool("get_wind", 31, 39, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"}),
-        chat(40, 50, [ASKED, CALLED, again], [ANSWERED]),
-    ) == [STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more."), *STEPS]
+    failed, retried = tool("get_wind", 11, 19, "call_1", **failure), tool("get_wind", 31, 39, "call_2", attributes=USED)
+    answers = [chat(20, 30, [ASKED, CALLED], [AGAIN]), chat(40, 50, [ASKED, CALLED, AGAIN], [ANSWERED])]
+    assert steps(WINDY[0], failed, answers[0], retried, answers[1]) == RECOVERED
 
 
 def test_tool_retried_under_one_id_is_called_twice_and_a_later_call_is_new() -> None:
     tried_twice = ["tool_call", "observation", "error_recovery", "observation"]
     assert kinds(WINDY[0], *TRIED_AGAIN, WINDY[1]) == [*tried_twice, "thought"]
-    history = [ASKED, CALLED, RETURNED]
-    after = [chat(20, 30, history, [CALLED]), chat(40, 50, [*history, CALLED, RETURNED], [ANSWERED])]
+    after = [chat(20, 30, HISTORY, [CALLED]), chat(40, 50, [*HISTORY, CALLED, RETURNED], [ANSWERED])]
     assert kinds(WINDY[0], *TRIED_AGAIN, *after) == [*tried_twice, "tool_call", "observation", "thought"]
 
 
@@ -197,14 +199,12 @@ def test_tool_retried_under_one_id_is_called_twice_and_a_later_call_is_new() -> 
 @pytest.mark.parametrize("times_ms", [(31, 33), (25, 27), (25, 35), None])
 def test_tools_of_ids_that_each_answer_counts_anew_are_several(times_ms: tuple[int, int] | None) -> None:
     again = message("assistant", CALL | {"arguments": {"town": "Voss"}})
-    gust = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "2 m/s"})
-    history = [ASKED, CALLED, RETURNED]
     recorded: Json = {"gen_ai.tool.call.result": "2 m/s"}
     if times_ms and times_ms[0] == 25:
         recorded["gen_ai.tool.call.arguments"] = {"town": "Voss"}
     second = [tool("get_wind", *times_ms, "call_1", attributes=recorded)] if times_ms else []
-    between = [tool("get_wind", 11, 19, "call_1"), chat(20, 30, history, [again]), *second]
-    assert steps(WINDY[0], *between, chat(40, 50, [*history, again, gust], [ANSWERED])) == [
+    between = [tool("get_wind", 11, 19, "call_1"), chat(20, 30, HISTORY, [again]), *second]
+    assert steps(WINDY[0], *between, chat(40, 50, [*HISTORY, again, response("2 m/s")], [ANSWERED])) == [
         *STEPS[:2],
         ("tool_call", "get_wind", 'get_wind({"town": "Voss"})'),
         ("observation", "2 m/s"),
@@ -212,10 +212,46 @@ def test_tools_of_ids_that_each_answer_counts_anew_are_several(times_ms: tuple[i
     ]
 
 
-def test_call_that_two_instrumentations_record_is_one() -> None:
-    outer = [each | {"spanId": f"outer{number}"} for number, each in enumerate(WINDY)]
-    inner = [each | {"parentSpanId": f"outer{number}"} for number, each in enumerate(WINDY)]
-    assert steps(*outer, *inner) == STEPS
+def under(parents: Sequence[str], *more: Json) -> list[Json]:
+    """Return the spans of ``WINDY``, each with the parent of its place, and more spans."""
+    return [*(each | {"parentSpanId": parent} for each, parent in zip(WINDY, parents, strict=True)), *more]
+
+
+def numbered(name: str) -> list[Json]:
+    return [each | {"spanId": f"{name}{number}"} for number, each in enumerate(WINDY)]
+
+
+USED_TWICE: Final = [
+    tool("get_wind", 11, 19, attributes=USED),
+    tool("get_wind", 12, 18, attributes=USED) | {"spanId": "inner"},
+]
+RENAMED: Final = [ASKED, message("assistant", CALL | {"id": "fc_1"}), RETURNED]
+OTHERWISE: Final = {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}, "output": "14 m/s"}
+STALE: Final = {"gen_ai.completion.0.function_call.name": "get_wind", "gen_ai.completion.0.function_call.arguments": "{}"}
+UNUSUAL: Final[dict[str, list[Json]]] = {
+    "messages are structured": [chat(0, 1, HISTORY, [ANSWERED], form=list)],
+    "one instrumentation records within another": [*numbered("outer"), *under(["outer0", "outer1"])],
+    "instrumentations record beside each other": [*WINDY, *numbered("beside"), *USED_TWICE],
+    "all spans come twice": [*WINDY, *WINDY],
+    "a flat form of the messages repeats an earlier call": [
+        WINDY[0],
+        WINDY[1] | {"attributes": WINDY[1]["attributes"] + key_values(STALE)},
+    ],
+    "the tool's span has an id of its own": [
+        WINDY[0],
+        tool("get_wind", 11, 19, "own-1", attributes=USED | {"gen_ai.tool.call.result": '{"result": "14 m/s"}'}),
+        chat(20, 30, [ASKED, CALLED, response({"result": "14 m/s"}, "call_0", role="user")], [ANSWERED]),
+    ],
+    "the conversation gives the call another id": [chat(0, 10, [ASKED], [CALLED]), chat(30, 40, RENAMED, [ANSWERED])],
+    "the model's answer with the call is missing": [
+        *(chat(0, 10, [ASKED], []), span("get_wind", 11, 12, OTHERWISE), chat(30, 40, HISTORY, [ANSWERED])),
+    ],
+}
+
+
+@pytest.mark.parametrize("spans", UNUSUAL.values(), ids=UNUSUAL)
+def test_call_and_its_result_are_one_however_spans_record_them(spans: list[Json]) -> None:
+    assert steps(*spans) == STEPS
 
 
 @pytest.mark.parametrize(("status", "success"), [({}, True), ({"code": 1}, True), (FAILED, False), (None, True)])
@@ -401,6 +437,7 @@ def test_trace_with_a_broken_span_is_not_converted_in_part() -> None:
 
 
 ROOT: Final = span("run", 0, 40, {})
+WITHIN: Final = under([ROOT["spanId"]] * 2)
 
 
 def of_another_run(number: int, at_ms: int) -> Json:
@@ -408,25 +445,21 @@ def of_another_run(number: int, at_ms: int) -> Json:
 
 
 def test_run_is_converted_as_soon_as_another_begins_well_after_its_end() -> None:
-    converter = Converter(SUPPLIED, LIMITS, "otel")
-    within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
-    for line, early in enumerate((export(*within), export(ROOT), of_another_run(1, 9_000)), 1):
-        assert list(converter.feed(line, early)) == []
-    (result,) = converter.feed(4, of_another_run(1, 12_000))
+    reader = Converter(SUPPLIED, LIMITS, "otel")
+    assert fed(reader, export(*WITHIN), export(ROOT), of_another_run(1, 9_000)) == []
+    (result,) = reader.feed(4, of_another_run(1, 12_000))
     assert isinstance(result, ConvertedRun)
     assert len(result.trace["steps"]) == len(STEPS)
     # Later records of a run that is converted already are refused, with a single error.
-    refused = [*converter.feed(5, export(within[0])), *converter.feed(6, export(within[0]))]
+    refused = fed(reader, export(WITHIN[0]), export(WITHIN[0]), line=5)
     assert [error.line for error in refused if isinstance(error, NotConverted)] == [5]
 
 
 def test_run_whose_clock_is_ahead_cuts_no_other_off() -> None:
-    converter = Converter(SUPPLIED, LIMITS, "otel")
-    within = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
+    reader = Converter(SUPPLIED, LIMITS, "otel")
     ahead = span("late", 0, 1, {}) | {"traceId": "1" * 32, "startTimeUnixNano": str(2**63 - 1)}
-    for line, early in enumerate((export(ROOT), export(ahead), export(*within)), 1):
-        assert list(converter.feed(line, early)) == []
-    (result,) = (result for result in converter.end() if isinstance(result, ConvertedRun))
+    assert fed(reader, export(ROOT), export(ahead), export(*WITHIN)) == []
+    (result,) = (result for result in reader.end() if isinstance(result, ConvertedRun))
     assert len(result.trace["steps"]) == len(STEPS)
 
 
@@ -563,52 +596,29 @@ def test_events_in_logs_belong_to_their_spans() -> None:
 
 
 def test_answer_is_before_the_tools_that_begin_during_the_span_of_its_model() -> None:
-    again = message("assistant", text("Once more."), CALL | {"id": "call_2"})
     first = message("assistant", text("I look."), CALL)
     failed = tool("get_wind", 5, 8, "call_1", status=FAILED, parent="chat some-model@0")
-    spans = [chat(0, 10, [ASKED], [first]), failed, chat(11, 20, [ASKED, first], [again])]
+    spans = [chat(0, 10, [ASKED], [first]), failed, chat(11, 20, [ASKED, first], [AGAIN])]
     # Some exporters record only whole milliseconds, so that this tool seems to begin before its model has answered.
-    third = tool("get_wind", 11, 12, "call_2", attributes={"gen_ai.tool.call.result": "14 m/s"})
-    third["startTimeUnixNano"] = str(START + 11 * MS - 400_000)
-    assert steps(*spans, third, chat(30, 40, [ASKED, first, again], [ANSWERED])) == [
-        *(("thought", "I look."), STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more.")),
-        *STEPS,
-    ]
+    third = tool("get_wind", 11, 12, "call_2", attributes=USED) | {"startTimeUnixNano": str(START + 11 * MS - 400_000)}
+    assert steps(*spans, third, chat(30, 40, [ASKED, first, AGAIN], [ANSWERED])) == [("thought", "I look."), *RECOVERED]
 
 
 def test_words_that_only_the_next_prompt_has_are_before_their_call() -> None:
-    failed: Json = {"status": FAILED, "attributes": {"gen_ai.tool.call.arguments": '{"town": "Bergen"}'}}
-    first, again = (
-        message("assistant", text("I look."), CALL),
-        message("assistant", text("Once more."), CALL | {"id": "call_2"}),
+    asked_for = {"gen_ai.tool.call.arguments": USED["gen_ai.tool.call.arguments"]}
+    first = message("assistant", text("I look."), CALL)
+    history = [ASKED, first, response("timed out")]
+    failed, retried = (
+        tool("get_wind", 11, 12, attributes=asked_for, status=FAILED),
+        tool("get_wind", 21, 22, attributes=asked_for),
     )
-    refused = message("tool", {"type": "tool_call_response", "id": "call_1", "response": "timed out"})
-    spans = [chat(0, 10, [ASKED], []), tool("get_wind", 11, 12, **failed), chat(13, 14, [ASKED, first, refused], [])]
-    answer = chat(30, 40, [ASKED, first, refused, again, message("tool", RETURNED["parts"][0] | {"id": "call_2"})], [ANSWERED])
-    assert steps(*spans, tool("get_wind", 21, 22, attributes=failed["attributes"]), answer) == [
-        *(("thought", "I look."), STEPS[0], ("observation", "timed out"), ("error_recovery", "Once more.")),
-        *STEPS,
-    ]
+    spans = [chat(0, 10, [ASKED], []), failed, chat(13, 14, history, []), retried]
+    answer = chat(30, 40, [*history, AGAIN, response("14 m/s", "call_2")], [ANSWERED])
+    assert steps(*spans, answer) == [("thought", "I look."), *RECOVERED]
     # Gemini's calls have no ids. A tool's span that has an id may begin before the span of its model ends.
     unnumbered = message("assistant", text("I look."), {key: value for key, value in CALL.items() if key != "id"})
-    used = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
-    within = [chat(0, 10, [ASKED], [unnumbered]), tool("get_wind", 8, 9, "own-1", attributes=used)]
+    within = [chat(0, 10, [ASKED], [unnumbered]), tool("get_wind", 8, 9, "own-1", attributes=USED)]
     assert steps(*within, chat(11, 20, [ASKED, unnumbered], [ANSWERED])) == [("thought", "I look."), *STEPS]
-
-
-def test_call_whose_tool_has_an_id_of_its_own_is_one() -> None:
-    recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": '{"result": "14 m/s"}'}
-    returned = message("user", {"type": "tool_call_response", "id": "call_0", "response": {"result": "14 m/s"}})
-    spans = [WINDY[0], tool("get_wind", 11, 19, "own-1", attributes=recorded)]
-    assert steps(*spans, chat(20, 30, [ASKED, CALLED, returned], [ANSWERED])) == STEPS
-
-
-def test_call_to_which_the_conversation_gives_another_id_is_one() -> None:
-    renamed = message("assistant", CALL | {"id": "fc_1"})
-    assert steps(chat(0, 10, [ASKED], [CALLED]), chat(30, 40, [ASKED, renamed, RETURNED], [ANSWERED])) == STEPS
-    # The model's answer with the call may be missing.
-    own = span("get_wind", 11, 12, {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}, "output": "14 m/s"})
-    assert steps(chat(0, 10, [ASKED], []), own, chat(30, 40, [ASKED, CALLED, RETURNED], [ANSWERED])) == STEPS
 
 
 def test_steps_of_a_workflow_without_models_have_the_question_and_the_answer() -> None:
@@ -633,18 +643,6 @@ def test_steps_of_a_workflow_without_models_have_the_question_and_the_answer() -
     )
 
 
-def test_calls_recorded_beside_each_other_are_one() -> None:
-    beside = [each | {"spanId": f"beside{number}"} for number, each in enumerate(WINDY)]
-    recorded = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "14 m/s"}
-    tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, attributes=recorded) | {"spanId": "inner"}]
-    assert steps(*WINDY, *beside, *tools) == STEPS
-    assert steps(*WINDY, *WINDY) == STEPS
-    # The span has messages in two forms, of which the flat one repeats an earlier call.
-    stale = {"gen_ai.completion.0.function_call.name": "get_wind", "gen_ai.completion.0.function_call.arguments": "{}"}
-    answer = WINDY[1] | {"attributes": WINDY[1]["attributes"] + key_values(stale)}
-    assert steps(WINDY[0], answer) == STEPS
-
-
 def test_tool_whose_span_has_another_id_and_no_arguments_is_the_one_that_the_model_called() -> None:
     twice = message("assistant", CALL, CALL | {"id": "call_2", "arguments": {"town": "Oslo"}})
     results = [{"type": "tool_call_response", "id": f"call_{number}", "response": f"{number} m/s"} for number in (1, 2)]
@@ -660,20 +658,18 @@ def test_tool_whose_span_has_another_id_and_no_arguments_is_the_one_that_the_mod
 
 
 def test_wrapped_values_are_unwrapped() -> None:
-    returned = {"content": "Error: no wind", "type": "tool", "tool_call_id": "call_1"}
-    constructor = {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "ToolMessage"], "kwargs": returned}
+    own = {"content": "Error: no wind", "type": "tool", "tool_call_id": "call_1"}
+    constructor = {"lc": 1, "type": "constructor", "id": ["langchain", "messages", "ToolMessage"], "kwargs": own}
     beside = {"tags": ["seq:step:1"], "kwargs": {"name": "get_wind"}}
     recorded = {
         "gen_ai.tool.call.arguments": json.dumps({"input_str": "{}", "inputs": {"town": "Bergen"}, "metadata": {}} | beside),
         "gen_ai.tool.call.result": json.dumps({"output": constructor} | beside),
     }
     # A second instrumentation records the same call and the same answer.
-    plain = {"gen_ai.tool.call.arguments": '{"town": "Bergen"}', "gen_ai.tool.call.result": "Error: no wind"}
+    plain = USED | {"gen_ai.tool.call.result": "Error: no wind"}
     tools = [tool("get_wind", 11, 19, attributes=recorded), tool("get_wind", 12, 18, "call_1", attributes=plain)]
-    history = [ASKED, CALLED, message("tool", {"type": "tool_call_response", "id": "call_1", "response": "Error: no wind"})]
-    answer = chat(20, 30, history, [ANSWERED])
-    named = [*history[:2], message("tool", history[2]["parts"][0] | {"name": "get_wind"})]
-    beside_it = chat(21, 29, named, [ANSWERED])
+    answer = chat(20, 30, [ASKED, CALLED, response("Error: no wind")], [ANSWERED])
+    beside_it = chat(21, 29, [ASKED, CALLED, response("Error: no wind", name="get_wind")], [ANSWERED])
     assert steps(WINDY[0], *tools, answer, beside_it) == [STEPS[0], ("observation", "Error: no wind"), STEPS[2]]
 
 
@@ -707,8 +703,8 @@ def test_error_of_an_inner_span_is_that_of_the_tool() -> None:
     outer = tool("get_wind", 11, 19, attributes={"gen_ai.tool.call.result": "no wind"}, status={"code": 1})
     inner = tool("get_wind", 12, 18, "call_1", parent=outer["spanId"], status=FAILED)
     again = message("assistant", CALL | {"id": "call_2"})
-    history = [ASKED, CALLED, message("tool", {"type": "tool_call_response", "id": "call_1", "response": "no wind"})]
-    assert kinds(WINDY[0], outer, inner, chat(20, 30, history, [again])) == ["tool_call", "observation", "error_recovery"]
+    answer = chat(20, 30, [ASKED, CALLED, response("no wind")], [again])
+    assert kinds(WINDY[0], outer, inner, answer) == ["tool_call", "observation", "error_recovery"]
 
 
 def test_handoff_is_the_call_by_which_the_model_asks_for_it() -> None:
@@ -722,7 +718,7 @@ def test_run_whose_agent_raised_did_not_succeed_whatever_is_around_it(failed: st
     agent = {"openinference.span.kind": "AGENT"}
     root, scout = span("workflow", 0, 50, agent, status={"code": 1}), span("scout", 0, 1, agent, parent="workflow@0")
     skipper = span("skipper", 1, 40, agent, parent="workflow@0")
-    spans = [root, scout, skipper, *(each | {"parentSpanId": "skipper@1"} for each in WINDY)]
+    spans = under(["skipper@1"] * 2, root, scout, skipper)
     spans = [each | {"status": FAILED} if each["spanId"] == failed else each for each in spans]
     (trace,) = converted("otel", export(*spans))
     assert trace["metadata"]["success"] is success
@@ -753,14 +749,14 @@ def test_conversation_of_an_agent_without_models_is_the_run() -> None:
         assert (trace["task"]["objective"], steps_in(trace)) == ("What is 17 times 31?", ARITHMETIC)
 
 
-ODD: Final = [chat(0, 1, [message("user", {"type": ""}), ASKED, CALLED, RETURNED], [ANSWERED])]
+ODD: Final = [chat(0, 1, [message("user", {"type": ""}), *HISTORY], [ANSWERED])]
 
 
 def test_odd_message_is_left_out_and_counted() -> None:
     reader = Converter(SUPPLIED, LIMITS, "otel")
     odd: Json = {"role": "narrator", "content": "Meanwhile"}
-    results = [*reader.feed(1, export(llm(0, 1, [odd, SUM], [PRODUCT]))), *reader.end()]
-    results += [*reader.feed(2, export(ODD[0] | {"traceId": "2" * 32})), *reader.end()]
+    results = [*fed(reader, export(llm(0, 1, [odd, SUM], [PRODUCT]))), *reader.end()]
+    results += [*fed(reader, export(ODD[0] | {"traceId": "2" * 32})), *reader.end()]
     assert [steps_in(each.trace) for each in results if isinstance(each, ConvertedRun)] == [ARITHMETIC[2:], STEPS]
     assert reader.counts["skipped"] == 2
 
@@ -773,15 +769,14 @@ def test_calls_that_continue_each_other_are_one_run_though_no_span_is_around_the
     assert (traces, type(unfinished)) == ([], Unfinished)
     more = message("user", text("And in Voss?"))
     # Another instrumentation may record the same run around these spans, under a trace id of its own.
-    around = [each | {"parentSpanId": ROOT["spanId"]} for each in WINDY]
-    (trace,) = converted("otel", export(*lone), export(ROOT, *around))
+    (trace,) = converted("otel", export(*lone), export(ROOT, *WITHIN))
     assert (trace["id"], steps_in(trace)) == (f"kp:trace:otel:{TRACE.lower()}", STEPS)
     # If several runs of a task begin alike, each different end makes a run.
-    second_end = chat(25, 35, [SYSTEM, ASKED, CALLED, RETURNED], [message("assistant", text("Windy."))])
+    second_end = chat(25, 35, [SYSTEM, *HISTORY], [message("assistant", text("Windy."))])
     alike = [lone[0], lone[0] | {"traceId": "3" * 32}, lone[1], second_end | {"traceId": "4" * 32}]
     traces, refused = converted_and_refused("otel", [export(*alike)])
     assert ([each["outcome"]["result_summary"] for each in traces], refused) == ([STEPS[-1][1], "Windy."], [])
-    next_turn = chat(40, 50, [ASKED, CALLED, RETURNED, ANSWERED, more], [message("assistant", text("Calm."))])
+    next_turn = chat(40, 50, [*HISTORY, ANSWERED, more], [message("assistant", text("Calm."))])
     traces = converted("otel", export(*lone, next_turn | {"traceId": "3" * 32}))
     assert [each["task"]["objective"] for each in traces] == ["How windy is it in Bergen?", "And in Voss?"]
 
@@ -800,7 +795,7 @@ def test_a_run_that_waits_for_a_person_and_its_continuation_are_one_run(resumed:
     began = invoked(1, "How windy is it in Bergen?", WINDY[0], *waiting)
     # This span has the arguments in another form than the model's call, and lacks the id of the call.
     went_on = tool("get_wind", 11, 12, attributes={"input.value": "Bergen", "output.value": "14 m/s"})
-    ended = invoked(2, resumed, went_on, chat(20, 30, [ASKED, CALLED, RETURNED], [ANSWERED]))
+    ended = invoked(2, resumed, went_on, chat(20, 30, HISTORY, [ANSWERED]))
     (trace,) = converted("otel", began, ended)
     assert (trace["task"]["objective"], steps_in(trace)) == ("How windy is it in Bergen?", STEPS)
     _, (unfinished,) = converted_and_refused("otel", [began])
@@ -815,10 +810,7 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
     mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat", "input.value": "__REDACTED__"}))
     mute["resourceSpans"][0] |= {"resource": {"attributes": key_values({"service.name": "weather"})}}
     again = json.loads(json.dumps(mute).replace(TRACE, "4" * 32))
-    converted_at_once = [
-        result for line, each in enumerate([*health, created, mute, again], 1) for result in reader.feed(line, each)
-    ]
-    assert converted_at_once == []
+    assert fed(reader, *health, created, mute, again) == []
     (refused,) = reader.end()
     assert (reader.counts["left_out"], reader.counts["mute"]) == (3, 1)
     assert isinstance(refused, NotConverted)
@@ -858,11 +850,9 @@ def test_framework_may_be_that_of_spans_of_no_kind() -> None:
 
 def test_run_waits_for_the_spans_that_others_show_to_exist() -> None:
     reader = Converter(SUPPLIED, LIMITS, "otel")
-    within = [each | {"parentSpanId": "job@0"} for each in WINDY]
     root, job = span("POST /ask", 0, 1, {}), span("job", 0, 90_000, {}, parent="POST /ask@0")
-    for line, early in enumerate((export(root), of_another_run(1, 30_000), export(*within), of_another_run(2, 60_000)), 1):
-        assert list(reader.feed(line, early)) == []
-    assert list(reader.feed(5, export(job))) == []
+    within = export(*under(["job@0"] * 2))
+    assert fed(reader, export(root), of_another_run(1, 30_000), within, of_another_run(2, 60_000), export(job)) == []
     (converted_run,) = reader.feed(6, of_another_run(3, 110_000))
     assert isinstance(converted_run, ConvertedRun)
     assert steps_in(converted_run.trace) == STEPS
