@@ -83,13 +83,8 @@ ANSWERS: Final = [{"index": 0, "finish_reason": "stop", "message": TIDES[-1]}, {
         {"agent": {"messages": TIDES}},
     ],
     ids=[
-        "list",
-        "list of lists",
-        "list of objects",
-        "answer beside its request",
-        "first of two answers",
-        "no answer",
-        "component",
+        *("list", "list of lists", "list of objects"),
+        *("answer beside its request", "first of two answers", "no answer", "component"),
     ],
 )
 def test_a_source_is_a_conversation_with_or_without_its_answer_or_a_list_of_several(source: object) -> None:
@@ -100,14 +95,10 @@ def test_a_source_is_a_conversation_with_or_without_its_answer_or_a_list_of_seve
 
 def test_parallel_calls_come_before_their_results_and_images_are_left_out() -> None:
     calls = [call("call_a", "stock", '{"item": "rope"}'), call("call_b", "stock", '{"item": "sail"}')]
+    shown = [*[{"type": "text", "text": text} for text in ("12", "in hall 3")], {"type": "image_url", "image_url": {}}]
     assert steps(
-        user("Are rope and sail there?"),
-        assistant("I look for both.", *calls),
-        result(
-            "call_a",
-            [*[{"type": "text", "text": text} for text in ("12", "in hall 3")], {"type": "image_url", "image_url": {}}],
-        ),
-        result("call_b", "0"),
+        *(user("Are rope and sail there?"), assistant("I look for both.", *calls)),
+        *(result("call_a", shown), result("call_b", "0")),
         assistant([{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}]),
     ) == [
         ("thought", "I look for both."),

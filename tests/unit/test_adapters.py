@@ -22,11 +22,8 @@ from kp_scorer.trace import is_trace_id
 from tests.support.calls import calls_during
 from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields
 from tests.support.json_values import places_in, replaced
-from tests.unit import (
-    test_adapter_langfuse,
-    test_adapter_otel,
-    test_message_shapes,
-)
+from tests.unit import test_adapter_langfuse, test_message_shapes
+from tests.unit import test_adapter_otel as otel
 
 EXAMPLES: Final[dict[str, object]] = {
     name: example
@@ -140,9 +137,8 @@ def spoilt(value: Any) -> Any:
 @of_each_format
 def test_errors_never_quote_the_record(name: str) -> None:
     spelt_otherwise = json.dumps(EXAMPLES[name]).replace("role", "rôle").replace("type", SECRET).replace("Time", SECRET)
-    _, refused = converted_and_refused(
-        name, [spoilt(EXAMPLES[name]), json.loads(spelt_otherwise), SECRET, [SECRET], {SECRET: SECRET}]
-    )
+    sources = [spoilt(EXAMPLES[name]), json.loads(spelt_otherwise), SECRET, [SECRET], {SECRET: SECRET}]
+    _, refused = converted_and_refused(name, sources)
     assert len(refused) >= 3
     assert not any(SECRET in str(error) for error in refused)
 
@@ -153,8 +149,7 @@ JSON: Final = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.just("\ud800")
-    | st.just('[{"role": 1}]'),
+    | st.sampled_from(["\ud800", '[{"role": 1}]']),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
@@ -175,28 +170,20 @@ def test_any_record_gives_a_valid_trace_or_an_error_that_names_the_place(name: s
 
 
 def test_span_without_a_time_is_refused_with_its_run_though_that_would_wait() -> None:
-    undated = test_adapter_otel.WINDY[0] | {"startTimeUnixNano": None, "endTimeUnixNano": 0, "spanId": "7" * 16}
-    valid = test_adapter_otel.export(*(each | {"traceId": "2" * 32} for each in test_adapter_otel.WINDY))
-    traces, (refused,) = converted_and_refused("otel", [test_adapter_otel.export(undated), valid])
-    assert ([problem.field for problem in refused.problems], len(traces)) == (
-        ["resourceSpans.0.scopeSpans.0.spans.0.startTimeUnixNano"],
-        1,
-    )
+    undated = otel.WINDY[0] | {"startTimeUnixNano": None, "endTimeUnixNano": 0, "spanId": "7" * 16}
+    valid = otel.export(*(each | {"traceId": "2" * 32} for each in otel.WINDY))
+    traces, (refused,) = converted_and_refused("otel", [otel.export(undated), valid])
+    fields = [problem.field for problem in refused.problems]
+    assert (fields, len(traces)) == (["resourceSpans.0.scopeSpans.0.spans.0.startTimeUnixNano"], 1)
 
 
-@given(
-    paths=st.dictionaries(
-        st.from_regex(
-            r"(llm.input_messages|gen_ai.completion).[01](.message)?.(role|content|tool_calls|contents)(.0(.tool_call)?)?",
-            fullmatch=True,
-        ),
-        JSON,
-        max_size=6,
-    )
-)
+PATH: Final = r"(llm.input_messages|gen_ai.completion).[01](.message)?.(role|content|tool_calls|contents)(.0(.tool_call)?)?"
+
+
+@given(paths=st.dictionaries(st.from_regex(PATH, fullmatch=True), JSON, max_size=6))
 def test_any_paths_of_attributes_give_a_valid_trace_or_an_error(paths: dict[str, Any]) -> None:
-    calls = test_adapter_otel.span("chat", 0, 1, paths | {"openinference.span.kind": "LLM"})
-    converted_and_refused("otel", [test_adapter_otel.export(calls, *test_adapter_otel.WINDY)])
+    calls = otel.span("chat", 0, 1, paths | {"openinference.span.kind": "LLM"})
+    converted_and_refused("otel", [otel.export(calls, *otel.WINDY)])
 
 
 SHAPED: Final = [got for shapes in test_message_shapes.SHAPES.values() for got in shapes]
@@ -245,16 +232,15 @@ def otel_chat(turns: int) -> object:
     spans: list[dict[str, Any]] = []
     history: list[dict[str, Any]] = []
     for turn in range(turns):
-        history.append(test_adapter_otel.message("user", test_adapter_otel.text(f"Question {turn}")))
-        call = test_adapter_otel.CALL | {"id": f"call_{turn}"}
-        returned = {"type": "tool_call_response", "id": f"call_{turn}", "response": "14 m/s"}
-        for part in (call, test_adapter_otel.text(f"Answer {turn}")):
-            answer = test_adapter_otel.message("assistant", part)
-            spans.append(test_adapter_otel.chat(10 * len(spans), 10 * len(spans) + 5, history, [answer]))
+        history.append(otel.message("user", otel.text(f"Question {turn}")))
+        call = otel.CALL | {"id": f"call_{turn}"}
+        for part in (call, otel.text(f"Answer {turn}")):
+            answer = otel.message("assistant", part)
+            spans.append(otel.chat(10 * len(spans), 10 * len(spans) + 5, history, [answer]))
             history.append(answer)
             if part is call:
-                history.append(test_adapter_otel.message("tool", returned))
-    return test_adapter_otel.export(*spans)
+                history.append(otel.response("14 m/s", f"call_{turn}"))
+    return otel.export(*spans)
 
 
 def langfuse_chat(turns: int) -> object:
@@ -273,16 +259,16 @@ def langfuse_chat(turns: int) -> object:
 
 def otel_chain(spans: int) -> object:
     """Return a chain of tools, each within another, which all have the same name."""
-    chained = [test_adapter_otel.tool("f", n, spans, attributes={"gen_ai.tool.call.result": "ok"}) for n in range(spans)]
+    chained = [otel.tool("f", n, spans, attributes={"gen_ai.tool.call.result": "ok"}) for n in range(spans)]
     for outer, inner in pairwise(chained):
         inner["parentSpanId"] = outer["spanId"]
-    return test_adapter_otel.export(test_adapter_otel.WINDY[0], *chained)
+    return otel.export(otel.WINDY[0], *chained)
 
 
 def otel_calls_of_one_id(turns: int) -> object:
     """Return answers of a model that each call a tool, all under the same id."""
-    answers = [test_adapter_otel.chat(n, n, [test_adapter_otel.ASKED], [test_adapter_otel.CALLED]) for n in range(turns)]
-    return test_adapter_otel.export(*answers, *(test_adapter_otel.tool("get_wind", turns, turns, "call_1") for _ in answers))
+    answers = [otel.chat(n, n, [otel.ASKED], [otel.CALLED]) for n in range(turns)]
+    return otel.export(*answers, *(otel.tool("get_wind", turns, turns, "call_1") for _ in answers))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +288,8 @@ def test_chat_of_800_turns_is_a_trace_of_all_its_messages() -> None:
 
 def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(converter, "_MOST_RECORDS", 10)
-    others = [test_adapter_otel.WINDY[1] | {"traceId": f"{n:032x}"} for n in range(2)]
-    sources = [test_adapter_otel.export(others[0]), otel_chat(6), test_adapter_otel.export(others[1])]
+    others = [otel.WINDY[1] | {"traceId": f"{n:032x}"} for n in range(2)]
+    sources = [otel.export(others[0]), otel_chat(6), otel.export(others[1])]
     traces, refused = converted_and_refused("otel", sources)
     assert len(traces) == 2
     assert [str(error) for error in refused] == [
