@@ -91,11 +91,7 @@ def test_a_check_sees_the_trace_and_its_findings_come_back_with_its_version(stri
 
 @pytest.mark.parametrize(
     ("allowed", "objective", "outcome", "failure"),
-    [
-        ("note", "be kind", None, None),
-        ("review", "be kind", "review", None),
-        ("note", "raise this", None, "error"),
-    ],
+    [("note", "be kind", None, None), ("review", "be kind", "review", None), ("note", "raise this", None, "error")],
 )
 def test_settings_bound_what_a_check_may_demand(
     open_checks: Open, allowed: str, objective: str, outcome: str | None, failure: str | None
