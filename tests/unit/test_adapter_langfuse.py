@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.support.converting import SUPPLIED, converted, converted_and_refused, refused_fields, steps_in, steps_of
+from tests.support.converting import SUPPLIED, converted, converted_and_refused, steps_in, steps_of
 from tests.support.paths import EXPORTS
 from tests.unit.test_adapter_openai import assistant, call, result, user
 
@@ -259,9 +259,8 @@ def test_id_is_written_as_in_a_url_and_a_long_one_becomes_a_digest() -> None:
     assert long["metadata"]["source_id"] == "y" * 300
 
 
-@pytest.mark.parametrize(
-    ("source", "field"),
-    [
+REFUSED: Final = {
+    "langfuse": [
         (7, "$"),
         ({}, "$"),
         ({"id": ""}, "id"),
@@ -273,12 +272,8 @@ def test_id_is_written_as_in_a_url_and_a_long_one_becomes_a_digest() -> None:
         (TRACE | {"timestamp": 5, "observations": []}, "timestamp"),
         (TRACE | {"observations": [OBSERVATIONS[2] | {"name": None}]}, "observations.0.name"),
         (TRACE | {"input": None}, "$"),
-    ],
-)
-def test_errors_name_the_place(source: object, field: str) -> None:
-    assert refused_fields("langfuse", EXPORTED_TRACE | {"id": "tr-2"}, source) == [(2, field)]
-
-
+    ]
+}
 EXPECTED: Final[Json] = json.loads((EXPORTS / "expected.json").read_text("utf-8")) if EXPORTS.is_dir() else {}
 """A person's account of each real run in an export of Langfuse, by the name of the file."""
 

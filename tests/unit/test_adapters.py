@@ -25,12 +25,13 @@ from tests.support.json_values import places_in, replaced
 from tests.unit import test_adapter_langfuse, test_message_shapes
 from tests.unit import test_adapter_otel as otel
 
-EXAMPLES: Final[dict[str, object]] = {
-    name: example
-    for module in sorted(Path(__file__).parent.glob("test_adapter_*.py"))
-    for name, example in import_module(f"tests.unit.{module.stem}").EXAMPLES.items()
-}
+MODULES: Final = [import_module(f"tests.unit.{path.stem}") for path in Path(__file__).parent.glob("test_adapter_*.py")]
+EXAMPLES: Final[dict[str, object]] = {name: example for module in MODULES for name, example in module.EXAMPLES.items()}
 """An example of each format, from the test of the format."""
+REFUSED: Final[list[tuple[str, object, str | None]]] = [
+    (name, *case) for module in MODULES for name, cases in getattr(module, "REFUSED", {}).items() for case in cases
+]
+"""Sources in a format, each with the field that its error names, or without one if it is left out."""
 GROUPED: Final = ("otel", "langfuse", "claude-code", "codex", "session", "span-rows")
 """Formats in which several records make up a run, so that it is converted only once it is complete."""
 of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
@@ -106,6 +107,11 @@ def test_a_refused_source_is_reported_and_the_others_are_converted(name: str) ->
     assert len(traces) == 1
     assert [str(error).partition(":")[0] for error in refused] == ["line 1", "line 3"] or name in GROUPED
     assert {error.line for error in refused} == {1, 3}
+
+
+@pytest.mark.parametrize(("name", "source", "field"), REFUSED)
+def test_errors_name_the_place(name: str, source: object, field: str | None) -> None:
+    assert refused_fields(name, source) == ([(1, field)] if field else [])
 
 
 def test_whole_trace_over_a_limit_is_named_at_its_record() -> None:
