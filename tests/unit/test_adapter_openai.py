@@ -95,10 +95,10 @@ def test_a_source_is_a_conversation_with_or_without_its_answer_or_a_list_of_seve
 
 def test_parallel_calls_come_before_their_results_and_images_are_left_out() -> None:
     calls = [call("call_a", "stock", '{"item": "rope"}'), call("call_b", "stock", '{"item": "sail"}')]
-    shown = [*[{"type": "text", "text": text} for text in ("12", "in hall 3")], {"type": "image_url", "image_url": {}}]
+    stock = [*[{"type": "text", "text": text} for text in ("12", "in hall 3")], {"type": "image_url", "image_url": {}}]
     assert steps(
         *(user("Are rope and sail there?"), assistant("I look for both.", *calls)),
-        *(result("call_a", shown), result("call_b", "0")),
+        *(result("call_a", stock), result("call_b", "0")),
         assistant([{"type": "text", "text": "Rope, yes."}, {"type": "refusal", "refusal": "Sail, no."}]),
     ) == [
         ("thought", "I look for both."),
@@ -134,10 +134,10 @@ def test_arguments_that_are_no_object_are_kept(called: Message, arguments_text: 
 def test_calls_of_one_chat_are_one_trace() -> None:
     again = [*TIDES, user("And the day after?"), assistant("At 05:01.")]
     renumbered = [each | {"tool_calls": [call("fc_9", "tide_table", '{"days": 1, "port": "Esbjerg"}')]} for each in TIDES[2:3]]
-    other = [user("When is high water in Hull?"), assistant("At noon.")]
+    in_hull = [user("When is high water in Hull?"), assistant("At noon.")]
     logs = [
         {"messages": TIDES[:2], "choices": [{"message": TIDES[2]}]},
-        {"messages": other[:1], "choices": [{"message": other[1] | {"refusal": None}}]},
+        {"messages": in_hull[:1], "choices": [{"message": in_hull[1] | {"refusal": None}}]},
         {"messages": TIDES[:4], "choices": [{"message": TIDES[4]}]},
         {"messages": [*TIDES[:2], *renumbered, *again[3:-1]], "choices": [{"message": again[-1]}]},
     ]
@@ -145,12 +145,14 @@ def test_calls_of_one_chat_are_one_trace() -> None:
     # The result is the same if the newest log comes first.
     assert sorted(trace["id"] for trace in converted("openai", *logs[::-1])) == sorted((chat["id"], alone["id"]))
     assert steps_in(chat) == steps_of("openai", again)
-    assert steps_in(alone) == steps_of("openai", other)
+    assert steps_in(alone) == steps_of("openai", in_hull)
 
 
 def test_chats_that_only_begin_alike_stay_several() -> None:
-    begun = [user("Good day."), assistant("Good day."), user("Is it windy?")]
-    traces = converted("openai", [*begun, assistant("Yes.")], [*begun, assistant("No.")], [*begun, assistant("Yes.")])
+    beginning = [user("Good day."), assistant("Good day."), user("Is it windy?")]
+    traces = converted(
+        "openai", [*beginning, assistant("Yes.")], [*beginning, assistant("No.")], [*beginning, assistant("Yes.")]
+    )
     assert [trace["outcome"]["result_summary"] for trace in traces].count("Yes.") == 2
     assert len(traces) == 3
 

@@ -146,14 +146,14 @@ def test_messages_that_rows_of_no_kind_copy_count_once() -> None:
         {"role": "tool", "tool_call_id": "c", "content": "04:12"},
         {"role": "assistant", "content": "At 04:12."},
     )
-    said = [USER, CALLED, returned, answered]
+    messages = [USER, CALLED, returned, answered]
     rows = [
-        of_langsmith("r0", "", "graph", 0, {"messages": said[:1]}, {"messages": said}) | {"end_time": at(9)},
-        of_langsmith("r1", "", "agent", 1, {"messages": said[:1]}, {"messages": said[1:2]}),
-        of_langsmith("r2", "", "chat", 1, {"messages": said[:1]}, {"choices": [{"message": CALLED}]}),
-        of_langsmith("r3", "", "route", 2, {"messages": said[:2]}, {"output": "tools"}),
+        of_langsmith("r0", "", "graph", 0, {"messages": messages[:1]}, {"messages": messages}) | {"end_time": at(9)},
+        of_langsmith("r1", "", "agent", 1, {"messages": messages[:1]}, {"messages": messages[1:2]}),
+        of_langsmith("r2", "", "chat", 1, {"messages": messages[:1]}, {"choices": [{"message": CALLED}]}),
+        of_langsmith("r3", "", "route", 2, {"messages": messages[:2]}, {"output": "tools"}),
         of_langsmith("r4", "", "tide_table", 3, {"port": "Esbjerg"}, {"output": returned}),
-        of_langsmith("r5", "", "chat", 5, {"messages": said[:3]}, {"choices": [{"message": answered}]}),
+        of_langsmith("r5", "", "chat", 5, {"messages": messages[:3]}, {"choices": [{"message": answered}]}),
     ]
     without_kinds = [{key: row[key] for key in row if key not in ("run_type", "parent_run_id")} for row in rows]
     for sources in (without_kinds, without_kinds[::-1], [LANGSMITH]):

@@ -321,7 +321,7 @@ def test_records_that_once_ended_the_conversion_are_read_or_refused(name: str, r
 @of_each_format
 def test_objects_of_a_format_fit_it_and_no_other_specific_format(name: str) -> None:
     for item in objects_in(EXAMPLES[name] if isinstance(EXAMPLES[name], list) else [EXAMPLES[name]]):
-        specific = [other for other, each in FORMATS.items() if each.fits(item) and not each.is_general]
+        specific = [fitting for fitting, each in FORMATS.items() if each.fits(item) and not each.is_general]
         assert specific == ([] if FORMATS[name].is_general else [name])
 
 

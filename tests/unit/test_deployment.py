@@ -97,7 +97,7 @@ def test_the_certificate_of_a_private_index_is_there_where_pip_runs(certificate:
 
 def test_the_lock_has_hashes_of_all_but_torch_and_what_builds_the_package() -> None:
     entries = re.findall(r"^(([\w-]+)==\S+)(.*(?:\n .*)*)", (REPOSITORY / "constraints.txt").read_text("utf-8"), re.MULTILINE)
-    assert {name for _, name, rest in entries if "--hash=sha256:" not in rest} == {"torch"}
+    assert {name for _, name, hashes in entries if "--hash=sha256:" not in hashes} == {"torch"}
     read = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     project, locked = read["project"], {name for _, name, _ in entries}
     for group in (project["dependencies"], *project["optional-dependencies"].values()):

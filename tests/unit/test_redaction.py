@@ -46,7 +46,7 @@ def test_personal_data_is_replaced(kind: str) -> None:
             r'{{"n": 1}} {{"n": "2\n{}\t3"}}',
         ):
             content = template.format(text)
-            assert [found for _, _, found in redaction().spans_in(content)] == [kind], content
+            assert [category for _, _, category in redaction().spans_in(content)] == [kind], content
             redacted = redaction().Redactor().redacted(content)
             assert f"[{kind}_1]" in redacted
             assert redaction().is_clean(redacted)

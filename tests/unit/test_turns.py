@@ -342,8 +342,8 @@ def test_roles_of_a_chat_between_agents_do_not_depend_on_whose_copy_it_is() -> N
     turns = [turn if "name" in turn else turn | {"name": "keeper"} for turn in turns]
     # The copy of the agent that asks shows its own turns as the assistant's and the others as the user's; calls keep their
     # role.
-    other = {"user": "assistant", "assistant": "user"}
-    askers = [turn if turn.get("tool_calls") else turn | {"role": other.get(turn["role"], "tool")} for turn in turns]
+    swapped = {"user": "assistant", "assistant": "user"}
+    askers = [turn if turn.get("tool_calls") else turn | {"role": swapped.get(turn["role"], "tool")} for turn in turns]
     toolless = [turn for turn in askers if turn["role"] != "tool" and not turn.get("tool_calls")]
     for source in (
         {"chat_history": turns},
