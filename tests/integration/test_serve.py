@@ -22,7 +22,7 @@ from kombu import Connection
 from kp_scorer.client import Client
 from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
 from kp_scorer.limits import Limits
-from kp_scorer.serve.exports import spans_in
+from kp_scorer.serve.exports import LOGS, spans_in
 from kp_scorer.serve.run_converter import load
 from kp_scorer.serve.server import serve
 from kp_scorer.serve.submitter import Submitter
@@ -462,6 +462,24 @@ def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: Http
     assert server.export(run).json == {}
     assert server.status(run["traceId"])["state"] == "decided"
     assert server.ask("POST", "/v1/metrics", b"\x0a\x00" if form == PROTOBUF else {}, content_type=form).status == 200
+
+
+def test_an_event_that_cannot_be_decoded_costs_its_run_as_a_span_does() -> None:
+    word, whole, damaged = "Hochwasser", new_run(), new_run()
+    message = ExportLogsServiceRequest()
+    records = message.resource_logs.add().scope_logs.add().log_records
+    for run_id, name, content in (
+        (whole, "gen_ai.choice", "At 04:12."),
+        (damaged, "gen_ai.choice", word),
+        (new_run(), "", word),
+    ):
+        record = records.add(event_name=name, trace_id=bytes.fromhex(run_id), span_id=bytes([1] * 8))
+        record.body.string_value = content
+    body = message.SerializeToString().replace(word.encode(), b"\xc3" * len(word))
+    by_run, rejected = spans_in(body, PROTOBUF, LARGEST_BODY, LOGS)
+    # Without its event, the run would be decided as if nothing had been said there. The last record is no agent's.
+    assert {run_id: bool(event.content) for run_id, (event,) in by_run.items()} == {whole: True, damaged: False}
+    assert rejected == 0
 
 
 def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged_once_a_minute(server: HttpServer) -> None:

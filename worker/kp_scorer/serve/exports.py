@@ -98,11 +98,12 @@ def spans_in(
         # fields.
         objects += content.count(b'{"') + content.count(b"{}")
         if signal is LOGS:
-            if not (has_ids and b"gen_ai." in content and "body" in fields):
+            event = content if "body" in fields else fields.get("refused", b"")
+            if not (has_ids and b"gen_ai." in event):
                 continue
             # Store the event as a child of its span, with an id from its content, so that a repeated one counts once.
-            span_id = hashlib.blake2b(content, digest_size=8).hexdigest()
-            content = _as_bytes(fields | {"spanId": span_id, "parentSpanId": fields["spanId"]})
+            span_id = hashlib.blake2b(event, digest_size=8).hexdigest()
+            content = _as_bytes(fields | {"spanId": span_id, "parentSpanId": fields["spanId"]}) if content else b""
         if has_ids:
             by_run[run_id].append(ReceivedSpan(span_id, content if len(content) <= _MOST_SPAN_BYTES else b""))
         else:
@@ -124,7 +125,7 @@ def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: boo
                     pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
                     yield item.object() | own | {"attributes": pairs}
                 else:
-                    yield {name: item.at(name).value for name in ("traceId", "spanId")}
+                    yield {name: item.at(name).value for name in ("traceId", "spanId")} | {"refused": _as_bytes(item.value)}
 
 
 class _Item(NamedTuple):
@@ -181,7 +182,7 @@ def _from_protobuf(items: Iterator[_Item], signal: Signal, has_room: Callable[[]
             is_readable = not item.is_of_refused and len(item.raw) <= _MOST_SPAN_BYTES and has_room()
             message = _decoded(signal.message, item.raw) if is_readable else None
             if message is None:
-                yield _ids(*item.ids(signal))
+                yield _ids(*item.ids(signal)) | {"refused": item.raw}
                 continue
             content = MessageToDict(message, use_integers_for_enums=True)
             ids = (getattr(message, name, b"") for name in ("trace_id", "span_id", "parent_span_id"))
