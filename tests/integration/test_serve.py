@@ -480,6 +480,10 @@ def test_an_event_that_cannot_be_decoded_costs_its_run_as_a_span_does() -> None:
     # Without its event, the run would be decided as if nothing had been said there. The last record is no agent's.
     assert {run_id: bool(event.content) for run_id, (event,) in by_run.items()} == {whole: True, damaged: False}
     assert rejected == 0
+    # No record in JSON passes for a refused one by a field of its own.
+    claiming = {"traceId": damaged, "spanId": "01" * 8, "refused": "gen_ai.choice"}
+    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [claiming]}]}]}
+    assert spans_in(json.dumps(logs).encode(), JSON, LARGEST_BODY, LOGS) == ({}, 0)
 
 
 def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged_once_a_minute(server: HttpServer) -> None:

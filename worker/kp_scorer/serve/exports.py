@@ -98,8 +98,8 @@ def spans_in(
         # fields.
         objects += content.count(b'{"') + content.count(b"{}")
         if signal is LOGS:
-            event = content if "body" in fields else fields.get("refused", b"")
-            if not (has_ids and b"gen_ai." in event):
+            event = content or fields["refused"]
+            if not (has_ids and b"gen_ai." in event and ("body" in fields or not content)):
                 continue
             # Store the event as a child of its span, with an id from its content, so that a repeated one counts once.
             span_id = hashlib.blake2b(event, digest_size=8).hexdigest()
