@@ -110,6 +110,28 @@ def test_parallel_calls_come_before_their_results_and_images_are_left_out() -> N
     ]
 
 
+def test_calls_in_one_list_with_one_id_are_several_if_their_arguments_differ() -> None:
+    calls = [call("stock", "stock", f'{{"item": "{name}"}}') for name in ("rope", "sail")]
+    history = [user("Are both there?"), assistant(None, *calls, calls[0])]
+    # The history is recorded twice, the second time with other white space.
+    again = [assistant(None, *(call("stock", "stock", f" {each['function']['arguments']}") for each in calls))]
+    assert steps(
+        *history, *again, result("stock", "yes"), result("stock", "yes"), result("stock", "yes"), assistant("Yes.")
+    ) == [
+        ("tool_call", "stock", 'stock({"item": "rope"})'),
+        ("tool_call", "stock", 'stock({"item": "sail"})'),
+        ("observation", "yes"),
+        ("observation", "yes"),
+        ("thought", "Yes."),
+    ]
+
+
+def test_an_open_call_that_is_recorded_again_with_more_arguments_is_one_call() -> None:
+    growing = [assistant(None, call("c", "stock", arguments)) for arguments in ("", '{"item": ', '{"item": "rope"}')]
+    kinds = [kind for kind, *_ in steps(user("Is it there?"), *growing, result("c", "yes"), assistant("Yes."))]
+    assert kinds == ["tool_call", "observation", "thought"]
+
+
 CUSTOM: Final = {"id": "c", "type": "custom", "custom": {"name": "f", "input": "uname -a"}}
 
 

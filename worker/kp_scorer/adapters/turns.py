@@ -5,12 +5,13 @@ agent; or an exchange, which has a question and its answer.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from kp_scorer.adapters.blocks import block_kind
 from kp_scorer.adapters.messages import messages_in, pieces_of
-from kp_scorer.adapters.node import Node, keys_by_plain_name, objects_in, parsed
+from kp_scorer.adapters.node import Node, as_json, keys_by_plain_name, objects_in, parsed
 from kp_scorer.adapters.pieces import Piece, has_kind
 from kp_scorer.adapters.programs import without_program_texts
 from kp_scorer.adapters.roles import SPEAKERS, is_message, role_of, with_role
@@ -245,17 +246,31 @@ def pieces_of_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Pie
 
 def without_repeats(pieces: Iterable[Piece]) -> Iterator[Piece]:
     """Yield pieces without the calls that repeat an open one of the same id, and without repeated results."""
-    open_calls: dict[str, str] = {}
+    open_calls: defaultdict[str, dict[str, Piece]] = defaultdict(dict)
     answered: dict[str, str] = {}
     for piece in pieces:
         if piece.kind == "call" and piece.call_id:
-            if open_calls.get(piece.call_id) == piece.name:
+            calls, words = open_calls[piece.call_id], f"{piece.name}({as_json(parsed(piece.arguments))})"
+            newest = next(reversed(calls.values()), None)
+            if newest and newest.name == piece.name and (words in calls or not _are_in_one_list(newest, piece)):
                 continue
-            open_calls[piece.call_id] = piece.name
+            calls[words] = piece
             answered.pop(piece.call_id, None)
         elif piece.kind == "result" and piece.call_id:
-            if answered.get(piece.call_id) == piece.text:
+            calls = open_calls[piece.call_id]
+            if not calls and answered.get(piece.call_id) == piece.text:
                 continue
             answered[piece.call_id] = piece.text
-            open_calls.pop(piece.call_id, None)
+            if calls:
+                calls.popitem()
         yield piece
+
+
+def _are_in_one_list(*calls: Piece) -> bool:
+    """Return whether calls are in the list of calls of one message, where different arguments make several calls of one id.
+
+    Some servers give all calls of an answer one id, such as the name of the tool. Elsewhere, different arguments do not make
+    two calls: programs record a call again while its arguments grow, or once a person has changed them.
+    """
+    lists = {(call.node.line, call.node.path.rpartition(".")[0]) for call in calls}
+    return len(lists) == 1 and all(path.lower().endswith("calls") for _, path in lists)
