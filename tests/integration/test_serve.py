@@ -599,6 +599,23 @@ def test_a_token_has_its_queue_for_traces_and_for_spans(
         serve(with_changed(settings, serve__tokens=str(file), serve__port=0))
 
 
+def test_a_replayed_run_goes_to_the_queue_of_its_token(
+    settings: Settings, tmp_path: Path, redis_client: redis.Redis, store: Store
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"{TOKEN} traces.others\n")
+    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {}}, serve__tokens=str(file))
+    store.ledger.load_scripts()
+    with open_server(both, tmp_path / "server.log", queues__message_bytes=400) as server:
+        asked = server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), authorization=f"Bearer {TOKEN}")
+        assert asked.status == 200
+        wait_until(lambda: list(store.dead_letters.read()))
+    assert command(both, "dead-letter", "replay").exit_code == 0
+    with open_server(both, tmp_path / "mended.log"):
+        wait_until(lambda: sum(redis_client.llen(name) for name in both.queues.traces))
+        assert redis_client.llen("traces.others") == 1
+
+
 def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, tmp_path: Path, store: Store) -> None:
     file, count = tmp_path / "tokens", 12
     file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")

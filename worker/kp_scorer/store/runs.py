@@ -63,11 +63,12 @@ class ClaimedRun(NamedTuple):
         # Without the id, all runs without a stored span would be the same dead letter.
         spans = b",".join(self.spans) or b'{"traceId":"%s"}' % self.run_id.encode()
         mark = _INCOMPLETE if self.is_too_large else b""
-        return b'{%s"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]}' % (mark, spans)
+        queue = b',"queue":%s' % json.dumps(self.queue).encode() if self.queue else b""
+        return b'{%s"resourceSpans":[{"scopeSpans":[{"spans":[%s]}]}]%s}' % (mark, spans, queue)
 
 
-def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | None:
-    """Return the run in a dead letter and its spans; None if it holds no run.
+def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan], str] | None:
+    """Return the run in a dead letter, its spans and its queue; None if it holds no run.
 
     Raises InvalidTrace if the run is not complete.
     """
@@ -81,7 +82,7 @@ def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan]] | No
         received = [ReceivedSpan(each["spanId"], json.dumps(each).encode()) for each in spans]
     except (LookupError, TypeError, AttributeError):
         raise InvalidTrace.whole("expected the spans of a run") from None
-    return trace_id.removeprefix(RUN_PREFIX), received
+    return trace_id.removeprefix(RUN_PREFIX), received, str(export.get("queue", ""))
 
 
 class _Bounds(NamedTuple):
@@ -270,10 +271,10 @@ class Runs:
         """Remove the spans of the run that became a trace; a ``forwarded`` one must be closed. Return whether it had any."""
         return trace_id.startswith(RUN_PREFIX) and self.finish(trace_id.removeprefix(RUN_PREFIX), ended)
 
-    def reopen(self, run_id: str, spans: Sequence[ReceivedSpan]) -> None:
+    def reopen(self, run_id: str, spans: Sequence[ReceivedSpan], queue: str) -> None:
         """Store the spans of a dead run, so that it is submitted again; raise QueueFull if there is no room for them."""
         if self._client.zscore(self._keys.runs, run_id) is None:
             # Redis remembers the span ids of a finished run and would refuse them.
             self._client.delete(self._keys.run(run_id))
-        if self.store(run_id, spans)[0] != "stored":
+        if self.store(run_id, spans, queue)[0] != "stored":
             raise QueueFull("runs: no room until some are submitted, or this one is being submitted")
