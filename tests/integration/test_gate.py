@@ -223,13 +223,14 @@ def test_emptied_and_damaged_facts(store: Store, settings: Settings, redis_clien
     decide(decider, trace(0))
     (facts,) = store.all_facts()
     assert facts.info() == {"space": WordEmbedder.space, "kept": 1, "bytes": facts.info()["bytes"]}
+    (intact,) = (fact.packed() for each in facts.all() if (fact := each.fact))
     garbage: list[dict[Any, Any]] = [
         {"x": "y"},
-        {"i": "", "f": "[\n]", "v": ""},
+        {"i": "", "d": "code", "f": "[\n]"},
         {"e": "never"},
         {"r": b"\xff"},
         {"i": "kp:trace:0", "r": "9-9"},
-        {"i": "a", "f": "[]", "v": b"\xff"},
+        {"i": b"\xff", "d": b"\xff", "f": b"\xff" * len(intact)},
     ]
     # This is the note of an erasure that never took place.
     garbage.append({"e": str(next(facts.all()).place)})

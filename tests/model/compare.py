@@ -110,7 +110,7 @@ def _readable(key: str, content: Any) -> object:
 
 def _entry(fields: Mapping[bytes, bytes]) -> Entry:
     is_note = b"r" in fields or b"e" in fields
-    return Entry(fields.get(b"i", b"").decode(), fields.get(b"f", b""), fields.get(b"v", b""), is_note)
+    return Entry(fields.get(b"i", b"").decode(), fields.get(b"d", b"").decode(), fields.get(b"f", b""), is_note)
 
 
 def _differing(own: object, counterpart: object) -> str:

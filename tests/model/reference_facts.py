@@ -22,8 +22,8 @@ class Entry(NamedTuple):
     """A fact, or a note about one; the specification leaves it open which of the two it is."""
 
     trace_id: str
-    text: bytes = b""
-    vector: bytes = b""
+    domain: str = ""
+    fact: bytes = b""
     is_note: bool = False
     """True also for a fact that is stored a second time, because its trace is kept from then on."""
 
@@ -49,7 +49,7 @@ class FactsModel:
 
     def append(self, books: "Reference", verdict: Verdict) -> str:
         """Append the fact of a decision, and return its serial number."""
-        return self._append(books, Entry(verdict.trace_id, verdict.fact, verdict.vector), is_of_kept=verdict.is_kept)
+        return self._append(books, Entry(verdict.trace_id, verdict.domain, verdict.fact), is_of_kept=verdict.is_kept)
 
     def revise(self, books: "Reference", serial: str, change: Change) -> str:
         """Note the change to a fact's trace if the fact still exists; return the serial number of the trace's newest fact."""

@@ -24,9 +24,9 @@ def same_is_known(first: Gate, second: Gate) -> bool:
     """Return whether two gates have the same runs and kept traces of each domain, and the same covers up to rounding."""
     domains, also = map(_used_domains, (first, second))
     return domains.keys() == also.keys() and all(
-        np.array_equal(domain.runs.at, also[name].runs.at)
-        and np.array_equal(domain.kept_rows.at, also[name].kept_rows.at)
-        and np.array_equal(domain.kept_rows.vectors, also[name].kept_rows.vectors)
+        np.array_equal(domain.runs["at"], also[name].runs["at"])
+        and np.array_equal(domain.kept_rows["at"], also[name].kept_rows["at"])
+        and np.array_equal(domain.kept_rows["vector"], also[name].kept_rows["vector"])
         and np.allclose(domain.covers(0), also[name].covers(0), atol=1e-4)
         for name, domain in domains.items()
     )

@@ -1,5 +1,6 @@
 """The coverage gate accepts what adds to the kept traces, up to a share of each domain, and knows only what the facts say."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision, GateResult
 from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts, Weighed
-from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, Vectors, parse_facts
+from kp_scorer.gate.facts import Entries, Entry, Facts, StoredFact, Vectors
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.log import Place
 from kp_scorer.novelty.verification import DecidedTrace
@@ -41,7 +42,8 @@ class Fleet:
         if after and all(each.place != after for each in self.stored):
             return Facts((), restart=True)
         newer = [each for each in self.stored if after is None or each.place > after]
-        return Facts(newer[:3], () if after else tuple(self.kept_facts), more=len(newer) > 3)
+        kept_entries = [] if after else [entry_of(each) for each in self.kept_facts]
+        return Facts([entry_of(each) for each in newer[:3]], kept_entries, more=len(newer) > 3)
 
     def gate(self) -> Gate:
         return Gate(self, 3, self.bounds, self.policy)
@@ -59,7 +61,7 @@ class Fleet:
             fact = batch.settle(number, is_eligible=success, is_kept=verdict.accepts)
             outcome = "accepted" if verdict.accepts else "rejected"
             self.decisions[trace_id] = decision(trace_id, domain=domain, outcome=outcome, gate=verdict)
-            self.store(parsed(*fact.packed()))
+            self.store(fact)
             weighed.append(result)
         return weighed
 
@@ -108,9 +110,15 @@ class Fleet:
         return {"agreeing": report.agreeing, "beyond": report.beyond, "undecided": report.undecided}
 
 
-def parsed(text: bytes, vector: bytes) -> Fact:
-    (fact,) = parse_facts([text], vector)
-    return fact
+def entry_of(stored: StoredFact) -> Entry:
+    """Return an entry in the form that Redis stores."""
+    fields: dict[str, str | bytes] = {}
+    if fact := stored.fact:
+        fields = {"i": fact.trace_id, "d": fact.domain, "f": fact.packed(), **({"r": "1-1"} if stored.is_late else {})}
+    elif note := stored.dropped or stored.erased:
+        fields = {"r" if stored.dropped else "e": str(note)}
+    as_bytes = {name.encode(): each if isinstance(each, bytes) else each.encode() for name, each in fields.items()}
+    return str(stored.place).encode(), as_bytes
 
 
 def one_at_a_time(fleet: Fleet, *traces: tuple[Vectors, bool]) -> list[bool]:
@@ -166,7 +174,7 @@ def test_traces_that_were_kept_long_ago_do_not_keep_others_out() -> None:
     for weeks, expected in ((1, 0.29), (2, 0.5), (4, 0.75), (9, 1)):
         fleet.now_ms = NOW_MS + weeks * WEEK_MS
         gate = fleet.gate()
-        fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0, 0.0, 0.0, False, 1_000, UP))
+        fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0.0, 0.0, 1_000, 0, False, UP))
         gate.catch_up()
         added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
         # The first run counts as a request for the task, too, and counts less the longer ago it was.
@@ -184,33 +192,33 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
     for number in range(1_800):
         gate.catch_up()
         vector = tasks[chance.integers(400)] + 0.6 * chance.normal(size=32)
-        batch = gate.weigh([(str(number), "", (vector / np.linalg.norm(vector)).astype(np.float32))])
+        batch = gate.weigh([(str(number), "code", (vector / np.linalg.norm(vector)).astype(np.float32))])
         weighed, success = batch.weigh(0), bool(chance.random() < 0.7)
         outcomes.append(success and weighed.adds >= weighed.bar)
         waiting.append(batch.settle(0, is_eligible=success, is_kept=outcomes[-1]))
         if len(waiting) > lag:
-            facts.append(*waiting.popleft().packed())
+            facts.append("", "code", waiting.popleft().packed())
     assert 0.65 * share < np.mean(outcomes[600:]) < 1.4 * share
 
 
 def test_damaged_facts_count_as_missing() -> None:
     fleet = Fleet(GatePolicy(share=0.1))
-    of_other_dimensions = Fact("", "code", Place(0, 0), 0, 0, 0, True, 1_000, EAST[:2])
-    fleet.stored = [StoredFact(Place(1, 0), None), StoredFact(Place(2, 0), of_other_dimensions)]
+    intact = Fact("kp:trace:0", "code", Place(0, 0), 0.0, 0.0, 1_000, 0, True, EAST)
+    of_other_dimensions = intact._replace(vector=EAST[:2])
+    fleet.stored = [StoredFact(Place(1, 0)), StoredFact(Place(2, 0), of_other_dimensions), StoredFact(Place(3, 0), intact)]
     gate = fleet.gate()
     gate.catch_up()
-    assert gate.kept_count == 0
-    intact = b'["kp:trace:0", "code", "0-0", 0, 0, 0, true, 1000]'
-    assert parsed(intact, b"\0\0").is_kept
-    damages = [
-        *((b"0-0", b"x"), (b"0-0", b"9999999999999-0"), (b'"0-0"', b"0"), (b" 0,", b" NaN,")),
-        *((b"1000", b"-1"), (b"1000", b"NaN"), (b"1000", b"0"), (b", 1000", b"")),
+    assert gate.kept_count == 1
+    place, fields = entry_of(StoredFact(Place(3, 0), intact))
+    damaged: list[Fact | bytes] = [
+        intact._replace(cover=math.nan),
+        intact._replace(adds=math.inf),
+        *(intact._replace(kept_ttl_ms=each) for each in (-1, 0)),
+        *(b"", b"[]", fields[b"f"] + b"\0"),
     ]
-    for text in (b"", b"[]", b"7", *(intact.replace(*damage) for damage in damages)):
-        with pytest.raises(DAMAGES):
-            parse_facts([text], b"\0\0")
-    with pytest.raises(DAMAGES):
-        parse_facts([intact, intact], b"\0\0\0")
+    packed = [each if isinstance(each, bytes) else each.packed() for each in damaged]
+    entries = Entries([(place, fields), *((place, {**fields, b"f": each}) for each in packed), (place, fields)])
+    assert [each.fact and each.fact.trace_id for each in entries] == ["kp:trace:0", *[None] * len(damaged), "kp:trace:0"]
 
 
 class Step(NamedTuple):

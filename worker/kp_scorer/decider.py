@@ -221,7 +221,7 @@ class Decider:
             decision.domain,
             decision.domain in self.policy.domains,
             " ".join(guard.name for guard in decision.guards if guard.fired),
-            *(fact.packed() if fact else (b"", b"")),
+            fact.packed() if fact else b"",
             is_kept=fact is not None and fact.is_kept,
             trace=pending.trace.model_dump_json(exclude_none=True).encode() if self.ledger.copies_traces else b"",
         )

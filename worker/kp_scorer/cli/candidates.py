@@ -31,12 +31,12 @@ from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace
-from kp_scorer.gate.facts import VECTOR
 from kp_scorer.limits import Limits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.trace import ReasoningTrace
 
+_VECTOR: Final = np.dtype("<f2")  # The type of a vector in a row. Its rounding moves a similarity by some 1e-4.
 _QUICK: Final = 1  # The fastest level of zlib, because documents wait on disk only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
 _LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
@@ -98,13 +98,13 @@ class Candidates:
 
     def with_vector(self, row: dict[str, Any], place: int) -> dict[str, Any]:
         """Return a row about a kept run with its vector, from which :meth:`restore_earlier` adds it to a later choice."""
-        vector = self.vectors([place]).astype(VECTOR).tobytes()
+        vector = self.vectors([place]).astype(_VECTOR).tobytes()
         return row | {"space": self.space, "vector": base64.b64encode(vector).decode()}
 
     def restore_earlier(self, row: Mapping[str, Any]) -> bool:
         """Add a run that was kept before, as its row says; return False if it has no vector of this space."""
         try:
-            vector = np.frombuffer(base64.b64decode(row["vector"]), VECTOR).astype(np.float32)
+            vector = np.frombuffer(base64.b64decode(row["vector"]), _VECTOR).astype(np.float32)
             if row["space"] != self.space or vector.size != self._dimensions or not np.isfinite(vector).all():
                 return False
             self.add_earlier(row["trace_id"], row["domain"], vector)

@@ -8,8 +8,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kp_scorer.gate.domain import Domain, number_of
-from kp_scorer.gate.facts import VECTOR, Fact, Vectors
+from kp_scorer.gate.domain import Domain
+from kp_scorer.gate.facts import Fact, Vectors, number_of, rounded
 from kp_scorer.novelty.log import Place
 
 LEAST_BAR: Final = 0.05  # The lowest bar, however large the share; a copy of a kept trace adds less.
@@ -50,7 +50,7 @@ class Batch:
         policy: GatePolicy,
     ) -> None:
         # Round the vectors as they will be stored, so that all workers calculate with the same ones.
-        vectors = np.array([vector for _, _, vector in traces], VECTOR).astype(np.float32)
+        vectors = rounded(np.array([vector for _, _, vector in traces], np.float32))
         by_domain = defaultdict[str, list[int]](list)
         for index, (_, domain, _) in enumerate(traces):
             by_domain[domain].append(index)
@@ -81,21 +81,21 @@ class _Turns:
         at, self._runs, self._most_runs = number_of(as_of), len(domain.runs), domain.most_runs
         self._kept_ttl_ms = domain.kept_ttl_ms
         # The last axis of each array has the earlier runs first, then the traces of this batch.
-        self._similarities = np.hstack([vectors @ domain.runs.vectors.T, vectors @ vectors.T])
+        self._similarities = np.hstack([vectors @ domain.runs["vector"].T, vectors @ vectors.T])
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
-        self._adds = np.concatenate([domain.runs.adds, np.zeros(len(trace_ids))])
+        self._adds = np.concatenate([domain.runs["adds"], np.zeros(len(trace_ids))])
         own, column = self._runs + np.arange(len(trace_ids))[:, None], np.arange(len(self._adds))
         # A trace counts itself, the traces before it in the batch, and the newest runs, up to the limit on runs.
         self._weights = np.where((column <= own) & (column >= own - self._most_runs), 1.0, 0.0)
         self._weights[:, : self._runs] *= domain.demand(at)
         self._nearest: list[tuple[str, float] | None] = [None] * len(trace_ids)
         if domain.kept_rows:
-            to_kept = vectors @ domain.kept_rows.vectors.T
+            to_kept = vectors @ domain.kept_rows["vector"].T
             covering = to_kept * domain.kept_standing(at)
             for turn, best in enumerate(covering.argmax(axis=1)):
                 if covering[turn, best] > 0:
                     self._covers[self._runs + turn] = covering[turn, best]
-                    self._nearest[turn] = domain.kept_rows.trace_ids[best], float(to_kept[turn, best])
+                    self._nearest[turn] = domain.kept_ids[best], float(to_kept[turn, best])
         self._weigh_all()
 
     def _weigh_all(self) -> None:
@@ -123,8 +123,8 @@ class _Turns:
                     self._nearest[later] = trace_id, similarity
             self._covers = np.maximum(self._covers, similarities)
             self._weigh_all()
-        follows = trace_id, self._domain, self._as_of, turn, float(cover), adds, is_kept
-        return Fact(*follows, self._kept_ttl_ms, self._vectors[turn])
+        follows = trace_id, self._domain, self._as_of, float(cover), adds, self._kept_ttl_ms, turn, is_kept
+        return Fact(*follows, self._vectors[turn])
 
 
 def bar_of(adds: NDArray[np.float64], share: float) -> float:

@@ -13,13 +13,13 @@ alone determine which traces are kept, and an audit can recompute every decision
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from kp_scorer.gate.batch import Batch, GatePolicy
-from kp_scorer.gate.domain import Domain, GateBounds, PlacedFact, number_of
-from kp_scorer.gate.facts import BEGINNING, FactLog, StoredFact, Vectors
+from kp_scorer.gate.domain import Domain, GateBounds
+from kp_scorer.gate.facts import BEGINNING, Entries, FactLog, Vectors, number_of
 from kp_scorer.novelty.log import Place
 
 
@@ -44,7 +44,7 @@ class Gate:
     @property
     def kept_count(self) -> int:
         """The number of kept traces."""
-        return sum(int(np.count_nonzero(domain.kept_rows.vectors.any(axis=1))) for domain in self._domains.values())
+        return sum(int(np.count_nonzero(domain.kept_rows["vector"].any(axis=1))) for domain in self._domains.values())
 
     def catch_up(self) -> None:
         """Read the facts to their end. Raises ServiceUnavailable if they cannot be read."""
@@ -54,12 +54,17 @@ class Gate:
             if tail.restart:
                 self._begin()
                 continue
-            # Apply only the earlier kept facts here: the later ones are in ``tail.facts``, too.
-            earlier = [each for each in tail.kept_facts if not tail.facts or each.place < tail.facts[0].place]
-            self._apply(earlier, are_runs=False)
-            self._apply(tail.facts)
-            self._trim(tail.facts)
-            erased.update(number_of(stored.erased) for stored in tail.facts if stored.erased)
+            entries = Entries(tail.entries, self._dimensions)
+            if entries:
+                self._cursor = Place.parse(tail.entries[-1][0].decode())
+            if tail.kept_entries:
+                # Apply only the earlier ones here: the later ones are in ``tail.entries``, too.
+                kept_entries = Entries(tail.kept_entries, self._dimensions)
+                first = entries.rows["at"].min(initial=np.iinfo(np.int64).max)
+                self._apply(kept_entries, int(np.searchsorted(kept_entries.rows["at"], first)), are_runs=False)
+            self._apply(entries, len(entries))
+            self._trim(entries)
+            erased.update(number_of(note.erased) for note in entries.notes.values() if note.erased)
             if tail.more:
                 continue
             if is_anew or not erased or erased.isdisjoint((*self._kept_places, *(place for place, _ in self._facts))):
@@ -73,45 +78,46 @@ class Gate:
         """Return a batch that weighs traces, each an id, a domain and a vector, against the facts and the traces before it."""
         return Batch(self._domains, traces, self._cursor or BEGINNING, self.policy)
 
-    def _apply(self, entries: Sequence[StoredFact], *, are_runs: bool = True) -> None:
-        """Apply entries in their order. Those between two notes are added together."""
-        by_domain = defaultdict[str, tuple[list[PlacedFact], list[PlacedFact]]](lambda: ([], []))
-        for place, fact, is_late, dropped, _ in entries:
-            if dropped:
-                self._extend(by_domain)
-                by_domain.clear()
-                self._kept_places[number_of(place)] = None
-                if (domain := self._kept_places.get(number_of(dropped))) is not None:
-                    self._domains[domain].drop_kept(number_of(dropped))
-            elif fact and fact.vector.shape == (self._dimensions,):
-                runs, kept_facts = by_domain[fact.domain]
-                runs += [(place, fact)] * (are_runs and not is_late)
-                if fact.is_kept:
-                    kept_facts.append((place, fact))
-                    self._kept_places[number_of(place)] = fact.domain
-        self._extend(by_domain)
+    def _apply(self, entries: Entries, count: int, *, are_runs: bool = True) -> None:
+        """Apply the first ``count`` entries in their order. Those between two notes are added together."""
+        start = 0
+        for index, note in entries.notes.items():
+            if index >= count:
+                break
+            self._extend(entries, start, index, are_runs=are_runs)
+            if note.is_late:
+                self._extend(entries, index, index + 1, are_runs=False)
+            elif note.dropped:
+                self._kept_places[number_of(note.place)] = None
+                if (domain := self._kept_places.get(number_of(note.dropped))) is not None:
+                    self._domains[domain].drop_kept(number_of(note.dropped))
+            start = index + 1
+        self._extend(entries, start, count, are_runs=are_runs)
         while len(self._kept_places) > self._bounds.kept_elements:
             _, domain = self._kept_places.popitem(last=False)
             if domain is not None:
-                self._domains[domain].kept_rows.drop(1)
+                self._domains[domain].drop_oldest_kept()
                 self._forget_if_empty(domain)
 
-    def _extend(self, by_domain: Mapping[str, tuple[Sequence[PlacedFact], Sequence[PlacedFact]]]) -> None:
-        for domain, (runs, kept_facts) in by_domain.items():
-            if runs or kept_facts:
-                self._domains[domain].extend(runs, kept_facts)
+    def _extend(self, entries: Entries, start: int, end: int, *, are_runs: bool) -> None:
+        by_domain = defaultdict[str, list[int]](list)
+        for index, domain in enumerate(entries.domains[start:end], start):
+            by_domain[domain].append(index)
+        by_domain.pop("", None)
+        kept_indices = {start + index for index in np.flatnonzero(entries.rows["is_kept"][start:end]).tolist()}
+        for domain, indices in by_domain.items():
+            kept_ids = [entries.trace_id(index) for index in indices if index in kept_indices]
+            self._domains[domain].extend(entries.rows.take(indices), kept_ids, are_runs=are_runs)
+        for index in sorted(kept_indices):
+            self._kept_places[entries.rows["at"].item(index)] = entries.domains[index]
 
-    def _trim(self, facts: Sequence[StoredFact]) -> None:
-        """Note the places of new facts, and forget the facts that the log has dropped to make room for them."""
-        for place, fact, *_ in facts:
-            self._cursor = place
-            self._facts.append((number_of(place), fact.domain if fact else ""))
-        while len(self._facts) > self._bounds.most_facts:
-            number, domain = self._facts.popleft()
-            runs = self._domains[domain].runs if domain in self._domains else None
-            if runs and runs.at[0] == number:
-                self._domains[domain].drop_runs(1)
-                self._forget_if_empty(domain)
+    def _trim(self, entries: Entries) -> None:
+        """Note the places of new entries, and forget the runs that the log has dropped to make room for them."""
+        self._facts.extend(zip(entries.rows["at"].tolist(), entries.domains, strict=True))
+        dropped = [self._facts.popleft() for _ in range(len(self._facts) - self._bounds.most_facts)]
+        for domain in {domain for _, domain in dropped if domain in self._domains}:
+            self._domains[domain].drop_runs(dropped[-1][0])
+            self._forget_if_empty(domain)
 
     def _forget_if_empty(self, domain: str) -> None:
         if not (self._domains[domain].runs or self._domains[domain].kept_rows):

@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import redis
 
-from kp_scorer.gate import Fact, GateBounds
-from kp_scorer.gate.facts import DAMAGES, Facts, StoredFact, parse_facts, parse_place
+from kp_scorer.gate import GateBounds
+from kp_scorer.gate.facts import Entries, Entry, Facts, StoredFact
 from kp_scorer.novelty.log import Place
 from kp_scorer.store.connection import reports_outages
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
@@ -32,30 +31,32 @@ class RedisFacts:
 
     def read(self, after: Place | None) -> Facts:
         """Read the facts that are newer than a place; see :class:`~kp_scorer.gate.facts.FactLog`."""
-        kept_facts = () if after else tuple(self.all_kept())
+        kept_entries = [] if after else [entry for chunk in self._chunks(self.kept_keys.log) for entry in chunk]
         entries = self._entries(self.keys.log, str(after or "-"))
         if after:
             if not entries or entries[0][0] != str(after).encode():
                 # The entry at this place was trimmed or erased, or Redis came back without it.
                 return Facts((), restart=True)
             del entries[0]
-        return Facts(_stored(entries), kept_facts, more=len(entries) >= READ_CHUNK)
+        return Facts(entries, kept_entries, more=len(entries) >= READ_CHUNK)
 
     def all(self) -> Iterator[StoredFact]:
         """Yield all of the newest facts, oldest first; read them in chunks."""
-        return self._all(self.keys.log)
+        for chunk in self._chunks(self.keys.log):
+            yield from Entries(chunk)
 
     def all_kept(self) -> Iterator[StoredFact]:
         """Yield the facts of all kept traces, oldest first; read them in chunks."""
-        return self._all(self.kept_keys.log)
+        for chunk in self._chunks(self.kept_keys.log):
+            yield from Entries(chunk)
 
-    def _all(self, stream: str) -> Iterator[StoredFact]:
+    def _chunks(self, stream: str) -> Iterator[list[Entry]]:
         start = "-"
         while entries := self._entries(stream, start):
-            yield from _stored(entries)
+            yield entries
             start = f"({entries[-1][0].decode()}"
 
-    def _entries(self, stream: str, start: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    def _entries(self, stream: str, start: str) -> list[Entry]:
         entries: Any = self._client.xrange(stream, start, count=READ_CHUNK + 1)
         return list(entries)
 
@@ -80,32 +81,3 @@ class RedisFacts:
                 places.add(each.place)
             places.discard(each.dropped)
         return {"space": self.space, "kept": len(places), "bytes": sum(sizes)}
-
-
-def _stored(entries: Sequence[tuple[bytes, dict[bytes, bytes]]]) -> list[StoredFact]:
-    with_facts = [fields for _, fields in entries if b"f" in fields]
-    facts: Iterator[Fact | None]
-    try:
-        facts = iter(parse_facts([each[b"f"] for each in with_facts], b"".join(each.get(b"v", b"") for each in with_facts)))
-    except DAMAGES:
-        facts = map(_fact, with_facts)
-    return [_entry(Place.parse(place.decode()), fields, next(facts) if b"f" in fields else None) for place, fields in entries]
-
-
-def _fact(fields: dict[bytes, bytes]) -> Fact | None:
-    """Parse one fact. Anyone with write access to Redis can store garbage here."""
-    with suppress(*DAMAGES):
-        (fact,) = parse_facts([fields[b"f"]], fields.get(b"v", b""))
-        return fact
-    return None
-
-
-def _entry(place: Place, fields: dict[bytes, bytes], fact: Fact | None) -> StoredFact:
-    if b"f" in fields:
-        is_late = b"r" in fields
-        return StoredFact(place, fact._replace(is_kept=True) if fact and is_late else fact, is_late)
-    with suppress(*DAMAGES):
-        if b"r" in fields:
-            return StoredFact(place, dropped=parse_place(fields[b"r"].decode()))
-        return StoredFact(place, erased=parse_place(fields.get(b"e", b"").decode()))
-    return StoredFact(place)

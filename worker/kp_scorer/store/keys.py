@@ -6,9 +6,9 @@
                                          share; expires a minute after the log
     {prefix}:log:{space}:erased stream   field e: an entry that was erased, for mirrors that have read it; trimmed by length;
                                          expires with the log
-    {prefix}:gate:{space}       stream   a fact for each decision, where routing.gate is "coverage": i trace id, f the fact as
-                                         JSON, v vector in two bytes a number; and notes on facts, which ``lua/facts.lua``
-                                         lists; trimmed to 10,000
+    {prefix}:gate:{space}       stream   a fact for each decision, where routing.gate is "coverage": i trace id, d domain, f
+                                         the fact, in the form that ``gate/facts.py`` defines; and notes on facts, which
+                                         ``lua/facts.lua`` lists; trimmed to 10,000
     {prefix}:gate:{space}:kept  stream   the facts of kept traces, and notes on those that are kept no longer, by the same ids;
                                          trimmed to ``gate.kept_elements`` and ``gate.kept_ttl_s``. Both expire when the newest
                                          of them would

@@ -64,8 +64,7 @@ class Verdict(NamedTuple):
     domain: str
     is_known: bool  # True if settings name this domain. Producers invent other domains, and only some of those get a tally.
     guards: str = ""  # The guards that fired, with a space between them.
-    fact: bytes = b""  # The decision's fact, and the vector of the fact, from ``Fact.packed``; empty without a gate.
-    vector: bytes = b""
+    fact: bytes = b""  # The decision's fact, from ``Fact.packed``; empty without a gate.
     is_kept: bool = False
     trace: bytes = b""  # A copy of the trace as JSON; empty while no other log is warmed.
 
@@ -185,5 +184,5 @@ class MemoryLedger:
             return Decision.model_validate_json(decision)
         self._records[verdict.trace_id] = digest, verdict.decision
         if self._facts:
-            self._facts.append(verdict.fact, verdict.vector)
+            self._facts.append(verdict.trace_id, verdict.domain, verdict.fact)
         return "stored"

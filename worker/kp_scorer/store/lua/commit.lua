@@ -4,7 +4,7 @@
 -- KEYS   pending, counts, tallies, copies, record_prefix, facts, kept_facts
 -- Checks pending, tallies
 -- ARGV   record_ttl_ms, kept_elements, kept_ttl_ms, most_facts, most_runs,
---        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, vector, is_kept, trace)
+--        verdicts... (trace_id, digest, decision, entry, domain, is_known, guards, fact, is_kept, trace)
 -- Reply  (outcome, decision, reason, detail) for each trace; the last three may be missing
 --
 -- entry is the entry of the novelty log that the decision rests on, empty without an embedder. is_known is 1 if settings name the
@@ -13,8 +13,8 @@
 -- outcome is `stored`; `stands`, with the earlier decision; `dead`, with reason and detail; `conflict` if the id belongs to another
 -- digest; or `again` if the trace's place has changed, and with it its novelty, or if it rests on a fact that is not stored.
 --
--- fact is the fact that the decision leaves for later ones under a gate, and vector the vector of the fact; both are empty without
--- a gate. Decisions that are stored together rest on each other's facts, in order.
+-- fact is the fact that the decision leaves for later ones under a gate, and empty without one. Decisions that are stored together
+-- rest on each other's facts, in order.
 --
 -- trace is a copy for a process that warms the log of other settings, or empty. The stream `copies` exists while that process reads.
 --
@@ -81,7 +81,7 @@ for i, verdict in ipairs(verdicts) do
         local ended_as = {'decision', verdict.decision}
         if verdict.fact ~= '' then
             ended_as[3] = 'fact'
-            ended_as[4] = store_fact(verdict.is_kept, 'i', trace_id, 'f', verdict.fact, 'v', verdict.vector)
+            ended_as[4] = store_fact(verdict.is_kept, 'i', trace_id, 'd', verdict.domain, 'f', verdict.fact)
         end
         to_end(record, trace_id, record_ttl_ms, 'decided', unpack(ended_as))
         tally('decided ' .. name_of(verdict.domain, verdict.is_known))

@@ -2,8 +2,8 @@
 -- text define both, and their bounds. Gates apply the entries in their order.
 --
 -- An entry has `i`, the id of its trace, and
---   f, v      the fact of a decision, with its vector
---   f, v, r   the fact at the place `r` once more: its trace is kept from here on
+--   d, f      the fact of a decision, after the domain of the trace
+--   d, f, r   the fact at the place `r` once more: its trace is kept from here on
 --   r         a note that the trace of the fact at this place is no longer kept
 -- or `e`, the place of an entry that was erased, which `erase_entries` notes.
 

@@ -46,12 +46,12 @@ local function note(of_trace, trace_id, change)
     -- Anyone with write access to Redis can store garbage in place of an id.
     local function look(stream) return place and redis.pcall('XRANGE', stream, place, place)[1] end
     local entry = look(kept_facts) or (change == 'kept' and look(facts)) or {'', {}}
-    local _, owner, _, fact, _, vector = unpack(entry[2], 1, 6)
+    local _, owner, _, domain, _, fact = unpack(entry[2], 1, 6)
     if owner ~= trace_id then return end
     if change == 'dropped' then
         store_fact(true, 'i', trace_id, 'r', place)
-    elseif vector then
-        redis.call('HSET', of_trace, 'fact', store_fact(true, 'i', trace_id, 'f', fact, 'v', vector, 'r', place))
+    elseif fact then
+        redis.call('HSET', of_trace, 'fact', store_fact(true, 'i', trace_id, 'd', domain, 'f', fact, 'r', place))
     end
 end
 
