@@ -19,6 +19,8 @@ _ENDING_S: Final = 10.0
 def begin() -> None:
     """Give this run a number, and have the signals that end it raise KeyboardInterrupt, so that it cleans up."""
     os.environ[RUN] = str(secrets.randbelow(2**32))
+    # While their processors are busy with other tests, torch's threads would spin for seconds as they wait for each other.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A shell lets its background jobs ignore Ctrl-C, and all processes that tests start would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
