@@ -343,15 +343,6 @@ def test_an_engine_that_gives_one_text_two_vectors_is_not_used(tiny: Tiny, monke
         OpenVinoEmbedder(files(tiny), TRACE, 2)
 
 
-@pytest.fixture(params=["bert", "xlm_roberta"])
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> "SentenceTransformer":
-    """A model whose passes can be packed; one of the two pools by the mean, the other by the first token."""
-    require_torch()
-    from tests.support.tiny_models import save_tiny
-
-    return save_tiny(request.param, tmp_path)
-
-
 def packed(model: "SentenceTransformer") -> "PackedPasses | None":
     import torch
     from kp_scorer.embedding.torch_engine import packed_passes
@@ -368,16 +359,22 @@ def padded_vectors(model: "SentenceTransformer", rows: list[Ids]) -> Vectors:
         return np.concatenate([unit_vectors(model, each, torch.ones_like(each)) for each in ids])
 
 
-def test_texts_of_any_length_in_one_pass_get_their_own_vectors(model: "SentenceTransformer") -> None:
-    passes = packed(model)
+# One of the models whose passes can be packed pools by the mean, the other by the first token.
+of_packed_models = pytest.mark.parametrize("tiny", OF_BERT, indirect=True)
+
+
+@of_packed_models
+def test_texts_of_any_length_in_one_pass_get_their_own_vectors(tiny: Tiny) -> None:
+    passes = packed(tiny.model)
     assert passes
-    pad_id = int(model.tokenizer.pad_token_id)
+    pad_id = int(tiny.model.tokenizer.pad_token_id)
     rows = [[0, 9, 8, 2], [5], [0, 7, pad_id, pad_id, 30, 2], list(range(100)), [0, pad_id]]
-    assert np.abs(passes.run(rows) - padded_vectors(model, rows)).max() < 1e-4
+    assert np.abs(passes.run(rows) - padded_vectors(tiny.model, rows)).max() < 1e-4
 
 
+@of_packed_models
 def test_a_model_whose_packed_vectors_would_differ_runs_padded(
-    model: "SentenceTransformer", monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import torch
     from kp_scorer.embedding.packed import PackedModel
@@ -386,7 +383,7 @@ def test_a_model_whose_packed_vectors_would_differ_runs_padded(
         return torch.zeros_like(ids)
 
     monkeypatch.setattr(PackedModel, "_positions", all_first)
-    assert packed(model) is None
+    assert packed(tiny.model) is None
     assert caplog.messages == ["model_not_packed"]
 
 
