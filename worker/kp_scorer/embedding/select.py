@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Final
+from typing import Final, NamedTuple
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Recipe
 from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, find_model, has_torch, is_installed
@@ -81,13 +81,18 @@ def _load(settings: EmbeddingSettings, recipe: Recipe) -> Embedder:
     if model is None:
         raise EngineUnavailable("embedding.model is empty and the package with the default weights is not installed")
     threads = settings.threads or min(usable_cores(), _MOST_THREADS)
-    reasons = []
-    # Each of these functions imports its engine only when called, because the package must work without the engine.
-    for load in _CANDIDATES[settings.embedder]:
+    reasons, candidates = [], _CANDIDATES[settings.embedder]
+    for candidate in candidates:
+        if missing := candidate.why_missing():
+            reasons.append(missing)
+            continue
         try:
-            return load(model, recipe, threads)
+            return candidate.load(model, recipe, threads)
         except EngineUnavailable as error:
             reasons.append(str(error))
+            if settings.embedder == "auto" or candidate is not candidates[-1]:
+                # Warn, because what is used instead is several times slower, or scores no novelty.
+                log.warning("engine_unavailable", engine=candidate.engine, detail=str(error))
     raise EngineUnavailable(" and ".join(reasons))
 
 
@@ -102,43 +107,38 @@ def _has_gpu() -> bool:
 
 
 def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
-    if not _has_gpu():
-        raise EngineUnavailable("there is no GPU")
     import torch
 
     from kp_scorer.embedding.torch_engine import TorchEmbedder
 
     if not torch.cuda.is_available():
-        error = EngineUnavailable("torch sees no GPU")
-        # Warn, because the machine has a GPU, and the engine that is used instead is many times slower.
-        log.warning("engine_unavailable", engine="torch", detail=str(error))
-        raise error
+        raise EngineUnavailable("torch sees no GPU")
     return TorchEmbedder(model, recipe, threads, "cuda")
 
 
 def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
-    if not is_installed("openvino"):
-        raise EngineUnavailable("openvino is not installed")
     from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 
-    try:
-        return OpenVinoEmbedder(model, recipe, threads)
-    except EngineUnavailable as error:
-        # Warn, because the engine that is used instead is several times slower.
-        log.warning("engine_unavailable", engine="openvino", detail=str(error))
-        raise
+    return OpenVinoEmbedder(model, recipe, threads)
 
 
 def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
-    if not has_torch():
-        raise EngineUnavailable("sentence-transformers is not installed")
     from kp_scorer.embedding.torch_engine import TorchEmbedder
 
     return TorchEmbedder(model, recipe, threads, "cpu")
 
 
-_CANDIDATES: Final[dict[str, tuple[Callable[[ModelFiles, Recipe, int], Embedder], ...]]] = {
-    "auto": (_load_torch_on_gpu, _load_openvino, _load_torch_on_cpu),
-    "openvino": (_load_openvino,),
-    "torch": (_load_torch_on_gpu, _load_torch_on_cpu),
-}
+class _Candidate(NamedTuple):
+    engine: str
+    why_missing: Callable[[], str]  # Returns the reason why the engine is not here; an empty text if it is.
+    load: Callable[[ModelFiles, Recipe, int], Embedder]  # Imports the engine, because the package must work without it.
+
+
+_TORCH: Final = (
+    _Candidate("torch", lambda: "" if _has_gpu() else "there is no GPU", _load_torch_on_gpu),
+    _Candidate("torch", lambda: "" if has_torch() else "sentence-transformers is not installed", _load_torch_on_cpu),
+)
+_OPENVINO: Final = _Candidate(
+    "openvino", lambda: "" if is_installed("openvino") else "openvino is not installed", _load_openvino
+)
+_CANDIDATES: Final = {"auto": (_TORCH[0], _OPENVINO, _TORCH[1]), "openvino": (_OPENVINO,), "torch": _TORCH}
