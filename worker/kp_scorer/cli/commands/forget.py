@@ -31,13 +31,13 @@ Letters = defaultdict[str, list[DeadLetter]]
 
 
 @click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")
-@click.argument("trace_id", metavar="TRACE_ID|-", required=False)
+@click.argument("trace_id", metavar="ID|-", required=False)
 @subject_options
 @service_options
 def forget(trace_id: str | None, subject: Subject | None, settings: Settings) -> None:
     """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if it has none.
 
-    TRACE_ID must be exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
+    ID must be exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
 
     With --agent or --namespace, all traces of that agent or namespace are erased, also from the queues in Redis and the streams
     of decisions, with a line for each trace, and a note that counts by place. `kp-scorer export` shows beforehand what is
@@ -48,7 +48,7 @@ def forget(trace_id: str | None, subject: Subject | None, settings: Settings) ->
     trace too: notes state their numbers.
     """
     if (trace_id is None) == (subject is None):
-        raise click.UsageError("expected TRACE_ID, --agent or --namespace")
+        raise click.UsageError("expected ID, --agent or --namespace")
     with Store.open(settings) as store:
         if subject is None:
             typed_ids = iter([str(trace_id)]) if trace_id != "-" else _ids_in_stdin()

@@ -109,16 +109,16 @@ def report(
 
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
-@click.argument("subject", metavar="TRACE_ID|FILE|-", type=click.Path(allow_dash=True))
+@click.argument("subject", metavar="ID|FILE|-", type=click.Path(allow_dash=True))
 @click.option(
-    "--id", "chosen", metavar="TRACE_ID", help="Trace in FILE to explain; the beginning of its id is enough if it is unique."
+    "--id", "chosen", metavar="ID", help="Trace in FILE to explain; the beginning of its id is enough if it is unique."
 )
 @click.option("--traces", metavar="FILE", type=click.Path(), help="File of traces, to quote this trace and the nearest one.")
 @ledger_options
 def explain(subject: str, chosen: str | None, traces: str | None, settings: Settings) -> None:
     """Explain how a decision came about, and what would have to be different for the trace to be accepted.
 
-    TRACE_ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an ID is enough if it is unique. FILE
+    ID is looked up in the ledger; kp:trace: may be left out, and the beginning of an ID is enough if it is unique. FILE
     holds traces, which are scored offline and in order, or decisions as `score` and `decisions` print them. If there is no
     decision, the command says why (the trace is pending, dead or unknown), and exits with 1, as after an invalid line in FILE.
     """
