@@ -204,6 +204,16 @@ def test_an_idle_process_ends_with_a_parent_that_is_killed() -> None:
     wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_a_process_that_is_killed_while_idle_costs_no_check(open_checks: Open) -> None:
+    checks = open_checks(look_around="reject")
+    (before,) = checks.run(make_trace())
+    child = psutil.Process(int(before.numbers["pid"]))
+    child.kill()
+    wait_until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+    (after,) = checks.run(make_trace())
+    assert (after.failure, after.outcome) == (None, before.outcome)
+
+
 @pytest.mark.parametrize("fields", [{"kinds": {"A": 1}}, {"kinds": {"a b": 1}}, {"kinds": {"x" * 65: 1}}, {"kinds": {"a": -1}}])
 def test_findings_hold_counts_by_plain_names_alone(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

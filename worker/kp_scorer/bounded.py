@@ -59,8 +59,9 @@ class BoundedProcess:
             ProcessFailed: the module raised an error, or its process ended. The message never quotes the question.
             SettingsError: the process had ended, and could not be restarted.
         """
-        # After a fork, parent and child would ask the same process, and each would get answers to the other's questions.
-        if not self.close.alive or self._owner != os.getpid():
+        # After a fork, parent and child would ask the same process, and each would get answers to the other's questions. The
+        # process may also have been killed since the last question, which this one must not be charged with.
+        if not self.close.alive or self._owner != os.getpid() or self._process.poll() is not None:
             self.close()
             self._start(self._bounds.start_s)
         answer = self._exchange(next(self._numbers), question, self._bounds.answer_s)
@@ -72,7 +73,7 @@ class BoundedProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             limits = theirs.fileno(), start_s, self._bounds.answer_s, self._bounds.memory_bytes
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 # Without -P, a module in the current folder would be imported in place of ours.
                 [sys.executable, "-P", "-m", "kp_scorer.bounded", *map(str, limits), self._module, *self._arguments],
                 pass_fds=[theirs.fileno()],
@@ -89,7 +90,7 @@ class BoundedProcess:
         self._owner = os.getpid()
         self._channel, self._stream = ours, ours.makefile("rb")
         # Calling this ends the process; otherwise the garbage collection of self does.
-        self.close = weakref.finalize(self, _end, self._owner, process, self._stream, ours)
+        self.close = weakref.finalize(self, _end, self._owner, self._process, self._stream, ours)
         try:
             loaded = self._exchange(0, None, start_s)
         except (TimeoutError, ProcessFailed) as error:
