@@ -67,7 +67,7 @@ def test_a_queue_that_is_full_by_its_bytes_is_shown_as_full(on_broker: SettingsW
         unread = unread_decisions(app, settings, store, ())
         # RabbitMQ does not say how many bytes a queue holds.
         assert unread.used(accepted) > 0.9 if settings.broker.is_redis else not unread.bytes
-        status = command(settings, "doctor")
+        status = command(with_changed(settings, embedding__embedder="none"), "doctor")
         assert (status.exit_code, "workers wait when it is full" in status.output) == (1, True)
 
 
