@@ -6,8 +6,6 @@ It keeps what the receiver refuses.
 import base64
 import hmac
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -41,10 +39,11 @@ from tests.integration.test_reading_decisions import publish
 from tests.support.builders import decided, make_trace
 from tests.support.changed_settings import SettingsWith, with_changed
 from tests.support.collector import answering
-from tests.support.commands import COMMAND, invoked
+from tests.support.commands import invoked
 from tests.support.disks import nearly_full_disk
+from tests.support.forking import Process
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
-from tests.support.processes import ending_within, free_port, opened, wait_until
+from tests.support.processes import ending_within, forked, free_port, wait_until
 from tests.support.proxy import Proxy
 from tests.support.traces import rows_in
 
@@ -72,7 +71,7 @@ class Receiving:
 
     def process(self, status: int = 200, answer: bytes = b"") -> AbstractContextManager[Any]:
         arguments = str(self.port), str(self.file), str(status), answer.hex()
-        return opened(sys.executable, "-m", "tests.support.receiver", *arguments)
+        return forked("tests.support.receiver", *arguments)
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
@@ -83,11 +82,16 @@ def receiving(tmp_path: Path) -> Receiving:
     return Receiving(tmp_path)
 
 
+def following(settings: Settings, receiver: str, url: str, *arguments: str, **options: Any) -> AbstractContextManager[Process]:
+    """Run ``kp-scorer forward --follow`` in a process of its own during the block."""
+    command = ("kp_scorer.cli", "forward", "--to", receiver, "--url", url, "--follow", *arguments)
+    return forked(*command, variables=as_environment(settings) | VARIABLES, **options)
+
+
 def test_each_decision_arrives_signed_whoever_is_killed(on_broker: SettingsWith, receiving: Receiving) -> None:
     settings, made = on_broker(broker__visibility_timeout_s=3), decisions(40)
     assert all(publish(settings, made))
-    arguments = (*COMMAND, "forward", "--to", "webhook", "--url", f"{receiving.url}/kp", "--follow")
-    forwarding = partial(opened, *arguments, env=os.environ | as_environment(settings) | VARIABLES)
+    forwarding = partial(following, settings, "webhook", f"{receiving.url}/kp")
 
     def has(count: int) -> Callable[[], bool]:
         return lambda: len({json.loads(row["body"])["trace_id"] for row in receiving.rows()}) >= count
@@ -315,19 +319,18 @@ def test_no_run_is_lost_whoever_is_killed(
     for run_id in runs:
         collect(settings, run_id, export_of(chat_span(run_id), chat_span(run_id)))
     assert all(publish(settings, [decision_on(run_id) for run_id in runs]))
-    arguments = (*COMMAND, "forward", "--to", "otlp-spans", "--url", receiving.url, "--follow")
 
     def count() -> int:
         return len({span.span_id for span in spans_received(receiving)})
 
-    with opened(*arguments, env=os.environ | as_environment(settings)) as first:
+    with following(settings, "otlp-spans", receiving.url) as first:
         with receiving.process() as receiver:
             wait_until(lambda: count() >= 6)
             receiver.kill()
         with receiving.process():
             wait_until(lambda: count() >= 14)
             first.kill()
-            with opened(*arguments, env=os.environ | as_environment(settings)):
+            with following(settings, "otlp-spans", receiving.url):
                 wait_until(lambda: count() == 40 and not redis_client.exists(keys.runs_kept, keys.runs_bytes))
 
 
@@ -339,11 +342,13 @@ def test_an_outage_of_redis_does_not_end_the_command(
     for run_id in runs:
         collect(settings, run_id, export_of(chat_span(run_id)))
     publish(settings, [decision_on(run_id) for run_id in runs])
-    arguments = (*COMMAND, "forward", "--to", "otlp-spans", "--url", receiving.url, "--dead-letters", str(file), "--follow")
     with Proxy(settings.redis.url) as proxy:
         through = with_changed(settings, broker__url=proxy.url, redis__url=proxy.url, broker__timeout_s=2.0)
         log = tmp_path / "forward.log"
-        with log.open("wb") as lines, opened(*arguments, env=os.environ | as_environment(through), stderr=lines) as process:
+        with (
+            log.open("wb") as lines,
+            following(through, "otlp-spans", receiving.url, "--dead-letters", str(file), stderr=lines) as process,
+        ):
             wait_until(lambda: "forwarding_waits" in log.read_text())
             proxy.refuse()
             with receiving.process(status):

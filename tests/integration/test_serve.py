@@ -38,11 +38,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed
-from tests.support.commands import COMMAND, command
+from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, in_protobuf, new_run, open_server
 from tests.support.late_outcomes import late_outcome
-from tests.support.processes import PATIENCE_S, at_work, free_port, opened, wait_until
+from tests.support.processes import PATIENCE_S, at_work, forked, free_port, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
 from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, declare_as_worker, default_queues
 from tests.support.traces import fresh_samples
@@ -746,14 +746,16 @@ def test_requests_spans_and_runs_of_the_server_are_counted(
 def test_lines_of_a_log_on_a_full_disk_are_counted(settings: Settings) -> None:
     measured = with_changed(settings, serve__port=free_port(), serve__grpc_port=0, metrics__port=free_port())
     url = f"http://127.0.0.1:{measured.metrics.of_serve().port}/metrics"
-    variables = os.environ | as_environment(measured)
 
     def dropped() -> float:
         with suppress(URLError):
             return samples_of(exposition(url))["kp_scorer_serve_log_lines_dropped_total"]
         return 0.0
 
-    with Path("/dev/full").open("wb") as full, opened(*COMMAND, "serve", env=variables, stderr=full):
+    with (
+        Path("/dev/full").open("wb") as full,
+        forked("kp_scorer.cli", "serve", variables=as_environment(measured), stderr=full),
+    ):
         wait_until(dropped)
 
 

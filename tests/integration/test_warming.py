@@ -1,6 +1,5 @@
 """A fleet changes its embedder: the next log is warmed with what is decided meanwhile, and then the workers are replaced."""
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,10 +22,10 @@ from kp_scorer.store.store import stored_decisions
 from tests.support.arena import wait_until_ended
 from tests.support.builders import decision_on
 from tests.support.changed_settings import with_changed
-from tests.support.commands import COMMAND, command
+from tests.support.commands import command
 from tests.support.fleet import start_fleet
 from tests.support.outcomes import place_in_log, published
-from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, at_work, opened, wait_until
+from tests.support.processes import FAST_WORKER, KP_SCORER_WORKER, PATIENCE_S, at_work, forked, wait_until
 from tests.support.traces import fresh_samples, new_id, rows_in, short_traces
 
 WINDOW: Final = 60
@@ -73,7 +72,7 @@ def test_a_fleet_under_load_changes_its_embedder_and_no_window_is_shorter(
     with under_load(old, submitted) as stop_load:
         with start_fleet(old, tmp_path / "old", 3, FAST_WORKER) as fleet:
             wait_until(lambda: [*filled(old).values()] == [1])
-            with opened(sys.executable, *COMMAND[1:], "cache", "warm", env=as_environment(new)) as warming:
+            with forked("kp_scorer.cli", "cache", "warm", variables=as_environment(new)) as warming:
                 wait_until(lambda: [*filled(old).values()] == [1, 1])
                 assert set(fleet.stop()) == {0}
                 warming.terminate()

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, BinaryIO, Final, TypeVar
 
 from kp_scorer.client import Client
 from kp_scorer.settings import Settings
@@ -87,6 +87,19 @@ def opened(*command: str | Path, **options: Any) -> Iterator["subprocess.Popen[b
             yield process
         finally:
             process.kill()
+
+
+@contextmanager
+def forked(*module: str, variables: Mapping[str, str] | None = None, stderr: BinaryIO | None = None) -> Iterator[Process]:
+    """Run a module as ``python -m`` does, with variables beside the present ones; kill it if it outlives the block."""
+    with Path(os.devnull).open("r+b") as nothing:
+        streams = nothing.fileno(), nothing.fileno(), (stderr or nothing).fileno()
+        process = start(module, os.environ | (variables or {}), *streams)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def free_port() -> int:
