@@ -173,24 +173,9 @@ def test_secrets_behind_half_a_character_are_replaced() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        "a",
-        "1",
-        "+1 ",
-        "x@",
-        "/home/",
-        "4111 ",
-        "a.b@c.",
-        "(123) ",
-        "1-",
-        ").",
-        "|",
-        "\\",
-        "\\n",
-        "\u200b",
-        "x\u200b@",
-        "\\u0040",
-        "u0",
+        *("a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n", "é@é."),
+        *("\u200b", "x\u200b@", "\\u0040", "u0", "[EMAIL_1] a@b.org "),
     ],
 )
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:
-    assert not is_steep(redaction().spans_in, lambda size: piece * size, 2_000)
+    assert not is_steep(redaction().spans_in, lambda size: piece * size, 4_000)

@@ -2,8 +2,10 @@
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, Final
 
 from kp_scorer.characters import UNSEEN, without_unseen
@@ -22,7 +24,9 @@ _PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
 _ESCAPE: Final = r"(?<=\\[nrt])"
 _EMAIL: Final = re.compile(
     rf"(?:(?<![\w.%+-])(?!(?<=\\)[nrt])|{_ESCAPE})(?!git@)"
-    r"[\w.%+-]{1,64}(?:@|%40)(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![\w@])"
+    r"[\w.%+-]{1,64}(?:@|%40)(?:(?:[^\W_]|-){1,63}\.){1,8}"
+    # Chinese, for one, has no space behind an address. Markdown has underscores around it.
+    r"(?:[A-Za-z]{2,24}(?!_?[A-Za-z0-9]|@)|[^\W\d_]{2,24}(?!_?[^\W_]|@))"
 )
 _CARD: Final = re.compile(
     rf"(?:(?<![\w.-])|{_ESCAPE})"
