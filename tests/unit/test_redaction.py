@@ -161,6 +161,20 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
     assert redactor.redacted(redacted) == redacted
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"card": 4111111111111111, "n": 1706054597123}', {"card": "[CARD_1]", "n": 1706054597123}),
+        ('{"token": 123456789012345, "a": true}', {"token": "[SECRET_1]", "a": True}),
+        ("[4111111111111111, 55.4111111111111111]", ["[CARD_1]", 55.41111111111111]),
+    ],
+)
+def test_json_in_a_text_stays_json_if_a_number_is_replaced(text: str, expected: object) -> None:
+    redacted = redaction().Redactor().redacted(text)
+    assert json.loads(redacted) == expected
+    assert redaction().is_clean(redacted)
+
+
 def test_an_address_behind_an_escape_is_the_same_address_and_the_escape_stays() -> None:
     text = r'Read: {"to": "eve@example.org\neve@example.org"}'
     assert redaction().Redactor().redacted(text) == r'Read: {"to": "[EMAIL_1]\n[EMAIL_1]"}'

@@ -64,6 +64,9 @@ class Redactor:
             return {key: self.redacted(item, key) for key, item in value.items()}
         if isinstance(value, list):
             return [self.redacted(item, name) for item in value]
+        if isinstance(value, int | float) and len(text := str(value)) >= _LEAST_DIGITS:
+            # Within JSON, a placeholder for a number has to be a text.
+            return value if (redacted := self.redacted(text, name)) == text else redacted
         if not isinstance(value, str):
             return value
         if (inner := _json_in(value)) is not None:
@@ -105,7 +108,9 @@ def spans_in(text: str, name: str = "") -> list[Span]:
     placeholders = [match.span() for match in _PLACEHOLDER.finditer(text)]
     spans = list[Span]()
     for start, end, kind in sorted(_detected(text, name)):
-        if any(start < stop and begin < end for begin, stop in placeholders):
+        # Of the placeholders that end behind the start, only the first may overlap.
+        following = bisect_right(placeholders, start, key=itemgetter(1))
+        if any(begin < end for begin, _ in placeholders[following : following + 1]):
             continue
         if spans and start < spans[-1][1]:
             first, stop, earlier = spans[-1]
