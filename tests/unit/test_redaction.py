@@ -24,7 +24,10 @@ def redaction() -> Any:
 
 
 PERSONAL = {
-    "EMAIL": ("bob.smith@corp.example.org", "a+b@sub.example.com", "eve%40example.org"),
+    "EMAIL": (
+        *("bob.smith@corp.example.org", "a+b@sub.example.com", "eve%40example.org"),
+        *("eve@münchen.example", "ева@пример.рф", "请写信给eve@example.org", "_eve@example.org_", "__eve@example.org__"),
+    ),
     "PHONE": ("+1 202-555-0143", "(212) 736-5000", "+49 30 901820", "+45 33 12 34 56"),
     "CARD": ("4111 1111 1111 1111", "5555-5555-5555-4444", "378282246310005"),
     "USER": (
@@ -42,6 +45,7 @@ def test_personal_data_is_replaced(kind: str) -> None:
             "{}",
             "Call or write to {} today.",
             "It is {}.",
+            "It is *{}*.",
             '{{"contact": "{}"}}',
             r'{{"n": 1}} {{"n": "2\n{}\t3"}}',
         ):

@@ -46,6 +46,7 @@ _HOME: Final = re.compile(
 _HIDDEN: Final = re.compile(rf"(?<!\\)\\++u([0-9A-Fa-f]{{4}})|{UNSEEN.pattern}")
 # Some texts are recognised only once a placeholder stands before or behind them, as in two cells of a table that were joined.
 _MOST_PASSES: Final = 8
+_LEAST_DIGITS: Final = 9  # Shorter numbers are neither secrets nor card numbers.
 _NOBODYS: Final = frozenset("user ubuntu runner node app root vscode shared public default admin agent".split())  # noqa: SIM905
 """Names of home directories in images and systems, which name no person."""
 
