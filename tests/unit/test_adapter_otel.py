@@ -61,9 +61,9 @@ def span(name: str, at_ms: int, until_ms: int, attributes: Json, *, parent: str 
     }
 
 
-def export(*spans: Json) -> Json:
-    scope = {"name": "some.instrumentation", "version": "1.2"}
-    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": scope, "spans": list(spans)}]}]}
+def export(*spans: Json, scope: str = "some.instrumentation", **resource: object) -> Json:
+    of_scope = {"scope": {"name": scope, "version": "1.2"}, "spans": list(spans)}
+    return {"resourceSpans": [{"resource": {"attributes": key_values(resource)}, "scopeSpans": [of_scope]}]}
 
 
 def steps(*spans: Json) -> list[tuple[str, ...]]:
@@ -254,14 +254,6 @@ def test_call_and_its_result_are_one_however_spans_record_them(spans: list[Json]
     assert steps(*spans) == STEPS
 
 
-@pytest.mark.parametrize(("status", "success"), [({}, True), ({"code": 1}, True), (FAILED, False), (None, True)])
-def test_run_whose_root_failed_did_not_succeed(status: Json | None, success: bool) -> None:
-    root = span("invoke_agent", 0, 40, {"gen_ai.operation.name": "invoke_agent"}, status=status)
-    inner = [each | {"parentSpanId": root["spanId"], "status": FAILED} for each in WINDY]
-    (trace,) = converted("otel", export(root, *inner))
-    assert trace["metadata"]["success"] is success
-
-
 # The following tests use spans by the conventions of OpenInference.
 
 
@@ -427,9 +419,8 @@ REFUSED: Final[Mapping[str, Sequence[tuple[object, str | None]]]] = {
 
 
 def test_trace_with_a_broken_span_is_not_converted_in_part() -> None:
-    assert refused_fields("otel", export(WINDY[0]), export(WINDY[1] | {"startTimeUnixNano": "x"})) == [
-        (2, f"{PLACE}.startTimeUnixNano")
-    ]
+    broken = export(WINDY[1] | {"startTimeUnixNano": "x"})
+    assert refused_fields("otel", export(WINDY[0]), broken) == [(2, f"{PLACE}.startTimeUnixNano")]
 
 
 ROOT: Final = span("run", 0, 40, {})
@@ -468,8 +459,7 @@ def test_runs_that_are_open_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_resource_and_attributes_of_the_root_are_fields_of_the_record() -> None:
-    exported = export(*WINDY, span("run", 0, 40, {"agent.name": "pilot"}))
-    exported["resourceSpans"][0]["resource"] = {"attributes": key_values({"service.name": "weather"})}
+    exported = export(*WINDY, span("run", 0, 40, {"agent.name": "pilot"}), **{"service.name": "weather"})
     paths = {"task_domain": "resource.service.name", "id": "attributes.gen_ai.operation.name"}
     (trace,) = converted("otel", exported, supplied=SUPPLIED._replace(paths=paths))
     assert (trace["metadata"]["task_domain"], trace["id"]) == ("weather", "kp:trace:otel:chat")
@@ -618,25 +608,20 @@ def test_words_that_only_the_next_prompt_has_are_before_their_call() -> None:
 
 
 def test_steps_of_a_workflow_without_models_have_the_question_and_the_answer() -> None:
-    asked = {
-        "input": [{"role": "user", "blocks": [{"block_type": "text", "text": "How windy is it in Bergen?"}]}],
-        "agent": "a",
-    }
-    returned = {"tool_name": "get_wind", "tool_id": "1", "tool_output": {"blocks": [{"type": "text", "text": "14 m/s"}]}}
-    answered = {
-        "response": {"role": "assistant", "content": "It blows with 14 m/s."},
-        "tool_calls": [{"tool_name": "get_wind"}],
-    }
-    arguments = {"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}}
-    assert (
-        steps(
-            span("w", 0, 90, {"traceloop.span.kind": "workflow"}),
-            span("task", 1, 2, {"traceloop.entity.output": json.dumps(asked)}, parent="w@0"),
-            span("task", 3, 4, {**arguments, "traceloop.entity.output": json.dumps(returned)}, parent="w@0"),
-            span("task", 5, 6, {"traceloop.entity.output": json.dumps({"result": answered})}, parent="w@0"),
-        )
-        == STEPS
+    asked = {"role": "user", "blocks": [{"block_type": "text", "text": "How windy is it in Bergen?"}]}
+    answer = {"role": "assistant", "content": "It blows with 14 m/s."}
+    used = {"tool_name": "get_wind", "tool_id": "1", "tool_output": {"blocks": [{"type": "text", "text": "14 m/s"}]}}
+    outputs = (
+        {"input": [asked], "agent": "a"},
+        used,
+        {"result": {"response": answer, "tool_calls": [{"tool_name": "get_wind"}]}},
     )
+    tasks = [
+        span("task", 2 * number, 2 * number + 1, {"traceloop.entity.output": json.dumps(output)}, parent="w@0")
+        for number, output in enumerate(outputs, 1)
+    ]
+    tasks[1]["attributes"] += key_values({"tool.name": "get_wind", "tool.arguments": {"town": "Bergen"}})
+    assert steps(span("w", 0, 90, {"traceloop.span.kind": "workflow"}), *tasks) == STEPS
 
 
 def test_tool_whose_span_has_another_id_and_no_arguments_is_the_one_that_the_model_called() -> None:
@@ -709,14 +694,20 @@ def test_handoff_is_the_call_by_which_the_model_asks_for_it() -> None:
     assert kinds(chat(0, 10, [ASKED], [call]), handoff, chat(20, 30, [ASKED, call], [ANSWERED])) == ["tool_call", "thought"]
 
 
-@pytest.mark.parametrize(("failed", "success"), [("skipper@1", False), ("chat some-model@20", True), ("scout@0", True)])
-def test_run_whose_agent_raised_did_not_succeed_whatever_is_around_it(failed: str, success: bool) -> None:
+@pytest.mark.parametrize(
+    ("ended", "status", "success"),
+    [
+        *(("workflow@0", FAILED, False), ("skipper@1", FAILED, False)),
+        *(("chat some-model@20", FAILED, True), ("scout@0", FAILED, True)),
+        *(("skipper@1", {}, True), ("skipper@1", {"code": 1}, True), ("skipper@1", None, True)),
+    ],
+)
+def test_run_whose_root_or_agent_failed_did_not_succeed(ended: str, status: Json | None, success: bool) -> None:
     agent = {"openinference.span.kind": "AGENT"}
     root, scout = span("workflow", 0, 50, agent, status={"code": 1}), span("scout", 0, 1, agent, parent="workflow@0")
     skipper = span("skipper", 1, 40, agent, parent="workflow@0")
     spans = under(["skipper@1"] * 2, root, scout, skipper)
-    spans = [each | {"status": FAILED} if each["spanId"] == failed else each for each in spans]
-    (trace,) = converted("otel", export(*spans))
+    (trace,) = converted("otel", export(*(each | ({"status": status} if each["spanId"] == ended else {}) for each in spans)))
     assert trace["metadata"]["success"] is success
 
 
@@ -803,8 +794,8 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
     reader = Converter(SUPPLIED, LIMITS, "otel")
     health: list[object] = [of_another_run(number, 0) for number in (1, 2)]
     created = export(span("create_agent", 0, 1, {"gen_ai.operation.name": "create_agent"}) | {"traceId": "3" * 32})
-    mute = export(span("chat", 0, 1, {"gen_ai.operation.name": "chat", "input.value": "__REDACTED__"}))
-    mute["resourceSpans"][0] |= {"resource": {"attributes": key_values({"service.name": "weather"})}}
+    redacted = span("chat", 0, 1, {"gen_ai.operation.name": "chat", "input.value": "__REDACTED__"})
+    mute = export(redacted, **{"service.name": "weather"})
     again = json.loads(json.dumps(mute).replace(TRACE, "4" * 32))
     assert fed(reader, *health, created, mute, again) == []
     (refused,) = reader.end()
@@ -818,29 +809,20 @@ def test_runs_of_no_agent_are_left_out_and_one_without_content_names_the_switch(
     ("scope", "framework"),
     [
         ("openinference.instrumentation.langchain", "langchain"),
-        ("opentelemetry.instrumentation.openai_v2", "openai"),
-        ("opentelemetry.instrumentation.openai.v1", "openai"),
-        ("@mastra/otel-exporter", "mastra"),
-        ("strands.telemetry.tracer", "strands"),
-        ("gcp.vertex.agent", "google-adk"),
-        ("gen_ai", "ai-sdk"),
-        ("langfuse-sdk", "langfuse"),
-        ("pydantic-ai", "pydantic-ai"),
-        ("", None),
+        *((f"opentelemetry.instrumentation.openai{version}", "openai") for version in ("_v2", ".v1")),
+        *(("@mastra/otel-exporter", "mastra"), ("strands.telemetry.tracer", "strands"), ("gcp.vertex.agent", "google-adk")),
+        *(("gen_ai", "ai-sdk"), ("langfuse-sdk", "langfuse"), ("pydantic-ai", "pydantic-ai"), ("", None)),
     ],
 )
 def test_framework_is_in_the_name_of_the_scope(scope: str, framework: str | None) -> None:
-    exported = export(*WINDY)
-    exported["resourceSpans"][0]["scopeSpans"][0]["scope"]["name"] = scope
-    (trace,) = converted("otel", exported)
+    (trace,) = converted("otel", export(*WINDY, scope=scope))
     assert trace["metadata"].get("framework") == framework
 
 
 def test_framework_may_be_that_of_spans_of_no_kind() -> None:
     state = json.dumps([{"role": "user", "content": "How windy is it?"}, {"role": "assistant", "content": "Calm."}])
-    exported = export(span("Pipeline.run", 0, 9, {"input.value": "How windy is it?", "output.value": state}))
-    exported["resourceSpans"][0]["scopeSpans"][0]["scope"]["name"] = "openinference.instrumentation.haystack"
-    (trace,) = converted("otel", exported)
+    run = span("Pipeline.run", 0, 9, {"input.value": "How windy is it?", "output.value": state})
+    (trace,) = converted("otel", export(run, scope="openinference.instrumentation.haystack"))
     assert trace["metadata"]["framework"] == "haystack"
 
 
