@@ -116,11 +116,6 @@ def test_codex_sessions_whose_beginnings_are_broken_join_no_other(beginning: Jso
     assert [error.line for error in refused] == [len(CODEX) + 1, len(CODEX) + len(broken) + 1]
 
 
-def test_a_session_begins_where_its_file_says_so() -> None:
-    second = at_hour([of_codex("session_meta", id="c2"), *CODEX[1:]], 9)
-    assert [trace["id"] for trace in converted("", *CODEX, *second)] == ["kp:trace:codex:c1", "kp:trace:codex:c2"]
-
-
 def of_swe(thought: str, action: str, observation: str, **more: object) -> Json:
     response = f"{thought}\n```\n{action}\n```"
     return {"thought": thought, "action": action, "observation": observation, "response": response, "state": {}, **more}
@@ -183,9 +178,8 @@ def test_without_a_history_the_first_input_of_the_model_is_the_objective(key: st
 
 
 def test_step_without_a_command_is_a_thought() -> None:
-    assert steps_of("sweagent", RUN | {"trajectory": [{"response": "I stop.", "action": "", "observation": None}]}) == [
-        ("thought", "I stop.")
-    ]
+    stopped = {"response": "I stop.", "action": "", "observation": None}
+    assert steps_of("sweagent", RUN | {"trajectory": [stopped]}) == [("thought", "I stop.")]
 
 
 BROKEN: Final[list[tuple[Json, str]]] = [
@@ -288,22 +282,21 @@ PROGRAM: Final = [
 ]
 
 
-def test_texts_of_the_program_are_neither_the_users_nor_the_agents() -> None:
+REMINDED: Final = [
+    {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"},
+    {"type": "text", "text": "What is 2 + 2?"},
+]
+COMMAND: Final = (
+    "<command-message>review</command-message><command-name>/review</command-name><command-args>the PR</command-args>"
+)
+
+
+@pytest.mark.parametrize(("content", "objective"), [(REMINDED, "What is 2 + 2?"), (COMMAND, "/review the PR")])
+def test_texts_of_the_program_are_neither_the_users_nor_the_agents(content: object, objective: str) -> None:
     failed = of_claude("assistant", [{"type": "text", "text": "API Error: 500"}], isApiErrorMessage=True)
     stopped = of_claude("user", [{"type": "text", "text": "[Request interrupted by user]"}])
-    reminded = [
-        {"type": "text", "text": "<system-reminder>Be brief.</system-reminder>"},
-        {"type": "text", "text": "What is 2 + 2?"},
-    ]
-    (trace,) = converted("", *PROGRAM, of_claude("user", reminded), failed, stopped, *CLAUDE[-1:])
-    assert trace["task"]["objective"] == "What is 2 + 2?"
-    assert steps_in(trace) == [("thought", "At 04:12.")]
-
-
-def test_command_with_arguments_is_the_request_of_the_user() -> None:
-    command = "<command-message>review</command-message><command-name>/review</command-name><command-args>the PR</command-args>"
-    (trace,) = converted("", of_claude("user", command), *CLAUDE[-1:])
-    assert trace["task"]["objective"] == "/review the PR"
+    (trace,) = converted("", *PROGRAM, of_claude("user", content), failed, stopped, *CLAUDE[-1:])
+    assert (trace["task"]["objective"], steps_in(trace)) == (objective, [("thought", "At 04:12.")])
 
 
 def test_subagents_of_earlier_versions_are_told_apart_by_their_lines() -> None:

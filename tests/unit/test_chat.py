@@ -77,6 +77,8 @@ def calls_of(*ids: str) -> Json:
         # An id comes again after a turn in which its call had no result.
         ([calls_of("a", "b"), result("b", "1"), calls_of("a2"), result("a", "2")], [("b", "1"), ("call_3", "2")]),
         ([calls_of("a"), MESSAGES[-2], calls_of("b"), result("", "1")], [("", "  And tomorrow?"), ("b", "1")]),
+        # A result without a call is a message to the agent.
+        ([result("", "The harbour opens."), calls_of("a"), result("a", "1")], [("", "The harbour opens."), ("a", "1")]),
         # Several calls with one id are answered in their order.
         ([calls_of("a", "a2"), result("a", "1"), result("a", "2")], [("a", "1"), ("call_2", "2")]),
         ([calls_of("a", "call_3", "a2"), result("call_3", "1")], [("call_3", "1")]),
@@ -85,6 +87,7 @@ def calls_of(*ids: str) -> Json:
 def test_a_result_answers_the_call_of_its_id(turns: list[Json], answers: list[tuple[str, str]]) -> None:
     read = chat({"messages": [MESSAGES[1], *turns, MESSAGES[-1]]}).messages
     assert [(each.get("tool_call_id", ""), each["content"]) for each in read[1:] if each["role"] != "assistant"] == answers
+    assert all((each["role"] == "tool") == ("tool_call_id" in each) for each in read)
     ids = [each["id"] for message in read for each in message.get("tool_calls", ())]
     assert len(ids) == len(set(ids)), ids
 
@@ -211,13 +214,6 @@ def test_no_argument_and_no_answer_is_taken_for_an_instruction() -> None:
     read = chat({"messages": [MESSAGES[1], {"role": "assistant", "content": [block]}, MESSAGES[-1]]})
     assert read.tools == []
     assert [message["role"] for message in read.messages] == ["user", "assistant"]
-
-
-def test_results_belong_to_their_calls_and_results_without_a_call_are_messages_to_the_agent() -> None:
-    opening = result("", "The harbour opens.") | {"tool_call_id": ""}
-    read = chat({"messages": [MESSAGES[1], opening, MESSAGES[2], *MESSAGES[4:6]]})
-    answered = [(message["role"], message.get("tool_call_id")) for message in read.messages]
-    assert answered == [*[("user", None)] * 2, ("assistant", None), ("tool", "a"), ("assistant", None)]
 
 
 def test_a_trace_is_a_chat_of_its_steps() -> None:

@@ -96,6 +96,10 @@ ENVELOPES: Final[dict[str, object]] = {
             )
         ],
     },
+    "the newest message first": {
+        "object": "list",
+        "data": [message | {"created_at": 1_767_225_600 - number} for number, message in enumerate(reversed(CHAT))],
+    },
     "a tree of messages": {
         "mapping": {
             "a": {"id": "a", "message": None, "parent": None},
@@ -323,11 +327,6 @@ def test_error_beside_a_result_is_one(failed: Json) -> None:
     (trace,) = converted("", [*CHAT[:2], failed, assistant(None, call("d", **FUNCTION)), result("d", RETURNED)])
     assert trace["steps"][2]["content"] == "It took too long."
     assert trace["steps"][3]["type"] == "error_recovery"
-
-
-def test_newest_message_may_be_first() -> None:
-    page = [message | {"created_at": 1_767_225_600 - number} for number, message in enumerate(reversed(CHAT))]
-    assert steps_of("", {"object": "list", "data": page}) == STEPS
 
 
 def test_roles_of_a_chat_between_agents_do_not_depend_on_whose_copy_it_is() -> None:
