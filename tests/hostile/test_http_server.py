@@ -29,7 +29,7 @@ from tests.support.http_server import (
     packed_zeros,
 )
 from tests.support.processes import PATIENCE_S, free_port, slowness, wait_until
-from tests.support.servers import redis_servers
+from tests.support.servers import RedisServer, redis_servers
 from tests.support.shipped import Shipped
 from tests.support.tls import Authority
 
@@ -137,6 +137,24 @@ def test_connections_use_up_no_descriptors_that_others_need(files: str, settings
         assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run()))).status == 200
         assert "out of system resource" not in server.process.text()
         assert server.process.events("serve_ready")[0]["connections"] == min(512, int(files.partition(":")[2]) // 4)
+
+
+def test_requests_of_one_token_that_wait_for_redis_keep_no_probe_out(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(TOKEN)
+    monkeypatch.setenv("CONSTANTS", "serve.server._MOST_CONNECTIONS=32 serve.bodies.REQUESTS=16")
+    request = f"GET /traces/kp:trace:a HTTP/1.1\r\nHost: server\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    with RedisServer(tmp_path) as hung:
+        changed = {"redis__url": hung.url, "broker__url": hung.url, "serve__tokens": str(tokens)}
+        with open_server(settings, tmp_path / "server.log", **changed) as server, ExitStack() as sockets:
+            hung.pause()
+            for _ in range(48):
+                peer = sockets.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S))
+                peer.sendall(request)
+            assert server.ask("GET", "/livez").status == 200
+            hung.kill()
 
 
 # A long quiet time ensures that no run is converted, and makes room, while others begin.

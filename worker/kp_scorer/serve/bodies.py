@@ -3,7 +3,8 @@
 import asyncio
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, TypeVar
 
@@ -31,6 +32,17 @@ class Bodies:
         self._turns = defaultdict[tuple[str, anyio.CapacityLimiter], asyncio.Lock](asyncio.Lock)
         self._most_of_one = BODIES * most_bytes // (2 if tokens > 1 else 1)
 
+    @contextmanager
+    def counted(self, token: str) -> Iterator[None]:
+        """Count a request as in progress during the block; raise QueueFull if its token has too many."""
+        self._requests[token] += 1
+        try:
+            if self._requests[token] > REQUESTS:
+                raise QueueFull("serve: too many requests at once with this token")
+            yield
+        finally:
+            self._requests[token] -= 1
+
     async def work_on(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[bytes], Result]) -> Result:
         """Unpack a body while it arrives, do the work on it in a thread, and return the result.
 
@@ -41,10 +53,7 @@ class Bodies:
             raise HTTPException(415, "expected Content-Encoding gzip, or none")
         unpacking = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
         token, most, received, body = request.state.token, self._most_bytes, 0, bytearray()
-        self._requests[token] += 1
         try:
-            if self._requests[token] > REQUESTS:
-                raise QueueFull("serve: too many requests at once with this token")
             async with asyncio.timeout(_BODY_WITHIN_S):
                 async for chunk in request.stream():
                     received += len(chunk)
@@ -67,7 +76,6 @@ class Bodies:
             # gRPC does not say which of the two it was.
             raise HTTPException(400, f"the peer disconnected, or sent more than {most} bytes over gRPC") from None
         finally:
-            self._requests[token] -= 1
             self._bytes_in_memory[token] -= len(body)
 
     async def in_turn(self, request: Request, limiter: anyio.CapacityLimiter, work: Callable[[], Result]) -> Result:

@@ -5,7 +5,7 @@ Handlers wait in the event loop, and do their work in threads.
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -92,12 +92,14 @@ class _Handlers:
 
     async def authorize(
         self, request: Request, bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
-    ) -> None:
+    ) -> AsyncIterator[None]:
         token = bearer.credentials if bearer else ""
         if not admits(self._tokens, token):
             raise HTTPException(401, "expected a bearer token that is known here", {"WWW-Authenticate": "Bearer"})
         request.state.token, request.state.queue = token if self._tokens else "", self._tokens.get(token, "")
         request.state.sender = sha256(token.encode()).hexdigest()[:16] if len(self._tokens) > 1 else ""
+        with self._bodies.counted(request.state.token):
+            yield
 
     async def export(self, request: Request) -> Response:
         """Store OpenTelemetry spans, in OTLP's Protobuf or JSON. All spans of a trace id are one run, and become one trace."""
