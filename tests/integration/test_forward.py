@@ -45,6 +45,7 @@ from tests.support.forking import Process
 from tests.support.http_server import attributes, chat_span, export_of, in_protobuf, new_run
 from tests.support.processes import ending_within, forked, free_port, wait_until
 from tests.support.proxy import Proxy
+from tests.support.tls import Authority
 from tests.support.traces import rows_in
 
 PROTOBUF = "application/x-protobuf"
@@ -196,6 +197,17 @@ def test_forwarding_ends_if_the_receiver_refuses_everything_and_nothing_is_lost(
         done = forward(settings, "webhook", receiving.url)
     assert f"status {status}" in str(done.exception)
     assert len(receiving.rows()) == 1
+
+
+def test_the_log_says_why_a_receiver_does_not_answer(settings: Settings, tmp_path: Path) -> None:
+    publish(settings, decisions(1))
+    server, log = Authority(tmp_path / "authority").server("DNS:localhost"), tmp_path / "forward.log"
+    with (
+        Proxy(f"https://127.0.0.1:{free_port()}", server) as proxy,
+        log.open("wb") as lines,
+        following(settings, "webhook", proxy.url, stderr=lines),
+    ):
+        wait_until(lambda: "certificate verify failed" in log.read_text())
 
 
 @pytest.mark.parametrize("slow_part", [b"X: y\r\n" * 20 + b"\r\n", b"\r\n" + b" " * 100], ids=["headers", "body"])

@@ -62,6 +62,7 @@ class _Answer(NamedTuple):
     status: int  # 0 if there was no answer.
     pause_s: float = 0.0  # The pause that the receiver asks for.
     body: bytes = b""
+    problem: str = ""  # Why there was no answer.
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -109,7 +110,7 @@ class Forwarder:
             request = self.through_outages(partial(self._make, decision), stopping)
             if isinstance(request, str):
                 return request
-            status, pause_s, body = self._post(*request)
+            status, pause_s, body, problem = self._post(*request)
             if 200 <= status < 300:
                 rejected, message = self._rejected(body) if self._rejected else (0, "")
                 # OTLP forbids sending rejected items again.
@@ -122,7 +123,8 @@ class Forwarder:
             if status not in _LATER and (status < 500 or attempt >= _ATTEMPTS):
                 return f"status {status}"
             if attempt == 1:
-                log.warning("forwarding_waits", status=status or None, trace_id=decision.trace_id)
+                why = {"detail": problem} if problem else {"status": status}
+                log.warning("forwarding_waits", **why, trace_id=decision.trace_id)
             stopping.wait(min(max(pause_s, 2.0 ** min(attempt - 1, 6) / 4), _LONGEST_PAUSE_S))
         return None
 
@@ -152,8 +154,11 @@ class Forwarder:
             wanted = error.headers.get("Retry-After", "")
             error.close()
             return _Answer(error.code, float(wanted[:4]) if wanted.isdecimal() and wanted.isascii() else 0.0)
-        except (OSError, HTTPException):
-            return _Answer(0)
+        except OSError as error:
+            return _Answer(0, problem=str(error) or type(error).__name__)
+        except HTTPException as error:
+            # Its text quotes the receiver.
+            return _Answer(0, problem=type(error).__name__)
         except ValueError:
             # Do not pass the error on: it quotes the header, which is a secret.
             raise SettingsError("forward: a variable makes a header that HTTP does not allow") from None
