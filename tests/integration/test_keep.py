@@ -109,6 +109,16 @@ def test_keeping_traces_never_overwrites_the_file_that_they_come_from(file: Path
         assert (done.exit_code, file.read_bytes()) == (2, before)
 
 
+@pytest.mark.parametrize("options", ["x.manifest.json", "{file} --against x.md", "{file} --best 1 --why x.md"])
+def test_manifest_and_card_overwrite_no_file_of_an_option(options: str, file: Path, tmp_path: Path) -> None:
+    names = "x.manifest.json", "x.md"
+    for name in names:
+        (tmp_path / name).write_text("Refund the bicycle.\n")
+    arguments = [str(tmp_path / each) if each in names else each.format(file=file) for each in options.split()]
+    done = keep(*arguments, "--as", "messages", "--output", tmp_path / "x.jsonl", *BANDS)
+    assert (done.exit_code, {(tmp_path / name).read_text() for name in names}) == (2, {"Refund the bicycle.\n"}), done.output
+
+
 def test_stored_decisions_choose_and_what_has_none_is_named(file: Path, settings: Settings, store: Store) -> None:
     policy = Policy(threshold=0.1)
     decider = Decider(store.ledger, policy, None, max_attempts=5)

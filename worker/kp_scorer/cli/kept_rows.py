@@ -44,13 +44,16 @@ class Request(NamedTuple):
     shape: Shape
     outcome: str
 
-    def check(self) -> None:
+    def check(self, against: str | None) -> None:
         """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
         if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
         if self.most_by_task and (self.stored or not self.best):
             raise click.UsageError("--most-by-task is for --best without --stored, as Redis has no tasks")
-        if self.why and Path(self.why).resolve() == Path(self.output).resolve():
+        # A manifest and a card are written beside files for trainers.
+        suffixes = (".manifest.json", ".md") if self.shape in ("messages", "pairs") else ()
+        written = [self.output, *(self.output.rpartition(".")[0] + suffix for suffix in suffixes)]
+        if self.why and Path(self.why).resolve() in {Path(name).resolve() for name in written}:
             raise click.UsageError("--why and --output name one file: expected two")
         if self.into and (self.output != "-" or self.rank == "score"):
             raise click.UsageError("--into chooses by coverage, and names its files: expected no --output or --rank score")
@@ -62,10 +65,10 @@ class Request(NamedTuple):
             raise click.UsageError("--as writes what is read from FILE: expected it without --into, and --stored --best")
         if not self.files and not (self.best and self.stored):
             raise click.UsageError("expected FILE")
-        for option, name in (("--output", self.output), ("--into", self.into.path if self.into else None), ("--why", self.why)):
-            if name not in ("-", None) and any(
-                Path(name).resolve().is_relative_to(Path(read).resolve()) for read in self.files
-            ):
+        options = dict.fromkeys(written, "--output") | {self.into.path if self.into else "-": "--into", self.why: "--why"}
+        places = [Path(read).resolve() for read in (*self.files, against) if read]
+        for name, option in options.items():
+            if name not in ("-", None) and any(Path(name).resolve().is_relative_to(place) for place in places):
                 raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
 
     def described(self, settings: Settings) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def keep(
     and counted in a note. In both cases the exit code is 1.
     """
     request = Request(files, bool(settings.checks.names), **options)
-    request.check()
+    request.check(against)
     if against and not files:
         raise click.UsageError("--against is for FILE, as Redis has no tasks")
     training = TrainingFile(request.output, secrets or "replace") if request.shape in ("messages", "pairs") else None
