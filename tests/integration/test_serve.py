@@ -683,6 +683,16 @@ def test_an_invalid_file_of_tokens_or_one_that_others_can_write_to_is_refused(
         read_tokens(str(file))
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+def test_all_addresses_of_ipv6_include_those_of_ipv4(settings: Settings, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(TOKEN)
+    everywhere = {"serve__host": "::", "serve__tokens": str(file), "serve__behind_proxy": True}
+    with open_server(settings, tmp_path / "server.log", **everywhere) as server:
+        assert urlopen(f"http://[::1]:{server.port}/livez").status == 200
+        assert server.ask("GET", "/livez").status == 200
+
+
 def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(server: HttpServer) -> None:
     beginning = b"POST /traces HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: 7\r\n"
     chunked = b"Transfer-Encoding: chunked\r\n\r\n2\r\n[]\r\n0\r\n\r\n"

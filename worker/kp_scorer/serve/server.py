@@ -264,7 +264,10 @@ def _load_certificate(config: uvicorn.Config) -> None:
 def _listener(settings: ServeSettings, most_connections: int) -> _Listener:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        created = socket.create_server((settings.host, settings.port), family=family, backlog=256)
+        # By default, IPv4 would reach gRPC's port on ::, but not this one.
+        is_dual = settings.host == "::" and socket.has_dualstack_ipv6()
+        address = (settings.host, settings.port)
+        created = socket.create_server(address, family=family, backlog=256, dualstack_ipv6=is_dual)
     except OSError as error:
         raise SettingsError(f"serve.host, serve.port: cannot listen there: {error.strerror}") from None
     return _Listener(created.detach(), most_connections)
