@@ -84,10 +84,13 @@ class _Turns:
         self._similarities = np.hstack([vectors @ domain.runs["vector"].T, vectors @ vectors.T])
         self._covers = np.concatenate([domain.covers(at), np.zeros(len(trace_ids))])
         self._adds = np.concatenate([domain.runs["adds"], np.zeros(len(trace_ids))])
-        own, column = self._runs + np.arange(len(trace_ids))[:, None], np.arange(len(self._adds))
         # A trace counts itself, the traces before it in the batch, and the newest runs, up to the limit on runs.
-        self._weights = np.where((column <= own) & (column >= own - self._most_runs), 1.0, 0.0)
-        self._weights[:, : self._runs] *= domain.demand(at)
+        turns = np.arange(len(trace_ids))
+        before = self._runs + turns[:, None] - np.arange(len(self._adds))
+        demand = np.concatenate([domain.demand(at), np.ones(len(trace_ids))])
+        self._weights = np.where((before >= 0) & (before <= self._most_runs), demand, 0.0)
+        # A trace has a similarity of exactly 1 to itself, despite the rounding of its vector.
+        self._similarities[turns, self._runs + turns] = 1.0
         self._nearest: list[tuple[str, float] | None] = [None] * len(trace_ids)
         if domain.kept_rows:
             to_kept = vectors @ domain.kept_rows["vector"].T
@@ -96,15 +99,13 @@ class _Turns:
                 if covering[turn, best] > 0:
                     self._covers[self._runs + turn] = covering[turn, best]
                     self._nearest[turn] = domain.kept_ids[best], float(to_kept[turn, best])
-        self._weigh_all()
+        self._added: list[float] = []
+        self._weigh_from(0)
 
-    def _weigh_all(self) -> None:
-        # A trace has a similarity of exactly 1 to itself, despite the rounding of its vector.
-        turns = np.arange(len(self._trace_ids))
-        self._similarities[turns, self._runs + turns] = 1.0
-        added = (np.maximum(self._similarities - self._covers, 0.0) * self._weights).sum(axis=1)
+    def _weigh_from(self, turn: int) -> None:
+        added = (np.maximum(self._similarities[turn:] - self._covers, 0.0) * self._weights[turn:]).sum(axis=1)
         # Round: equal traces must add equally, although the last bits depend on how many are weighed together.
-        self._added = added.round(4).tolist()
+        self._added[turn:] = added.round(4).tolist()
 
     def weigh(self, turn: int) -> Weighed:
         own, bar, share = self._runs + turn, self._policy.bar, None
@@ -118,11 +119,10 @@ class _Turns:
         trace_id, adds, cover = self._trace_ids[turn], self._added[turn] if is_eligible else 0.0, min(1.0, self._covers[own])
         self._adds[own] = adds
         if is_kept:
-            for later in range(turn + 1, len(self._trace_ids)):
-                if (similarity := float(similarities[self._runs + later])) > self._covers[self._runs + later]:
-                    self._nearest[later] = trace_id, similarity
-            self._covers = np.maximum(self._covers, similarities)
-            self._weigh_all()
+            for later in np.flatnonzero(similarities[self._runs :] > self._covers[self._runs :]).tolist():
+                self._nearest[later] = trace_id, float(similarities[self._runs + later])
+            np.maximum(self._covers, similarities, out=self._covers)
+            self._weigh_from(turn + 1)
         follows = trace_id, self._domain, self._as_of, float(cover), adds, self._kept_ttl_ms, turn, is_kept
         return Fact(*follows, self._vectors[turn])
 

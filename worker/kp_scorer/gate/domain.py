@@ -55,10 +55,10 @@ class Domain:
         self.kept_rows.extend(facts[facts["is_kept"]])
         self.kept_ids += kept_ids
         if first < len(self.kept_rows):
-            at = self.kept_rows["at"][first:]
-            raised = self.runs["vector"] @ self.kept_rows["vector"][first:].T * self._standing(at, now)
-            covers, as_of = self.runs["cover"], self.runs["as_of"]
-            np.maximum(covers, np.where(at > as_of[:, None], raised, 0.0).max(axis=1), out=covers)
+            at = self.kept_rows["at"][first:, None]
+            raised = self.kept_rows["vector"][first:] @ self.runs["vector"].T * self._standing(at, now)
+            covers = self.runs["cover"]
+            np.maximum(covers, np.where(at > self.runs["as_of"], raised, 0.0).max(axis=0), out=covers)
 
     def drop_kept(self, at: int) -> None:
         """Let the trace that was kept at a place cover no further runs; the covers of earlier runs stay the same.
