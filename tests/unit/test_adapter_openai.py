@@ -126,6 +126,15 @@ def test_calls_in_one_list_with_one_id_are_several_if_their_arguments_differ() -
     ]
 
 
+def test_blocks_with_one_id_are_several_calls_if_their_arguments_differ() -> None:
+    called = [
+        {"type": "tool_use", "id": "stock", "name": "stock", "input": {"item": name}} for name in ("rope", "sail", "rope")
+    ]
+    returned = [{"type": "tool_result", "tool_use_id": "stock", "content": "yes"}] * 2
+    kinds = [kind for kind, *_ in steps(user("Are both there?"), assistant(called), user(returned), assistant("Yes."))]
+    assert kinds == ["tool_call", "tool_call", "observation", "observation", "thought"]
+
+
 def test_an_open_call_that_is_recorded_again_with_more_arguments_is_one_call() -> None:
     growing = [assistant(None, call("c", "stock", arguments)) for arguments in ("", '{"item": ', '{"item": "rope"}')]
     kinds = [kind for kind, *_ in steps(user("Is it there?"), *growing, result("c", "yes"), assistant("Yes."))]

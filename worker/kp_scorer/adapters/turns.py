@@ -267,10 +267,10 @@ def without_repeats(pieces: Iterable[Piece]) -> Iterator[Piece]:
 
 
 def _are_in_one_list(*calls: Piece) -> bool:
-    """Return whether calls are in the list of calls of one message, where different arguments make several calls of one id.
+    """Return whether calls are in one message's list of calls or content, where one id has a call for each of its arguments.
 
     Some servers give all calls of an answer one id, such as the name of the tool. Elsewhere, different arguments do not make
     two calls: programs record a call again while its arguments grow, or once a person has changed them.
     """
     lists = {(call.node.line, call.node.path.rpartition(".")[0]) for call in calls}
-    return len(lists) == 1 and all(path.lower().endswith("calls") for _, path in lists)
+    return len(lists) == 1 and all(path.lower().endswith(("calls", "content")) for _, path in lists)
