@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,33 +18,23 @@ from urllib.request import urlopen
 import pytest
 import redis
 from google.protobuf.json_format import ParseDict
-from kombu import Connection
-from kp_scorer.client import Client
-from kp_scorer.errors import InvalidTrace, ServiceUnavailable, SettingsError
+from kp_scorer.errors import SettingsError
 from kp_scorer.limits import Limits
-from kp_scorer.serve.exports import LOGS, spans_in
-from kp_scorer.serve.run_converter import load
-from kp_scorer.serve.server import serve
-from kp_scorer.serve.submitter import Submitter
-from kp_scorer.serve.tokens import read_tokens
 from kp_scorer.settings import Settings
 from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter, DeadLettering
 from kp_scorer.store.keys import Keys
-from kp_scorer.store.records import Revision
-from kp_scorer.store.runs import NO_WAIT, ClaimedRun, ReceivedSpan
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
 from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, in_protobuf, new_run, open_server
-from tests.support.late_outcomes import late_outcome
 from tests.support.processes import PATIENCE_S, at_work, forked, free_port, wait_until
 from tests.support.prometheus import Samples, exposition, samples_of
-from tests.support.rabbitmq import RABBITMQ_URL, RabbitMQ, declare_as_worker, default_queues
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.traces import fresh_samples
 
 JSON, PROTOBUF = "application/json", "application/x-protobuf"
@@ -97,27 +87,6 @@ def test_spans_become_one_trace_whatever_form_they_come_in(server: HttpServer, s
         assert store.runs.agent_span(decision["trace_id"]) == root["spanId"]
 
 
-def test_spans_in_protobuf_are_read_whatever_stands_between_them() -> None:
-    parts = [export_of(chat_span(new_run()), kp__domain=domain, of_nobody="x" * 2_000) for domain in ("code", "finance")]
-    # Add unknown fields (a varint, eight bytes, four bytes, a text), and a span of over a mebibyte, of which only the ids are
-    # kept.
-    unknown = b"\xf8\x7f\xff\x01" + b"\xf9\x7f" + bytes(8) + b"\xfd\x7f" + bytes(4) + b"\xfa\x7f\x02ab"
-    large = export_of(chat_span(new_run(), said="x" * 1_100_000))
-    body = unknown.join(map(in_protobuf, [*parts, large])) + unknown
-    by_run, rejected = spans_in(body, PROTOBUF, Limits())
-    assert rejected == 0
-    at_once = ExportTraceServiceRequest.FromString(body)
-    assert list(by_run) == [resource.scope_spans[0].spans[0].trace_id.hex() for resource in at_once.resource_spans]
-    contents = [spans[0].content for spans in by_run.values()]
-    assert [json.loads(content)["attributes"][0]["value"] for content in contents[:2]] == [
-        {"stringValue": domain} for domain in ("code", "finance")
-    ]
-    assert contents[2] == b""
-    for cut in range(0, 600, 7):
-        with suppress(InvalidTrace):
-            spans_in(body[:cut], PROTOBUF, Limits())
-
-
 @pytest.mark.parametrize("place", ["span", "resource"])
 def test_a_text_that_is_not_utf_8_costs_no_other_run(server: HttpServer, place: str) -> None:
     # An agent cut a text within a character, and a collector sends its spans together with those of another agent.
@@ -130,30 +99,6 @@ def test_a_text_that_is_not_utf_8_costs_no_other_run(server: HttpServer, place: 
     assert server.status(good)["state"] == "decided"
     detail = server.status(damaged)["detail"]
     assert detail.startswith("$: expected spans that can be decoded, at most 5000 and 16777216 bytes, and service.name")
-
-
-def test_a_run_of_too_many_objects_costs_no_other_run() -> None:
-    # An agent recorded a list of numbers for each token. Between its spans, a collector sends those of another agent.
-    costly = in_protobuf(export_of(chat_span(run_id := new_run()) | {"attributes": [{}] * 180_000}))
-    others = [in_protobuf(export_of(chat_span(new_run(), said="x" * 10_000))) for _ in range(7)]
-    by_run, rejected = spans_in(b"".join(costly + export for export in others), PROTOBUF, LARGEST_BODY)
-    assert (rejected, len(by_run)) == (0, 8)
-    of_costly = by_run.pop(run_id)
-    assert [not span.content for span in of_costly] == [False] * 6 + [True]
-    assert all(span.content for (span,) in by_run.values())
-
-
-@pytest.mark.parametrize(("attribute", "length"), [("service.name", 1_100), ("process.command_line", 1_100_000)])
-@pytest.mark.parametrize("form", [JSON, PROTOBUF])
-def test_a_long_attribute_of_a_resource_costs_no_other_run(attribute: str, length: int, form: str) -> None:
-    good, long = export_of(chat_span(new_run())), export_of(chat_span(new_run()), **{attribute: "x" * length})
-    body = json.dumps({"resourceSpans": [*long["resourceSpans"], *good["resourceSpans"]]}).encode()
-    by_run, rejected = spans_in(in_protobuf(long) + in_protobuf(good) if form == PROTOBUF else body, form, LARGEST_BODY)
-    assert rejected == 0
-    of_long, of_good = (span for (span,) in by_run.values())
-    # JSON is parsed as a whole, so only what its spans keep of a resource is limited.
-    assert (of_long.content == b"") == (form == PROTOBUF or attribute == "service.name")
-    assert b"high water" in of_good.content
 
 
 def test_spans_of_many_runs_that_are_rejected_take_one_line_of_the_log(server: HttpServer) -> None:
@@ -426,18 +371,6 @@ def test_run_that_two_instrumentations_record_under_ids_of_their_own_is_one(sett
         assert first["traceId"] in event["detail"]
 
 
-def test_run_that_somebody_else_sends_too_is_decided(settings: Settings, tmp_path: Path) -> None:
-    file, first = tmp_path / "tokens", chat_span(new_run())
-    file.write_text("a-token-of-this-test\na-token-of-another\n")
-    by_token = {"a-token-of-another": first, "a-token-of-this-test": first | {"traceId": new_run()}}
-    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
-        for token, span in by_token.items():
-            export = export_of(span, service__name="tides")
-            export["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": token}
-            assert server.ask("POST", "/v1/traces", export, authorization=f"Bearer {token}").status == 200
-            assert server.status(span["traceId"], authorization=f"Bearer {token}")["state"] == "decided"
-
-
 @pytest.mark.parametrize("form", ["application/json", PROTOBUF])
 def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: HttpServer, form: str) -> None:
     run = chat_span(new_run()) | {"attributes": attributes(gen_ai__operation__name="chat")}
@@ -464,28 +397,6 @@ def test_logs_are_read_for_events_of_agents_and_metrics_are_dropped(server: Http
     assert server.ask("POST", "/v1/metrics", b"\x0a\x00" if form == PROTOBUF else {}, content_type=form).status == 200
 
 
-def test_an_event_that_cannot_be_decoded_costs_its_run_as_a_span_does() -> None:
-    word, whole, damaged = "Hochwasser", new_run(), new_run()
-    message = ExportLogsServiceRequest()
-    records = message.resource_logs.add().scope_logs.add().log_records
-    for run_id, name, content in (
-        (whole, "gen_ai.choice", "At 04:12."),
-        (damaged, "gen_ai.choice", word),
-        (new_run(), "", word),
-    ):
-        record = records.add(event_name=name, trace_id=bytes.fromhex(run_id), span_id=bytes([1] * 8))
-        record.body.string_value = content
-    body = message.SerializeToString().replace(word.encode(), b"\xc3" * len(word))
-    by_run, rejected = spans_in(body, PROTOBUF, LARGEST_BODY, LOGS)
-    # Without its event, the run would be decided as if nothing had been said there. The last record is no agent's.
-    assert {run_id: bool(event.content) for run_id, (event,) in by_run.items()} == {whole: True, damaged: False}
-    assert rejected == 0
-    # No record in JSON passes for a refused one by a field of its own.
-    claiming = {"traceId": damaged, "spanId": "01" * 8, "refused": "gen_ai.choice"}
-    logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [claiming]}]}]}
-    assert spans_in(json.dumps(logs).encode(), JSON, LARGEST_BODY, LOGS) == ({}, 0)
-
-
 def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged_once_a_minute(server: HttpServer) -> None:
     for path in ("/v1/traces/", "/api/public/otel/v1/traces"):
         assert server.ask("POST", path, export_of(chat_span(new_run()))).json == {}
@@ -499,25 +410,6 @@ def test_paths_of_exporters_may_have_a_prefix_or_a_slash_and_refusals_are_logged
     refused = [(event["status"], event["peer"], event["path"]) for event in server.process.logged("request_refused", 4)]
     of_exports = [(415, "127.0.0.1", "/v1/traces"), (413, "127.0.0.1", "/v1/traces"), (400, "127.0.0.1", "/v1/logs")]
     assert refused == [(404, "127.0.0.1", "/v2/traces"), *of_exports]
-
-
-def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
-    exported = export_of(chat_span(new_run()))
-    exported["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "openinference.instrumentation.langchain"}
-    arguments = (json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000")
-    convert: Any = load(arguments)[1]
-    for body, form in ((json.dumps(exported).encode(), "application/json"), (in_protobuf(exported), PROTOBUF)):
-        ((_, spans),) = spans_in(body, form, Limits())[0].items()
-        answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
-        assert answer["trace"]["metadata"]["framework"] == "langchain"
-
-
-def test_a_lone_surrogate_in_the_name_of_a_service_does_not_stop_its_runs() -> None:
-    exported = export_of(chat_span(new_run()), service__name="tide \ud800")
-    convert: Any = load((json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000"))[1]
-    ((_, spans),) = spans_in(json.dumps(exported).encode(), "application/json", Limits())[0].items()
-    answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
-    assert answer["trace"]["metadata"]["agent_id"] == "tide \ufffd"
 
 
 def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
@@ -538,149 +430,6 @@ def test_traces_come_alone_in_an_array_or_on_lines(server: HttpServer) -> None:
     assert server.ask("GET", "/traces/kp:trace:unknown").status == server.ask("GET", "/traces/other").status == 404
     assert server.ask("POST", "/traces/", one).status == 405
     assert "/v1/traces" in server.ask("GET", "/openapi.json").json["paths"]
-
-
-def test_a_token_is_asked_for_before_a_body_is_read(settings: Settings, tmp_path: Path) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"# of the agents\n{TOKEN}\n")
-    with open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
-        for path in ("/v1/traces", "/traces"):
-            for headers in ({}, {"authorization": f"Bearer {TOKEN}x"}, {"authorization": f"Basic {TOKEN}"}):
-                refused = server.ask("POST", path, b"{}", **headers)
-                assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
-        assert server.ask("GET", "/traces/kp:trace:1").status == 401
-        assert server.ask("POST", "/traces", fresh_samples(1)[0], authorization=f"Bearer {TOKEN}").status == 202
-        for method in ("GET", "HEAD"):
-            assert server.ask(method, "/livez").status == server.ask(method, "/readyz").status == 200
-    assert TOKEN not in (tmp_path / "server.log").read_text("utf-8")
-
-
-def test_a_token_may_send_late_outcomes_only_of_traces_that_came_with_it(settings: Settings, tmp_path: Path) -> None:
-    file, (trace,) = tmp_path / "tokens", fresh_samples(1)
-    file.write_text(f"{TOKEN}\n{TOKEN}-of-others\n")
-    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    path, late = f"/traces/{trace['id']}/outcome", {"success": False, "reason": "late"}
-    with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log", serve__tokens=str(file)) as server:
-        (row,) = server.ask("POST", "/traces", trace, **own).json["traces"]
-        wait_until(lambda: server.ask("GET", f"/traces/{trace['id']}", **own).json.get("decision"))
-        for body, status in (
-            (late, 403),
-            (late | {"key": "guessed"}, 403),
-            ([], 400),
-            ({"key": row["outcome_key"]}, 400),
-        ):
-            assert server.ask("POST", path, body, **others).status == status
-        answer = server.ask("POST", path, late | {"key": row["outcome_key"]}, **own)
-        assert (answer.status, answer.json["trace_id"]) == (202, trace["id"])
-        outcome = f"/traces/{answer.json['outcome_id']}"
-        decision = wait_until(lambda: server.ask("GET", outcome, **own).json.get("decision"))
-        assert server.ask("GET", f"/traces/{trace['id']}", **others).json["decision"] == decision
-        conflicting = late | {"key": row["outcome_key"], "id": answer.json["outcome_id"], "success": True}
-        assert server.ask("POST", path, conflicting, **own).status == 409
-    assert (decision["revision"], decision["revised_by"]["reason"]) == (2, "late")
-
-
-def test_a_token_has_its_queue_for_traces_and_for_spans(
-    settings: Settings, tmp_path: Path, redis_client: redis.Redis, store: Store
-) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
-    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 2}}, serve__tokens=str(file))
-    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    # The scripts must be loaded, as a worker would have done by now.
-    store.ledger.load_scripts()
-    with open_server(both, tmp_path / "server.log") as server:
-        for headers in (own, others):
-            assert server.ask("POST", "/traces", fresh_samples(1)[0], **headers).status == 202
-            assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
-        wait_until(lambda: [redis_client.llen(name) for name in both.queues.traces] == [2, 2])
-        assert [server.ask("POST", "/traces", fresh_samples(1)[0], **each).status for each in (own, others)] == [202, 429]
-    with pytest.raises(SettingsError, match=r"^queue: expected one of traces, as"):
-        serve(with_changed(settings, serve__tokens=str(file), serve__port=0))
-
-
-def test_a_replayed_run_goes_to_the_queue_of_its_token(
-    settings: Settings, tmp_path: Path, redis_client: redis.Redis, store: Store
-) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(f"{TOKEN} traces.others\n")
-    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {}}, serve__tokens=str(file))
-    store.ledger.load_scripts()
-    with open_server(both, tmp_path / "server.log", queues__message_bytes=400) as server:
-        asked = server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), authorization=f"Bearer {TOKEN}")
-        assert asked.status == 200
-        wait_until(lambda: list(store.dead_letters.read()))
-    assert command(both, "dead-letter", "replay").exit_code == 0
-    with open_server(both, tmp_path / "mended.log"):
-        wait_until(lambda: sum(redis_client.llen(name) for name in both.queues.traces))
-        assert redis_client.llen("traces.others") == 1
-
-
-def test_a_full_queue_keeps_no_run_of_another_queue_waiting(settings: Settings, tmp_path: Path, store: Store) -> None:
-    file, count = tmp_path / "tokens", 12
-    file.write_text(f"{TOKEN}\n{TOKEN}-of-others traces.others\n")
-    both = with_changed(settings, queues__traces={"traces": {}, "traces.others": {"limit": 1}}, serve__tokens=str(file))
-    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    store.ledger.load_scripts()
-    with open_server(both, tmp_path / "server.log") as server:
-        assert server.ask("POST", "/traces", fresh_samples(1)[0], **others).status == 202
-        for headers in [others] * count + [own]:
-            assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
-        wait_until(lambda: server.process.events("run_submitted"))
-        # The first run shows that its queue is full, so the others need not be tried before the run of the other queue.
-        assert len(server.process.events("runs_wait")) < count / 2
-        # The runs of the full queue still wait for room.
-        assert store.runs.held()[0] == count
-
-
-def test_a_queue_that_cannot_be_used_keeps_no_run_of_another_waiting(redis_url: str, tmp_path: Path, store: Store) -> None:
-    file, count, lost = tmp_path / "tokens", 12, "traces.others"
-    file.write_text(f"{TOKEN}\n{TOKEN}-of-others {lost}\n")
-    own, others = ({"authorization": f"Bearer {TOKEN}{end}"} for end in ("", "-of-others"))
-    store.ledger.load_scripts()
-    with default_queues(RABBITMQ_URL, redis_url) as defaults:
-        both = with_changed(defaults, queues__traces={"traces": {}, lost: {}}, serve__tokens=str(file))
-        declare_as_worker(both)
-        with Connection(both.broker.url) as connection:
-            # An administrator has replaced the queue by one of another kind.
-            connection.default_channel.queue_delete(lost)
-            connection.default_channel.exchange_delete(lost)
-            connection.default_channel.queue_declare(lost, durable=True)
-        with open_server(both, tmp_path / "server.log") as server:
-            for headers in [others, own] * count:
-                assert server.ask("POST", "/v1/traces", export_of(chat_span(new_run())), **headers).status == 200
-            server.process.logged("run_submitted", count)
-            assert "PRECONDITION_FAILED" in server.process.logged("runs_wait")[0]["detail"]
-            assert len(server.process.events("runs_wait")) < count / 2
-
-
-def test_many_runs_of_one_token_keep_no_run_of_another_waiting(
-    settings: Settings, store: Store, tmp_path: Path, keys: Keys, redis_client: redis.Redis
-) -> None:
-    store.ledger.load_scripts()
-    for sender in ["one"] * 40 + ["another"]:
-        span = chat_span(new_run())
-        store.runs.store(span["traceId"], [ReceivedSpan(span["spanId"], json.dumps(span).encode())], "", sender)
-    # All runs are due when the server starts, in the order in which they came.
-    run_ids: Any = redis_client.zrange(keys.runs, 0, -1)
-    redis_client.zadd(keys.runs, {run_id: place for place, run_id in enumerate(run_ids)})
-    with open_server(settings, tmp_path / "server.log") as server:
-        submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 41)]
-    assert f"kp:trace:otel:{span['traceId']}" in submitted[:3]
-
-
-@pytest.mark.parametrize(
-    ("content", "mode", "expected"),
-    [("", 0o600, "a token"), ("short", 0o600, "a token"), (f"{TOKEN} a b", 0o600, "a token"), (TOKEN, 0o602, "write")],
-)
-def test_an_invalid_file_of_tokens_or_one_that_others_can_write_to_is_refused(
-    content: str, mode: int, expected: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "tokens"
-    file.write_text(content)
-    file.chmod(mode)
-    with pytest.raises(SettingsError, match=expected):
-        read_tokens(str(file))
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
@@ -801,38 +550,6 @@ def test_no_room_is_429_and_frees_itself(settings: Settings, tmp_path: Path) -> 
         wait_until(lambda: server.export(chat_span(second)).status == 200)
 
 
-@pytest.mark.parametrize("ended", ["submitted", "kept", "dead", "deleted"])
-def test_a_run_that_ends_leaves_the_share_of_its_sender(
-    settings: Settings, keys: Keys, redis_client: redis.Redis, ended: str
-) -> None:
-    keeping = with_changed(settings, serve__quiet_s=0.001, serve__keep_spans_s=60.0 if ended == "kept" else 0.0)
-    with Store.open(keeping) as collecting:
-        for number, (run_id, sender) in enumerate([("a", "first"), ("b", "first"), ("c", "second"), ("c", "first")]):
-            assert collecting.runs.store(run_id, [ReceivedSpan(f"{number:016x}", b"{}")], "", sender) == ("stored", 0)
-        assert redis_client.hmget(keys.runs_by_sender, "first", "first:bytes") == [b"2", b"4"]
-        assert redis_client.hmget(keys.runs_by_sender, "second", "second:bytes") == [b"1", b"4"]
-        if ended != "deleted":
-            assert collecting.runs.finish("a", "dead" if ended == "dead" else "submitted")
-            assert redis_client.hmget(keys.runs_by_sender, "first", "first:bytes") == [b"1", b"2"]
-            assert collecting.runs.finish("b", "left_out")
-            assert redis_client.hget(keys.runs_by_sender, "first") is None
-        redis_client.delete(*map(keys.run, "bc"), *([keys.run("a")] if ended == "deleted" else []))
-        # A process that claims runs skips the deleted ones.
-        wait_until(lambda: collecting.runs.claim() is None and not redis_client.exists(keys.runs_by_sender))
-
-
-def test_run_that_has_ended_leaves_little_in_redis(
-    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis
-) -> None:
-    spans = [ReceivedSpan(f"{number:016x}", b"{}") for number in range(settings.serve.run_spans)]
-    assert store.runs.store("a", spans[1:]) == ("stored", 0)
-    assert store.runs.finish("a", "left_out")
-    used: Any = redis_client.memory_usage(keys.run("a"), samples=0)
-    assert used < 25 * len(spans)
-    # Spans that are sent again count as stored.
-    assert store.runs.store("a", spans) == ("closed", 1)
-
-
 def test_a_full_redis_is_429_and_an_absent_one_503(
     alone: tuple[Settings, redis.Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -853,95 +570,6 @@ def test_a_full_redis_is_429_and_an_absent_one_503(
         assert server.ask("GET", "/livez").status == 200
 
 
-def test_a_claimed_run_is_the_same_for_the_next_claimer(settings: Settings, keys: Keys, redis_client: redis.Redis) -> None:
-    with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
-        spans = [ReceivedSpan(f"{number:016x}", b"[%d]" % number) for number in range(5)]
-        assert collecting.runs.store("r", spans) == ("stored", 0)
-        claimed = wait_until(collecting.runs.claim)
-        assert claimed
-        assert claimed.spans == [b"[%d]" % number for number in range(5)]
-        assert collecting.runs.claim() is None
-        assert collecting.runs.close(claimed, "")
-        assert collecting.runs.store("r", [*spans, ReceivedSpan("f" * 16, b"{}")]) == ("closed", 1)
-        # The next process that claims the run can only close it.
-        collecting.runs.wait(claimed, is_empty=False)
-        redis_client.zadd(keys.runs, {"r": 0})
-        assert collecting.runs.claim() == claimed._replace(attempts=2, closed=NO_WAIT)
-        collecting.runs.finish("r", "submitted")
-        collecting.runs.finish("r", "submitted")
-        assert collecting.runs.store("r", spans) == ("closed", 0)
-        assert collecting.runs.claim() is None
-
-
-def test_a_run_that_grows_during_its_conversion_is_not_charged_with_an_attempt(settings: Settings) -> None:
-    with Store.open(with_changed(settings, serve__quiet_s=0.001)) as collecting:
-        for number in range(0, 10, 2):
-            collecting.runs.store("r", [ReceivedSpan(f"{number:016x}", b"{}")])
-            claimed = wait_until(collecting.runs.claim)
-            assert claimed
-            assert claimed.attempts == 1
-            collecting.runs.store("r", [ReceivedSpan(f"{number + 1:016x}", b"{}")])
-            assert not collecting.runs.close(claimed, "")
-
-
-def test_an_outcome_that_comes_while_its_run_is_claimed_is_not_overlooked(
-    settings: Settings, keys: Keys, redis_client: redis.Redis
-) -> None:
-    with Store.open(with_changed(settings, serve__quiet_s=0.001, serve__outcome_wait_s=3_600.0)) as collecting:
-        assert collecting.runs.store("r", [ReceivedSpan("a" * 16, b"[]")]) == ("stored", 0)
-        claimed = wait_until(collecting.runs.claim)
-        assert claimed
-        late = late_outcome("of-some-producer", trace_id=claimed.trace_id)
-        assert collecting.ledger.revise([Revision("kp:outcome:1", bytes(16), claimed.trace_id, late)]) == ["waits"]
-        assert not collecting.runs.close(claimed, "", "")
-        claimed = wait_until(collecting.runs.claim)
-        assert claimed
-        known = collecting.ledger.waiting_outcome(claimed.trace_id)
-        assert known
-        assert not known.success
-        # A process that claims the run after another one has closed it learns the outcome with which it was closed.
-        assert collecting.runs.close(claimed, "", '{"success":false}')
-        redis_client.zadd(keys.runs, {"r": 0})
-        again = collecting.runs.claim()
-        assert again
-        assert again.closed == '{"success":false}'
-
-
-def test_a_run_that_ends_its_processes_becomes_a_dead_letter(
-    settings: Settings, store: Store, keys: Keys, redis_client: redis.Redis, tmp_path: Path
-) -> None:
-    run_id, changed = new_run(), with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
-    span = json.dumps(chat_span(run_id)).encode()
-    with Store.open(changed) as collecting:
-        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, span)])
-        for attempts in range(1, changed.worker.max_attempts + 1):
-            # Each process that claims the run dies, after which its claim expires.
-            claimed = wait_until(collecting.runs.claim)
-            assert claimed
-            assert claimed.attempts == attempts
-            redis_client.zadd(keys.runs, {run_id: 0})
-    with open_server(settings, tmp_path / "server.log", **SUPPLIED):
-        (dead,) = wait_until(lambda: list(store.dead_letters.read()))
-    assert (dead.reason, dead.trace_id) == ("poison", f"kp:trace:otel:{run_id}")
-    assert span in store.dead_letters.payload(dead.letter_id)
-    assert store.ledger.counts() == (1, 0, 0, 1)
-
-
-def test_a_run_that_waits_for_the_broker_is_not_charged_with_an_attempt(
-    settings: Settings, keys: Keys, redis_client: redis.Redis
-) -> None:
-    away = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001, "broker__url": "redis://127.0.0.1:1/0"})
-    run_id = new_run()
-    with Store.open(away) as collecting, Client(away) as client:
-        collecting.runs.store(run_id, [ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())])
-        claimed = wait_until(collecting.runs.claim)
-        assert claimed
-        submitter = Submitter(away, collecting, {"": client})
-        with closing(submitter._converting), pytest.raises(ServiceUnavailable):
-            submitter._complete(claimed)
-    assert redis_client.hget(keys.run(run_id), ":attempts") is None
-
-
 def test_packages_that_are_not_installed_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
     for name in [name for name in sys.modules if name.startswith("kp_scorer.serve.")]:
@@ -949,19 +577,3 @@ def test_packages_that_are_not_installed_are_named(settings: Settings, monkeypat
     error = command(settings, "serve").exception
     assert isinstance(error, SettingsError)
     assert str(error) == "serve: there is no fastapi: install kp-scorer[serve]"
-
-
-def test_a_run_whose_process_died_before_it_was_removed_is_submitted_once(settings: Settings, store: Store) -> None:
-    supplied = with_changed(settings, **{**SUPPLIED, "serve__quiet_s": 0.001})
-    run_id = new_run()
-    root = ReceivedSpan("f" * 16, json.dumps(chat_span(run_id)).encode())
-    with Store.open(supplied) as collecting, Client(supplied) as client:
-        collecting.runs.store(run_id, [root])
-        claimed = wait_until(collecting.runs.claim)
-        assert claimed
-        for _ in range(2):
-            submitter = Submitter(supplied, collecting, {"": client})
-            with closing(submitter._converting):
-                submitter._submit(claimed, submitter._converted(claimed))
-    assert store.ledger.counts() == (1, 1, 0, 0)
-    assert list(store.dead_letters.read()) == []
