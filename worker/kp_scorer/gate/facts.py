@@ -75,8 +75,8 @@ class Entries:
         for name in _NAMES:
             self.rows[name] = stored[name]
         np.multiply(stored["vector"], 1 / _STEPS, out=self.rows["vector"])
-        places = b" ".join(place for place, _ in entries).replace(b"-", b" ").split()
-        self.rows["at"] = np.array(list(map(int, places)), np.uint64).reshape(-1, 2) @ np.array([TICKS, 1], np.uint64)
+        places = b" ".join(place for place, _ in entries).replace(b"-", b" ")
+        self.rows["at"] = np.fromstring(places, np.int64, sep=" ").reshape(-1, 2) @ (TICKS, 1)
         self.notes = {
             index: _note(place, fields) for index, (place, fields) in enumerate(entries) if b"r" in fields or b"e" in fields
         }
