@@ -1,7 +1,9 @@
 """A worker notifies systemd that it is ready and stopping and, if systemd watches it, that it is alive."""
 
 import os
+import signal
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +13,9 @@ from kp_scorer.process.watchdog import Supervisor
 from kp_scorer.settings import Settings
 from structlog.testing import capture_logs
 
-from tests.support.processes import FAST_WORKER, start_worker, wait_until
+from tests.support.commands import COMMAND
+from tests.support.processes import FAST_WORKER, PATIENCE_S, free_port, opened, start_worker, wait_until
+from tests.support.required import required
 
 
 class Systemd:
@@ -78,3 +82,17 @@ def test_a_systemd_that_is_gone_is_logged_and_ignored(tmp_path: Path) -> None:
     with capture_logs() as lines:
         Supervisor({"NOTIFY_SOCKET": str(tmp_path / "gone")}).notify("READY=1")
     assert [(line["event"], line["state"]) for line in lines] == [("supervisor_not_told", "READY=1")]
+
+
+def test_the_first_process_of_a_container_ends_when_told_to_while_it_starts(tmp_path: Path) -> None:
+    container = (required("unshare", "util-linux"), "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+    if subprocess.run([*container, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("nobody here may make a namespace of processes")
+    # Nothing answers there, so the start waits for a minute.
+    variables = os.environ | {"KP_BROKER_URL": f"redis://127.0.0.1:{free_port()}/0", "KP_METRICS_PORT": "0"}
+    log = tmp_path / "worker.log"
+    with log.open("wb") as output, opened(*container, *COMMAND, "worker", env=variables, stderr=output) as outer:
+        wait_until(lambda: b"service_unavailable" in log.read_bytes())
+        (first,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text("utf-8").split()
+        os.kill(int(first), signal.SIGTERM)
+        assert outer.wait(PATIENCE_S) == 128 + signal.SIGTERM

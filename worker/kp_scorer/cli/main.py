@@ -4,6 +4,8 @@ Every command pays for what this module imports, and probes and shell completion
 command is imported only when that command is called.
 """
 
+import os
+import signal
 import sys
 from importlib import import_module
 from typing import Final
@@ -60,6 +62,7 @@ _COMMANDS: Final = {
 """The commands by group: the module of each, in which its function has the same name, and its line in the help."""
 _INTERRUPTED: Final = 130
 _UNREAD: Final = 141
+_TERMINATED: Final = 143
 _MODULES: Final = {name: module for group in _COMMANDS.values() for name, (module, _) in group.items()}
 
 
@@ -101,6 +104,10 @@ def commands() -> None:
 
 def main() -> None:
     """Run the command line and exit; an error is one line."""
+    if os.getpid() == 1:
+        # The kernel spares the first process of a container any signal without a handler. A worker that is stopped while it
+        # starts would become ready and take messages until it is killed. Commands with a handler of their own replace this one.
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(_TERMINATED))
     guard_streams()
     run()
 
