@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.processes import PATIENCE_S, wait_until
 
 QUEUE = "traces"
+PRIORITY = "traces\x06\x163"
 VISIBILITY_S = 3
 
 
@@ -143,6 +145,51 @@ def test_a_call_that_a_lost_connection_repeats_loses_nothing(redis_client: redis
     received = [transport_queue.receive.run(redis_client, command)[0].message for _ in range(2)]
     assert received == [b"first", b"second"]
     assert sorted(redis_client.hvals(keys.unacknowledged)) == received
+
+
+REFUSABLE = [
+    *("expire", "hdel", "hget", "hmget", "hset", "lindex", "lpush", "lrange", "lrem", "ltrim", "rpop", "rpush"),
+    *("time", "zadd", "zrangebyscore", "zrem"),
+]
+"""The commands with which messages are received, requeued and reclaimed."""
+
+
+@pytest.mark.parametrize("command", REFUSABLE)
+def test_no_message_is_lost_or_copied_for_lack_of_a_permission(alone: tuple[Settings, redis.Redis], command: str) -> None:
+    settings, client = alone
+    client.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all", f"-{command}"])
+    keys, sizes, messages = QueueKeys(QUEUE), Sizes(2**20), [b"%d" % number for number in range(8)]
+    client.lpush(QUEUE, *messages[:3])
+    client.lpush(keys.moving, *messages[3:5])
+    client.lpush(PRIORITY, messages[5])
+    client.hset(keys.unacknowledged, mapping={"dead": messages[6], "in-flight": messages[7]})
+    now_ms = client.time()[0] * 1_000
+    client.zadd(keys.renewed, {"dead": 0, "in-flight": now_ms})
+    # The message that has come back once has made the hash of deliveries.
+    client.hset(keys.deliveries, "0" * 40, 1)
+    with redis.Redis.from_url(settings.broker.url, username="worker", password="any") as worker:
+        for attempt in ("first", "second"):
+            with suppress(redis.exceptions.ResponseError):
+                transport_queue.receive(
+                    worker, keys=keys, moved=messages[3], most=3, most_bytes=2**20, call_name=attempt, sizes=sizes
+                )
+            with suppress(redis.exceptions.ResponseError):
+                transport_queue.requeue(worker, keys=keys, receipt="in-flight", receive_next=True, counts_delivery=True)
+            with suppress(redis.exceptions.ResponseError):
+                transport_queue.reclaim(
+                    worker,
+                    keys=keys,
+                    priorities=[PRIORITY],
+                    visibility_timeout_ms=100_000,
+                    most=10,
+                    sizes=sizes,
+                    in_flight=[],
+                )
+    renewed: Any = client.zrange(keys.renewed, 0, -1)
+    in_flight = client.hgetall(keys.unacknowledged)
+    assert in_flight.keys() <= {*renewed}
+    lists = [client.lrange(each, 0, -1) for each in (QUEUE, keys.moving, PRIORITY)]
+    assert sorted([*in_flight.values(), *chain.from_iterable(lists)]) == messages
 
 
 def test_a_message_that_is_swept_before_its_consumer_notes_it_is_delivered_once(

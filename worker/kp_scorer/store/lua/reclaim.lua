@@ -8,7 +8,11 @@
 
 for _, priority in ipairs(priorities) do expect('list', priority) end
 
+-- Redis may refuse a command if this user has no permission for it. So each message is on the queue before it leaves where it was,
+-- by a command that is called here without effect, as otherwise every call would add another copy.
 use_reserve('hash', unacknowledged)
+use_reserve('zset', renewed)
+use_reserve('list', moving)
 
 -- However long deciding takes, only a dead or stalled consumer loses its messages.
 local renewals = {}
@@ -17,10 +21,9 @@ for i = 1, #renewals, 1000 do redis.call('ZADD', renewed, 'XX', unpack(renewals,
 
 -- The consumer of a message in `moving` is about to receive it, or is dead. Returning the message is right in both cases: a consumer
 -- that lives receives it next. Of a message that is too large only the beginning returns, which cannot kill a consumer.
-for _, message in ipairs(redis.call('LRANGE', moving, -most, -1)) do
-    redis.call('LREM', moving, -1, message)
-    redis.call('RPUSH', queue, cut(message))
-end
+local moved = redis.call('LRANGE', moving, -most, -1)
+for _, message in ipairs(moved) do redis.call('RPUSH', queue, cut(message)) end
+redis.call('LTRIM', moving, 0, -#moved - 1)
 
 -- Redis' clock may have gone back since these were renewed.
 for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
@@ -28,18 +31,17 @@ for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.form
 end
 for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '-inf', now - visibility_timeout_ms, 'LIMIT', 0, most)) do
     local message = redis.call('HGET', unacknowledged, receipt)
+    if message then redis.call('RPUSH', queue, message) end
     redis.call('ZREM', renewed, receipt)
     redis.call('HDEL', unacknowledged, receipt)
-    if message then
-        redis.call('RPUSH', queue, message)
-        count_delivery(receipt, message)
-    end
+    if message then count_delivery(receipt, message) end
 end
 
 for _, priority in ipairs(priorities) do
     for _ = 1, most do
-        local message = redis.call('RPOP', priority)
+        local message = redis.call('LINDEX', priority, -1)
         if not message then break end
         redis.call('LPUSH', queue, message)
+        redis.call('LTRIM', priority, 0, -2)
     end
 end
