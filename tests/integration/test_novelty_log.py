@@ -1,6 +1,7 @@
 """The novelty log, on a real Redis and in memory. Workers on one log share the window that its first writer set."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 from kp_scorer.client import Client
-from kp_scorer.errors import SettingsError
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.novelty import MemoryLog, NoveltyCache, NoveltyLog, Placement, Window
 from kp_scorer.novelty.log import Cursor
 from kp_scorer.settings import Settings
@@ -205,3 +206,21 @@ def test_a_worker_whose_window_turns_out_to_be_another_requeues_and_ends(
         assert line["detail"].startswith("novelty.max_elements is 1000 there and 7 here: the log word-hash-1 ")
         with at_work(settings, tmp_path):
             assert {status.state for status in client.as_completed(ids, timeout_s=PATIENCE_S)} == {"decided"}
+
+
+@pytest.mark.parametrize("command", ["hmget", "hset", "pexpire", "time", "xadd", "xdel", "xrange", "xtrim"])
+def test_traces_are_placed_once_redis_no_longer_refuses_a_command(alone: tuple[Settings, redis.Redis], command: str) -> None:
+    settings, client = alone
+    client.acl_setuser("worker", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
+    with redis.Redis.from_url(settings.redis.url, username="worker", password="any") as worker:
+        cache = cache_of(log_in(worker))
+        place(cache, "before", 1)
+        client.acl_setuser("worker", commands=[f"-{command}"])
+        for _ in range(2):
+            with suppress(ServiceUnavailable):
+                cache.place([candidate("a", 2), candidate("b", 3)])
+        client.acl_setuser("worker", commands=[f"+{command}"])
+        cache.place([candidate("a", 2), candidate("b", 3)])
+        assert nearest(place(cache, "after", 3)) == ("b", 1.0)
+    numbers = [entry.place.number for entry in log_in(client).entries()]
+    assert numbers == [1, 2, 3, 4]

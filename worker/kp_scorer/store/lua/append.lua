@@ -51,13 +51,15 @@ local function admit(candidate)
         more[#more + 1] = 'vd'
         more[#more + 1] = candidate.visible
     end
-    redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(more))
     -- A trace that has ended keeps the place that its decision rests on. This worker comes too late, so it only compares.
-    if state == 'decided' or state == 'dead' then return new_entry end
-    -- The state is left out: if Redis came back without the record, the ledger has to make and count it at the next `acquire`.
-    redis.call('HSET', record, 'digest', digest, 'epoch', epoch, 'entry', new_entry)
-    -- A pending record does not expire.
-    if not state then redis.call('PEXPIRE', record, record_ttl_ms) end
+    if state ~= 'decided' and state ~= 'dead' then
+        -- The state is left out: if Redis came back without the record, the ledger has to make and count it at the next `acquire`.
+        redis.call('HSET', record, 'digest', digest, 'epoch', epoch, 'entry', new_entry)
+        -- A pending record does not expire.
+        if not state then redis.call('PEXPIRE', record, record_ttl_ms) end
+    end
+    -- The entry comes last: if Redis refuses one of the others, for lack of a permission, the next call uses this place again.
+    redis.call('XADD', log, new_entry, 'i', candidate.trace_id, 'd', digest, 'v', candidate.vector, unpack(more))
     return new_entry
 end
 
