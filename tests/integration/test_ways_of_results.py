@@ -30,9 +30,10 @@ from tests.support.builders import decision
 from tests.support.changed_settings import with_changed
 from tests.support.commands import command
 from tests.support.documents import code_with
-from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, opened, start_worker, wait_until
+from tests.support.processes import CRASHING_WORKER, PATIENCE_S, at_work, free_port, opened, start_worker, wait_until
+from tests.support.prometheus import scraped
 from tests.support.rabbitmq import declare_as_worker, default_queues
-from tests.support.traces import fresh_samples, short_traces
+from tests.support.traces import fresh_samples, rows_in, short_traces
 
 TRACES: Final = 20
 LIMIT: Final = 10
@@ -261,7 +262,7 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
     request: pytest.FixtureRequest, store: Store, tmp_path: Path
 ) -> None:
     scene = scene_of("rabbitmq task", request)
-    settings = scene.settings
+    settings = with_changed(scene.settings, metrics__port=free_port())
     with at_work(settings, tmp_path) as (worker, client):
         submitted = [client.submit(trace) for trace in short_traces(TRACES, seed=23)]
         line = wait_until(lambda: worker.events("trace_waits"))[0]
@@ -269,8 +270,12 @@ def test_decisions_wait_for_the_queue_that_another_app_declares(
         assert "start a worker of the app that consumes it" in line["detail"]
         with make_celery(settings) as app:
             assert unread_decisions(app, settings, store, ()).counts == {}
+        wait_until(lambda: scraped(settings)["kp_scorer_waiting_seconds"] > 1)
+        findings = rows_in(command(settings, "doctor").stdout)
+        assert line["detail"] in [row["detail"] for row in findings if (row["check"], row["state"]) == ("queues", "wrong")]
         with with_shop(settings, tmp_path):
             received = scene.read_until(lambda received: traces_in(received) == TRACES)
+        wait_until(lambda: scraped(settings)["kp_scorer_waiting_seconds"] == 0)
     assert_each_once(submitted, received)
 
 

@@ -102,6 +102,8 @@ class Metrics:
         self.ready = gauge("ready", "1 if the worker receives messages")
         self.degraded = gauge("degraded", "1 if there is no embedder though settings ask for one, so that every novelty is 0.5")
         self.in_flight = gauge("in_flight", "Messages in flight")
+        about = "Time in flight of the oldest message whose last attempt failed; 0 if there is none"
+        self.waited_s = gauge("waiting_seconds", about)
         self.texts_in_flight = gauge("texts_in_flight", "Texts that wait for the engine, or are in it")
         self.window_entries = gauge("window_entries", "Entries of the novelty log in the worker's mirror")
         self.mirror_lag_s = gauge("mirror_lag_seconds", "Time since the mirror was last at the log's end")

@@ -83,6 +83,10 @@ class Pipeline:
         stalled_s = max((delivery.stall.elapsed_s() for delivery in tuple(self._in_flight)), default=0.0)
         return max(stalled_s, self._acknowledge_stage.thread.stall.elapsed_s())
 
+    def waited_s(self) -> float:
+        """Return for how long the oldest message whose last attempt failed has been in flight; 0 if there is none."""
+        return max((each.in_flight_s() for each in tuple(self._in_flight) if each.waits_for), default=0.0)
+
     def drain(self) -> None:
         """Requeue the messages that wait for a retry, and from now on any that would have to wait."""
         self._acknowledge_stage.drain()

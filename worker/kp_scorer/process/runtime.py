@@ -176,6 +176,7 @@ class Runtime:
             on_fatal=self._shut_down,
         )
         self._opened.callback(pipeline.stop)
+        self.metrics.waited_s.set_function(pipeline.waited_s)
         limit_s = settings.decision_timeout_s
         self._watchdog.watch_threads(pipeline.threads)
         self._watchdog.watch("deciding", pipeline.deciding_stalled_s, limit_s)

@@ -118,9 +118,12 @@ def _queues(settings: Settings, store: Store, app: Celery) -> Findings:
                 # First check that the queue exists: comparing its arguments, which comes next, would declare a missing one.
                 waiting(app, Queue(queue.name, exchange=Exchange(""), no_declare=True))
             waiting(app, queue)
-        except NoQueue:
+        except NoQueue as error:
             all_exist = False
-            yield "advice", f"there is no queue {queue.name} yet: start a worker, which makes it"
+            if queue.no_declare:
+                yield "wrong", str(error)
+            else:
+                yield "advice", f"there is no queue {queue.name} yet: start a worker, which makes it"
         except ScorerError as error:
             all_exist = False
             yield "wrong", str(error)
