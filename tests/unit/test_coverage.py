@@ -61,16 +61,6 @@ def test_the_second_batch_is_chosen_given_the_kept_runs_of_the_first(batch: tupl
     assert coverage.choose(vectors, eligible, most) == []
 
 
-def test_a_success_after_many_failures_is_kept_before_a_lone_success() -> None:
-    vectors = vectors_of(EAST, NORTH, NORTH, NORTH)
-    (only,) = Coverage(vectors_of()).choose(vectors, [True, False, False, True], most=1)
-    assert only == (3, 3.0)
-
-
-def test_failed_runs_are_never_kept() -> None:
-    assert Coverage(vectors_of()).choose(vectors_of(EAST, NORTH), [False, False], most=2) == []
-
-
 def test_each_run_is_stood_in_for_by_the_most_similar_kept_one() -> None:
     assert Coverage(vectors_of()).stand_ins(vectors_of(EAST)) == []
     coverage = Coverage(vectors_of(EAST, NORTH))
