@@ -38,9 +38,7 @@ OBSERVATIONS: Final = [
     observation("AGENT", "harbour-master", 0, input={"kwargs": {}}, output=FREE),
     observation("GENERATION", "plan", 1, input=[ASKED], output=CALLED, model="some-model", usage={"total": 90}),
     observation("TOOL", "berths", 3, input={"pier": "B"}, output="B4, B9"),
-    observation(
-        "GENERATION", "answer", 5, input={"messages": [ASKED, CALLED, RETURNED]}, output={"role": "assistant", "content": FREE}
-    ),
+    observation("GENERATION", "answer", 5, input={"messages": [ASKED, CALLED, RETURNED]}, output=assistant(FREE)),
 ]
 TRACE: Final = {
     "id": "tr-1",

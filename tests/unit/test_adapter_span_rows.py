@@ -5,13 +5,14 @@ from typing import Any, Final
 import pytest
 
 from tests.support.converting import converted, steps_in
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 Json = dict[str, Any]
 
 ASKED: Final = "When is high water?"
-USER: Final = {"role": "user", "content": ASKED}
-CALL: Final = {"id": "c", "type": "function", "function": {"name": "tide_table", "arguments": '{"port": "Esbjerg"}'}}
-CALLED: Final = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+USER: Final = user(ASKED)
+CALLED: Final = assistant(None, call("c", "tide_table", '{"port": "Esbjerg"}'))
+ANSWERED: Final = assistant("At 04:12.")
 STEPS: Final = [
     ("tool_call", "tide_table", 'tide_table({"port": "Esbjerg"})'),
     ("observation", "04:12"),
@@ -74,7 +75,7 @@ AGENTS_SDK: Final = [
     {"object": "trace", "id": "r0", "workflow_name": "tides"},
     of_agents_sdk("s1", 0, type="generation", input=[USER], output=[CALLED]),
     of_agents_sdk("s2", 2, type="function", name="tide_table", input='{"port": "Esbjerg"}', output="04:12"),
-    of_agents_sdk("s3", 4, type="generation", input=[USER], output=[{"role": "assistant", "content": "At 04:12."}]),
+    of_agents_sdk("s3", 4, type="generation", input=[USER], output=[ANSWERED]),
 ]
 PHOENIX: Final = {
     "context.trace_id": "r0",
@@ -95,7 +96,7 @@ WEAVE: Final = {
     "parent_id": None,
     "started_at": at(0),
     "inputs": {"messages": [USER]},
-    "output": {"choices": [{"message": {"role": "assistant", "content": "At 04:12."}}]},
+    "output": {"choices": [{"message": ANSWERED}]},
 }
 MLFLOW: Final = {
     "info": {"trace_id": "tr-1"},
@@ -142,18 +143,14 @@ def test_span_alone_is_a_run(source: object) -> None:
 
 
 def test_messages_that_rows_of_no_kind_copy_count_once() -> None:
-    returned, answered = (
-        {"role": "tool", "tool_call_id": "c", "content": "04:12"},
-        {"role": "assistant", "content": "At 04:12."},
-    )
-    messages = [USER, CALLED, returned, answered]
+    messages = [USER, CALLED, result("c", "04:12"), ANSWERED]
     rows = [
         of_langsmith("r0", "", "graph", 0, {"messages": messages[:1]}, {"messages": messages}) | {"end_time": at(9)},
         of_langsmith("r1", "", "agent", 1, {"messages": messages[:1]}, {"messages": messages[1:2]}),
         of_langsmith("r2", "", "chat", 1, {"messages": messages[:1]}, {"choices": [{"message": CALLED}]}),
         of_langsmith("r3", "", "route", 2, {"messages": messages[:2]}, {"output": "tools"}),
-        of_langsmith("r4", "", "tide_table", 3, {"port": "Esbjerg"}, {"output": returned}),
-        of_langsmith("r5", "", "chat", 5, {"messages": messages[:3]}, {"choices": [{"message": answered}]}),
+        of_langsmith("r4", "", "tide_table", 3, {"port": "Esbjerg"}, {"output": messages[2]}),
+        of_langsmith("r5", "", "chat", 5, {"messages": messages[:3]}, {"choices": [{"message": ANSWERED}]}),
     ]
     without_kinds = [{key: row[key] for key in row if key not in ("run_type", "parent_run_id")} for row in rows]
     for sources in (without_kinds, without_kinds[::-1], [LANGSMITH]):

@@ -24,6 +24,7 @@ from tests.support.converting import SUPPLIED, converted, converted_and_refused,
 from tests.support.json_values import places_in, replaced
 from tests.unit import test_adapter_langfuse, test_message_shapes
 from tests.unit import test_adapter_otel as otel
+from tests.unit.test_adapter_openai import assistant, call, result, user
 
 MODULES: Final = [import_module(f"tests.unit.{path.stem}") for path in Path(__file__).parent.glob("test_adapter_*.py")]
 EXAMPLES: Final[dict[str, object]] = {name: example for module in MODULES for name, example in module.EXAMPLES.items()}
@@ -39,15 +40,14 @@ of_each_format = pytest.mark.parametrize("name", sorted(FORMATS))
 
 def chat(*turns: str) -> list[dict[str, Any]]:
     """Return a conversation: ``?`` asks, ``!`` says, ``>`` calls a tool, ``<`` is a result, and ``!…>`` says and calls."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Do it."}]
+    messages = [user("Do it.")]
     for text in turns:
         if text.startswith("<"):
-            messages.append({"role": "tool", "tool_call_id": "c", "content": text[1:]})
+            messages.append(result("c", text[1:]))
         elif text.startswith("?"):
-            messages.append({"role": "user", "content": text[1:]})
+            messages.append(user(text[1:]))
         else:
-            calls = [{"id": "c", "function": {"name": "f", "arguments": "{}"}}] if text.endswith(">") else []
-            messages.append({"role": "assistant", "content": text.strip("!>"), "tool_calls": calls})
+            messages.append(assistant(text.strip("!>"), *([call("c", "f", "{}")] if text.endswith(">") else [])))
     return messages
 
 
@@ -239,12 +239,12 @@ def otel_chat(turns: int) -> object:
     history: list[dict[str, Any]] = []
     for turn in range(turns):
         history.append(otel.message("user", otel.text(f"Question {turn}")))
-        call = otel.CALL | {"id": f"call_{turn}"}
-        for part in (call, otel.text(f"Answer {turn}")):
+        calling = otel.CALL | {"id": f"call_{turn}"}
+        for part in (calling, otel.text(f"Answer {turn}")):
             answer = otel.message("assistant", part)
             spans.append(otel.chat(10 * len(spans), 10 * len(spans) + 5, history, [answer]))
             history.append(answer)
-            if part is call:
+            if part is calling:
                 history.append(otel.response("14 m/s", f"call_{turn}"))
     return otel.export(*spans)
 
@@ -254,8 +254,8 @@ def langfuse_chat(turns: int) -> object:
     observations: list[dict[str, Any]] = []
     history: list[dict[str, Any]] = []
     for turn in range(turns):
-        history.append({"role": "user", "content": f"Question {turn}"})
-        answer = {"role": "assistant", "content": f"Answer {turn}"}
+        history.append(user(f"Question {turn}"))
+        answer = assistant(f"Answer {turn}")
         start = f"2026-02-03T08:{turn // 60:02}:{turn % 60:02}Z"
         observation = test_adapter_langfuse.observation("GENERATION", "answer", 0, input=[*history], output=answer)
         observations.append(observation | {"startTime": start, "endTime": start})
