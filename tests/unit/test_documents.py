@@ -27,6 +27,9 @@ FIELDS: Final = {
     for name in getattr(field.annotation, "model_fields", ())
 }
 """The section and the name of every setting, and of every field in a part of a decision that shares a section's name."""
+VARIABLES: Final = {*as_environment(Settings()), "KP_SECTION_NAME", "KP_BROKER_URL_FILE", "KP_REDIS_URL_FILE"}
+TARGETS: Final = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE))
+BENCHMARKS: Final = {path.stem for path in (REPOSITORY / "tests" / "benchmarks").glob("*.py")}
 SUFFIXES: Final = ("conf", "json", "jsonl", "log", "lua", "md", "py", "toml")
 
 COMMAND: Final = re.compile(r"(?<![\w./-])kp-scorer((?: +[a-z][a-z|-]*)+)")
@@ -47,24 +50,8 @@ def test_commands_and_their_options_exist(document: str) -> None:
 
 
 @of_each_document
-def test_settings_exist(document: str) -> None:
-    named = [
-        (line.place, *named_at) for line in lines_of(document) for span in line.spans for named_at in SETTING.findall(span)
-    ]
-    assert [named_at for named_at in named if named_at[2] not in SUFFIXES and named_at[1:] not in FIELDS] == []
-
-
-@of_each_document
-def test_variables_exist(document: str) -> None:
-    variables = {*as_environment(Settings()), "KP_SECTION_NAME", "KP_BROKER_URL_FILE", "KP_REDIS_URL_FILE"}
-    named = [(line.place, name) for line in lines_of(document) for name in VARIABLE.findall(line.text)]
-    assert [named_at for named_at in named if named_at[1] not in variables] == []
-
-
-@of_each_document
-def test_files_in_backticks_exist(document: str) -> None:
-    named = [(line.place, span) for line in lines_of(document) if not line.is_code for span in line.spans if is_path(span)]
-    assert [named_at for named_at in named if not is_there(document, named_at[1])] == []
+def test_settings_variables_files_targets_and_benchmarks_exist(document: str) -> None:
+    assert [f"{line.place}: {name}" for line in lines_of(document) for name in absent_names(document, line)] == []
 
 
 @of_each_document
@@ -82,19 +69,6 @@ def test_files_and_headings_that_links_lead_to_exist(document: str) -> None:
     assert missing == []
 
 
-@of_each_document
-def test_targets_of_make_exist(document: str) -> None:
-    targets = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text("utf-8"), re.MULTILINE))
-    spans = [(line.place, without_comment(span)) for line in lines_of(document) for span in line.spans]
-    assert [(place, target) for place, span in spans for target in TARGET.findall(span) if target not in targets] == []
-
-
-@of_each_document
-def test_benchmarks_exist(document: str) -> None:
-    named = [(line.place, name) for line in lines_of(document) for name in BENCHMARK.findall(line.text)]
-    assert [named_at for named_at in named if not (REPOSITORY / "tests" / "benchmarks" / f"{named_at[1]}.py").is_file()] == []
-
-
 @pytest.mark.parametrize("example", examples(), ids=lambda path: path.name)
 def test_examples_that_are_run_are_those_that_are_shown(example: Path) -> None:
     assert example.read_text("utf-8") in {*blocks("worker/WIRE.md"), *blocks("worker/SERVE.md")}
@@ -105,6 +79,17 @@ def test_the_menu_of_the_site_has_every_page() -> None:
     in_menu = [page for item in menu for pages in item.values() for page in ([pages] if isinstance(pages, str) else pages)]
     notebooks = [str(path.relative_to(REPOSITORY).with_suffix(".md")) for path in NOTEBOOKS]
     assert sorted(in_menu) == sorted([*DOCUMENTS, *notebooks, "CHANGELOG.md"])
+
+
+def absent_names(document: str, line: Line) -> Iterator[str]:
+    for span in line.spans:
+        settings = (match for match in SETTING.findall(span) if match[1] not in SUFFIXES and match not in FIELDS)
+        yield from map(".".join, settings)
+        yield from set(TARGET.findall(without_comment(span))) - TARGETS
+        if not line.is_code and is_path(span) and not is_there(document, span):
+            yield span
+    yield from set(VARIABLE.findall(line.text)) - VARIABLES
+    yield from set(BENCHMARK.findall(line.text)) - BENCHMARKS
 
 
 def joined(document: str) -> Iterator[Line]:
