@@ -122,11 +122,9 @@ def confirming(url: str) -> Connection:
 @contextmanager
 def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[None]:
     """Limit a queue in one of our virtual hosts to ``most`` messages, after a moment; skip the test where this user may not."""
-    vhost = settings.broker.url.rpartition("/")[2]
-    names = _texts(vhost, "limited")
+    names = _texts(_own_name(settings.broker.url), "limited")
     policy = f'{names}, <<"^{queue}$">>, [{{<<"max-length">>, {most}}}], 0, <<"queues">>, <<"{_ACTOR}">>'
-    if not vhost.startswith("kp-test-") or evaluated(f"rabbit_policy:set({policy}).") != "ok":
-        pytest.skip("nobody here may set a policy: run the tests as root")
+    _administer(f"rabbit_policy:set({policy}).")
     try:
         yield
     finally:
@@ -136,10 +134,8 @@ def limited_by_policy(settings: Settings, queue: str, most: int) -> Iterator[Non
 @contextmanager
 def queues_limited(settings: Settings, most: int) -> Iterator[None]:
     """Limit one of our virtual hosts to ``most`` queues; skip the test where this user may not."""
-    vhost = settings.broker.url.rpartition("/")[2]
-    limit = f'rabbit_vhost_limit:set({_texts(vhost)}, [{{<<"max-queues">>, {most}}}], <<"{_ACTOR}">>).'
-    if not vhost.startswith("kp-test-") or evaluated(limit) != "ok":
-        pytest.skip("nobody here may limit a virtual host: run the tests as root")
+    vhost = _own_name(settings.broker.url)
+    _administer(f'rabbit_vhost_limit:set({_texts(vhost)}, [{{<<"max-queues">>, {most}}}], <<"{_ACTOR}">>).')
     try:
         yield
     finally:
@@ -148,12 +144,23 @@ def queues_limited(settings: Settings, most: int) -> Iterator[None]:
 
 def close_connections(settings: Settings) -> None:
     """Have RabbitMQ close all connections to one of our virtual hosts; skip the test where this user may not."""
-    vhost = settings.broker.url.rpartition("/")[2]
-    of_vhost = f"proplists:get_value(vhost, Each) =:= <<{json.dumps(vhost)}>>"
+    of_vhost = f"proplists:get_value(vhost, Each) =:= {_texts(_own_name(settings.broker.url))}"
     pids = f"[proplists:get_value(pid, Each) || Each <- rabbit_networking:connection_info_all([pid, vhost]), {of_vhost}]"
-    close = f'lists:foreach(fun(Pid) -> rabbit_networking:close_connection(Pid, "{_ACTOR}") end, {pids}).'
-    if not vhost.startswith("kp-test-") or evaluated(close) != "ok":
-        pytest.skip("nobody here may close connections")
+    _administer(f'lists:foreach(fun(Pid) -> rabbit_networking:close_connection(Pid, "{_ACTOR}") end, {pids}).')
+
+
+def _own_name(url: str) -> str:
+    """Return the name of the virtual host in a URL; skip the test if nobody here may administer it, as it is not ours."""
+    vhost = url.rpartition("/")[2]
+    if not vhost.startswith("kp-test-"):
+        pytest.skip("nobody here may administer RabbitMQ: run the tests as root")
+    return vhost
+
+
+def _administer(expression: str) -> None:
+    """Have RabbitMQ evaluate an expression; skip the test where this user may not."""
+    if evaluated(expression) != "ok":
+        pytest.skip("nobody here may administer RabbitMQ: run the tests as root")
 
 
 def evaluated(expression: str) -> str:
@@ -319,8 +326,7 @@ class OwnNode:
 def own_user(url: str) -> Iterator[str]:
     """Make a user with the password ``first`` and all permissions in a virtual host; skip the test where that is forbidden."""
     virtual_host, user = url.rpartition("/")[2], f"user-{uuid.uuid4().hex}"
-    if evaluated(f"rabbit_auth_backend_internal:add_user({_texts(user, 'first', _ACTOR)}).") != "ok":
-        pytest.skip("nobody here may make users of RabbitMQ")
+    _administer(f"rabbit_auth_backend_internal:add_user({_texts(user, 'first', _ACTOR)}).")
     try:
         _permit(user, virtual_host, ".*", ".*", ".*")
         yield user
@@ -349,10 +355,7 @@ class Users:
 @contextmanager
 def documented_users(url: str, redis_url: str) -> Iterator[Users]:
     """Make the users of the documents with their permissions; skip the test where that is not allowed."""
-    virtual_host = url.rpartition("/")[2]
-    if not virtual_host.startswith("kp-test-"):
-        pytest.skip("nobody here may make users of RabbitMQ: run the tests as root")
-    users = Users(url, redis_url)
+    virtual_host, users = _own_name(url), Users(url, redis_url)
     rules = [shlex.split(line)[4:] for line in code_with("rabbitmqctl set_permissions").splitlines()]
     named = [(f"{user}-{users.suffix}", permissions) for user, *permissions in rules]
     try:
