@@ -86,20 +86,21 @@ def test_an_event_that_cannot_be_decoded_costs_its_run_as_a_span_does() -> None:
     assert spans_in(json.dumps(logs).encode(), JSON, LARGEST_BODY, LOGS) == ({}, 0)
 
 
+def metadata_of(body: bytes, form: str) -> dict[str, Any]:
+    """Return the metadata of the trace of the only run in an export."""
+    convert: Any = load((json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000"))[1]
+    ((_, spans),) = spans_in(body, form, Limits())[0].items()
+    metadata: dict[str, Any] = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)["trace"]["metadata"]
+    return metadata
+
+
 def test_framework_of_a_run_is_in_the_name_of_a_scope() -> None:
     exported = export_of(chat_span(new_run()))
     exported["resourceSpans"][0]["scopeSpans"][0]["scope"] = {"name": "openinference.instrumentation.langchain"}
-    arguments = (json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000")
-    convert: Any = load(arguments)[1]
-    for body, form in ((json.dumps(exported).encode(), "application/json"), (in_protobuf(exported), PROTOBUF)):
-        ((_, spans),) = spans_in(body, form, Limits())[0].items()
-        answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
-        assert answer["trace"]["metadata"]["framework"] == "langchain"
+    for body, form in ((json.dumps(exported).encode(), JSON), (in_protobuf(exported), PROTOBUF)):
+        assert metadata_of(body, form)["framework"] == "langchain"
 
 
 def test_a_lone_surrogate_in_the_name_of_a_service_does_not_stop_its_runs() -> None:
     exported = export_of(chat_span(new_run()), service__name="tide \ud800")
-    convert: Any = load((json.dumps({"confidence": 0.8, "success": True}), Limits().model_dump_json(), "300000"))[1]
-    ((_, spans),) = spans_in(json.dumps(exported).encode(), "application/json", Limits())[0].items()
-    answer = convert(ClaimedRun("r", False, [each.content for each in spans], 1).export)
-    assert answer["trace"]["metadata"]["agent_id"] == "tide \ufffd"
+    assert metadata_of(json.dumps(exported).encode(), JSON)["agent_id"] == "tide \ufffd"

@@ -291,17 +291,14 @@ def test_best_refuses_values_that_are_neither_shares_nor_numbers(asked: Path, be
 @pytest.mark.parametrize(
     "flags",
     [
-        "--rejected",
-        "--review",
-        "--since=1d",
-        "--stored --rank=score",
-        "--into=set --rank=score",
-        "--into=set --output=o",
-        "--why=a --output=./a",
+        *("--best=1 --rejected", "--best=1 --review", "--best=1 --since=1d", "--best=1 --stored --rank=score"),
+        *("--best=1 --into=set --rank=score", "--best=1 --into=set --output=o", "--best=1 --why=a --output=./a"),
+        *("--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"),
+        *("--best=1 --secrets=drop", "--secrets=replace --as=source", "--best=1 --licence=mit"),
     ],
 )
-def test_best_refuses_options_that_do_not_go_together(asked: Path, flags: str) -> None:
-    assert keep(asked, "--best", "1", *flags.split()).exit_code == 2
+def test_options_that_do_not_go_together_are_refused(asked: Path, flags: str) -> None:
+    assert keep(asked, *flags.split()).exit_code == 2
 
 
 def test_files_are_needed_unless_a_set_is_chosen_of_what_is_stored() -> None:
@@ -657,14 +654,3 @@ def test_a_benchmark_that_cannot_be_read_is_refused(
     assert done.exit_code == 2 * bool(problem)
     assert problem in done.stderr
     assert done.stderr.count("left out, as their tasks are in the file of --against") == left_out
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        *("--as=pairs --output=x.jsonl", "--best=1 --as=messages", "--best=1 --as=source --into=x"),
-        *("--best=1 --secrets=drop", "--secrets=replace --as=source", "--best=1 --licence=mit"),
-    ],
-)
-def test_shapes_refuse_what_they_cannot_do(chats_file: Path, flags: str) -> None:
-    assert keep(chats_file, *flags.split(), *CONVERTING).exit_code == 2
