@@ -171,9 +171,10 @@ def test_one_text_has_one_placeholder_and_json_in_a_text_stays_json() -> None:
         ('{"card": 4111111111111111, "n": 1706054597123}', {"card": "[CARD_1]", "n": 1706054597123}),
         ('{"token": 123456789012345, "a": true}', {"token": "[SECRET_1]", "a": True}),
         ("[4111111111111111, 55.4111111111111111]", ["[CARD_1]", 55.41111111111111]),
+        (r'{"token=xK9#mP2vL5nQ8wZabcd": "eve@example.org", "a": {}}', {"[SECRET_1]": "[EMAIL_1]", "a": {}}),
     ],
 )
-def test_json_in_a_text_stays_json_if_a_number_is_replaced(text: str, expected: object) -> None:
+def test_json_in_a_text_stays_json_if_a_number_or_a_key_is_replaced(text: str, expected: object) -> None:
     redacted = redaction().Redactor().redacted(text)
     assert json.loads(redacted) == expected
     assert redaction().is_clean(redacted)
@@ -191,7 +192,7 @@ def test_secrets_behind_half_a_character_are_replaced() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        *("a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n", "é@é."),
+        *("a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n", "é@é.", "é"),
         *("\u200b", "x\u200b@", "\\u0040", "u0", "[EMAIL_1] a@b.org "),
     ],
 )

@@ -62,7 +62,9 @@ class Redactor:
     def redacted(self, value: Any, name: str = "") -> Any:
         """Return JSON with all of its texts redacted, also within texts that are JSON. The ``name`` of its field is a hint."""
         if isinstance(value, dict):
-            return {key: self.redacted(item, key) for key, item in value.items()}
+            # A secret in a key may extend to its quotes, unless that is an identifier. Only search it with the whole text then.
+            keys = {key: key if key.isidentifier() else self.redacted(key) for key in value}
+            return {keys[key]: self.redacted(item, key) for key, item in value.items()}
         if isinstance(value, list):
             return [self.redacted(item, name) for item in value]
         if isinstance(value, int | float) and len(text := str(value)) >= _LEAST_DIGITS:
