@@ -76,6 +76,12 @@ def test_an_address_whose_at_sign_is_escaped_is_replaced_with_its_escape(escape:
     assert redaction().Redactor().redacted(text) == 'Read: {"to": "[EMAIL_1]"}'
 
 
+@pytest.mark.parametrize("before", ["请写信给" * 20, r"\u8bf7\u5199" * 40, r"\ud83d\ude00", "x" * 70 + r"\u00e9"])
+def test_an_address_behind_letters_without_a_space_leaves_whole_escapes(before: str) -> None:
+    redacted = redaction().Redactor().redacted(f'Read: "{before}eve@example.org"')
+    assert re.fullmatch(r'Read: "([^\\]|\\u[0-9a-f]{4})*\[EMAIL_1\]"', redacted), redacted
+
+
 def test_invisible_characters_around_secrets_stay() -> None:
     text = "\ufeffمی‌خواهم \u200ceve@example.org\u200c 👩\u200d💻\u200beve@example.org\x1b[0m"
     assert redaction().Redactor().redacted(text) == text.replace("eve@example.org", "[EMAIL_1]")

@@ -21,9 +21,9 @@ Span = tuple[int, int, str]  # Start, end and kind.
 
 _PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
 # A text of JSON may stand within a text that is none, so an escape such as \n also ends a word.
-_ESCAPE: Final = r"(?<=\\[nrt])"
+_ESCAPE: Final = r"(?<=\\[nrt])|(?<=\\u[0-9A-Fa-f]{4})"
 _EMAIL: Final = re.compile(
-    rf"(?:(?<![\w.%+-])(?!(?<=\\)[nrt])|{_ESCAPE})(?!git@)"
+    rf"(?:(?<![\w.%+-])(?!(?<=\\)(?:[nrt]|u[0-9A-Fa-f]{{4}}))|{_ESCAPE}|(?<=[^\x00-\x7f]))(?!git@)"
     r"[\w.%+-]{1,64}(?:@|%40)(?:(?:[^\W_]|-){1,63}\.){1,8}"
     # Chinese, for one, has no space behind an address. Markdown has underscores around it.
     r"(?:[A-Za-z]{2,24}(?!_?[A-Za-z0-9]|@)|[^\W\d_]{2,24}(?!_?[^\W_]|@))"
