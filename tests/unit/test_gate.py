@@ -112,13 +112,14 @@ class Fleet:
 
 def entry_of(stored: StoredFact) -> Entry:
     """Return an entry in the form that Redis stores."""
-    fields: dict[str, str | bytes] = {}
+    fields: list[str | bytes] = []
     if fact := stored.fact:
-        fields = {"i": fact.trace_id, "d": fact.domain, "f": fact.packed(), **({"r": "1-1"} if stored.is_late else {})}
-    elif note := stored.dropped or stored.erased:
-        fields = {"r" if stored.dropped else "e": str(note)}
-    as_bytes = {name.encode(): each if isinstance(each, bytes) else each.encode() for name, each in fields.items()}
-    return str(stored.place).encode(), as_bytes
+        fields = ["i", fact.trace_id, "d", fact.domain, "f", fact.packed(), *(["r", "1-1"] if stored.is_late else [])]
+    elif stored.dropped:
+        fields = ["i", "kp:trace:0", "r", str(stored.dropped)]
+    elif stored.erased:
+        fields = ["e", str(stored.erased)]
+    return str(stored.place).encode(), [each if isinstance(each, bytes) else each.encode() for each in fields]
 
 
 def one_at_a_time(fleet: Fleet, *traces: tuple[Vectors, bool]) -> list[bool]:
@@ -214,10 +215,10 @@ def test_damaged_facts_count_as_missing() -> None:
         intact._replace(cover=math.nan),
         intact._replace(adds=math.inf),
         *(intact._replace(kept_ttl_ms=each) for each in (-1, 0)),
-        *(b"", b"[]", fields[b"f"] + b"\0"),
+        *(b"", b"[]", fields[5] + b"\0"),
     ]
     packed = [each if isinstance(each, bytes) else each.packed() for each in damaged]
-    entries = Entries([(place, fields), *((place, {**fields, b"f": each}) for each in packed), (place, fields)])
+    entries = Entries([(place, fields), *((place, [*fields[:5], each]) for each in packed), (place, fields)])
     assert [each.fact and each.fact.trace_id for each in entries] == ["kp:trace:0", *[None] * len(damaged), "kp:trace:0"]
 
 

@@ -2,10 +2,10 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ _STEPS: Final = np.float32(2**15 - 1)
 
 Vectors = NDArray[np.float32]
 Rows = NDArray[np.void]
-Entry = tuple[bytes, Mapping[bytes, bytes]]
-"""An entry of the log as Redis stores it: its place, and the fields that ``lua/facts.lua`` lists."""
+Entry = Sequence[Any]
+"""An entry of the log as Redis sends it: its place, and a list of the names and values that ``lua/facts.lua`` defines."""
 
 
 class Fact(NamedTuple):
@@ -62,7 +62,7 @@ class Entries:
     def __init__(self, entries: Sequence[Entry], dimensions: int | None = None) -> None:
         """Parse entries; without ``dimensions``, facts have those that most of them have."""
         self._entries = entries
-        packed = [fields.get(b"f", b"") for _, fields in entries]
+        packed = [fields[5] if len(fields) > 5 else b"" for _, fields in entries]
         if dimensions is None:
             [(length, _)] = Counter(filter(None, map(len, packed))).most_common(1) or [(0, 0)]
             dimensions = max(0, length - _stored_type(0).itemsize) // 2
@@ -77,15 +77,13 @@ class Entries:
         np.multiply(stored["vector"], 1 / _STEPS, out=self.rows["vector"])
         places = b" ".join(place for place, _ in entries).replace(b"-", b" ")
         self.rows["at"] = np.fromstring(places, np.int64, sep=" ").reshape(-1, 2) @ (TICKS, 1)
-        self.notes = {
-            index: _note(place, fields) for index, (place, fields) in enumerate(entries) if b"r" in fields or b"e" in fields
-        }
+        self.notes = {index: _note(place, fields) for index, (place, fields) in enumerate(entries) if len(fields) != 6}
         """The notes by index. A late fact has one, too, which lacks the fact itself."""
         for index, note in self.notes.items():
             self.rows["is_kept"][index] |= note.is_late
         self.rows["is_kept"] &= is_intact
         self.domains = [
-            fields.get(b"d", b"").decode(errors="replace") if has_fact else ""
+            fields[3].decode(errors="replace") if has_fact else ""
             for has_fact, (_, fields) in zip(is_intact.tolist(), entries, strict=True)
         ]
         """The domain of each fact; empty for an entry without a fact, or with a damaged one."""
@@ -100,7 +98,8 @@ class Entries:
 
     def trace_id(self, index: int) -> str:
         """Return the id of the trace of an entry."""
-        return self._entries[index][1].get(b"i", b"").decode(errors="replace")
+        trace_id: bytes = self._entries[index][1][1]
+        return trace_id.decode(errors="replace")
 
     def _fact(self, index: int) -> Fact | None:
         if not (domain := self.domains[index]):
@@ -137,7 +136,7 @@ class MemoryFacts:
     def append(self, trace_id: str, domain: str, fact: bytes) -> None:
         """Store a packed fact."""
         self._last = Place(max(self._clock_ms(), self._last.time_ms), self._last.number + 1)
-        self._unread.append((str(self._last).encode(), {b"i": trace_id.encode(), b"d": domain.encode(), b"f": fact}))
+        self._unread.append((str(self._last).encode(), [b"i", trace_id.encode(), b"d", domain.encode(), b"f", fact]))
 
     def read(self, _: Place | None) -> Facts:
         """Return the facts that were stored since the last call."""
@@ -175,14 +174,16 @@ def _stored_type(dimensions: int) -> np.dtype[np.void]:
     return np.dtype([*_FIELDS, ("vector", "<i2", (dimensions,))])
 
 
-def _note(place: bytes, fields: Mapping[bytes, bytes]) -> StoredFact:
+def _note(place: bytes, fields: Sequence[bytes]) -> StoredFact:
     stored = StoredFact(Place.parse(place.decode()))
     with suppress(ValueError):
-        if b"f" in fields:
-            return stored._replace(is_late=True)
-        if b"r" in fields:
-            return stored._replace(dropped=_parse_place(fields[b"r"].decode()))
-        return stored._replace(erased=_parse_place(fields[b"e"].decode()))
+        match fields:
+            case [b"i", _, b"d", _, b"f", _, b"r", _]:
+                return stored._replace(is_late=True)
+            case [b"i", _, b"r", dropped]:
+                return stored._replace(dropped=_parse_place(dropped.decode()))
+            case [b"e", erased]:
+                return stored._replace(erased=_parse_place(erased.decode()))
     return stored
 
 

@@ -57,8 +57,10 @@ class RedisFacts:
             start = f"({entries[-1][0].decode()}"
 
     def _entries(self, stream: str, start: str) -> list[Entry]:
-        entries: Any = self._client.xrange(stream, start, count=READ_CHUNK + 1)
-        return list(entries)
+        # redis-py makes a dict of each entry, a quarter of the cost of reading them, unless the command's name is bytes.
+        client: Any = self._client
+        entries: list[Entry] = client.execute_command(b"XRANGE", stream, start, "+", "COUNT", READ_CHUNK + 1)
+        return entries
 
     def erase(self, *trace_ids: str) -> Counter[str]:
         """Remove the facts of traces; return the number of facts by trace. Workers that see the notes read all facts anew."""
