@@ -6,21 +6,9 @@ import pytest
 
 from tests.support.converting import converted, converted_and_refused, steps_in, steps_of
 from tests.unit.test_adapter_openai import assistant, call, result, user
+from tests.unit.test_message_shapes import ANSWER, ARGUMENTS, ASKED, FUNCTION, RETURNED, STEPS, THOUGHT, text
 
 Json = dict[str, Any]
-
-ASKED: Final = "When is high water?"
-STEPS: Final = [
-    ("thought", "I look it up."),
-    ("tool_call", "tide_table", 'tide_table({"port": "Esbjerg"})'),
-    ("observation", "04:12"),
-    ("thought", "At 04:12."),
-]
-ARGUMENTS: Final = {"port": "Esbjerg"}
-
-
-def text(content: str) -> Json:
-    return {"type": "text", "text": content}
 
 
 def wrapped(role: str, *blocks: Json, **fields: object) -> Json:
@@ -41,7 +29,7 @@ def payload(kind: str, **fields: object) -> Json:
 
 
 def keyed(state: str, **answer: object) -> Json:
-    named = {"tide_table": {"args": ARGUMENTS, **answer}}
+    named = {"lock_state": {"args": ARGUMENTS, **answer}}
     return {"type": "tool_call", "subtype": state, "call_id": "c", "tool_call": named}
 
 
@@ -53,27 +41,25 @@ def succeeded(value: object) -> Json:
     return {"status": "success", "value": value}
 
 
-CALL: Final = call("c", "tide_table", '{"port": "Esbjerg"}')
-LINES: Final = [user(ASKED), assistant("I look it up.", CALL), result("c", "04:12"), assistant("At 04:12.")]
+CALL: Final = call("c", **FUNCTION)
+LINES: Final = [user(ASKED), assistant(THOUGHT, CALL), result("c", RETURNED), assistant(ANSWER)]
 SESSIONS: Final[dict[str, list[Json]]] = {
     "messages": LINES,
     "envelopes, and blocks of other names": [
         {"type": "session", "id": "s1", "timestamp": "2026-03-01T08:00:00Z"},
         wrapped("user", text(ASKED)),
         {"type": "model_change", "modelId": "m"},
-        wrapped(
-            "assistant", text("I look it up."), {"type": "toolCall", "id": "c", "name": "tide_table", "arguments": ARGUMENTS}
-        ),
-        wrapped("toolResult", text("04:12"), toolCallId="c", toolName="tide_table", isError=False),
-        wrapped("assistant", text("At 04:12.")),
+        wrapped("assistant", text(THOUGHT), {"type": "toolCall", "id": "c", "name": "lock_state", "arguments": ARGUMENTS}),
+        wrapped("toolResult", text(RETURNED), toolCallId="c", toolName="lock_state", isError=False),
+        wrapped("assistant", text(ANSWER)),
     ],
     "a role beside its message": [
         {"role": turn["role"], "message": {"content": turn["content"]}}
         for turn in (
             user([text(ASKED)]),
-            assistant([text("I look it up."), {"type": "tool_use", "name": "tide_table", "input": ARGUMENTS}]),
-            user([{"type": "tool_result", "tool_use_id": "c", "content": "04:12"}]),
-            assistant([text("At 04:12.")]),
+            assistant([text(THOUGHT), {"type": "tool_use", "name": "lock_state", "input": ARGUMENTS}]),
+            user([{"type": "tool_result", "tool_use_id": "c", "content": RETURNED}]),
+            assistant([text(ANSWER)]),
         )
     ],
     "events": [
@@ -81,36 +67,36 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         event("user.message", content=ASKED),
         event(
             "assistant.message",
-            content="I look it up.",
-            toolRequests=[{"toolCallId": "c", "name": "tide_table", "arguments": ARGUMENTS}],
+            content=THOUGHT,
+            toolRequests=[{"toolCallId": "c", "name": "lock_state", "arguments": ARGUMENTS}],
         ),
-        event("permission.result", toolCallId="z", toolName="tide_table", result={"decision": "approved"}),
-        event("tool.execution_start", toolCallId="c", toolName="tide_table", arguments=ARGUMENTS),
-        event("tool.execution_complete", toolCallId="c", success=True, result={"content": "04:12"}),
-        event("assistant.message", content="At 04:12.", toolRequests=[]),
+        event("permission.result", toolCallId="z", toolName="lock_state", result={"decision": "approved"}),
+        event("tool.execution_start", toolCallId="c", toolName="lock_state", arguments=ARGUMENTS),
+        event("tool.execution_complete", toolCallId="c", success=True, result={"content": RETURNED}),
+        event("assistant.message", content=ANSWER, toolRequests=[]),
     ],
     "parts of an answer": [
         {"type": "turn.prompt", "input": [text(ASKED)]},
         {"type": "context.append_message", "message": {"role": "user", "content": [text(ASKED)]}},
         loop("step.begin", step=1),
-        loop("content.part", part={"type": "think", "think": "I look it up."}),
-        loop("tool.call", toolCallId="c", name="tide_table", args=ARGUMENTS),
-        loop("tool.result", toolCallId="c", result={"output": "04:12"}),
-        loop("content.part", part=text("At 04:12.")),
+        loop("content.part", part={"type": "think", "think": THOUGHT}),
+        loop("tool.call", toolCallId="c", name="lock_state", args=ARGUMENTS),
+        loop("tool.result", toolCallId="c", result={"output": RETURNED}),
+        loop("content.part", part=text(ANSWER)),
     ],
     "payloads": [
         {"timestamp": 1_772_352_000.0, **payload("TurnBegin", user_input=ASKED)},
-        payload("ContentPart", type="think", think="I look it up."),
+        payload("ContentPart", type="think", think=THOUGHT),
         payload("ToolCall", **CALL),
-        payload("ToolResult", tool_call_id="c", return_value={"is_error": False, "output": "04:12"}),
-        payload("ContentPart", **text("At 04:12.")),
+        payload("ToolResult", tool_call_id="c", return_value={"is_error": False, "output": RETURNED}),
+        payload("ContentPart", **text(ANSWER)),
     ],
     "calls that are named by their keys": [
         {"type": "user", "message": user([text(ASKED)])},
-        {"type": "assistant", "message": assistant([text("I look it up.")])},
+        {"type": "assistant", "message": assistant([text(THOUGHT)])},
         keyed("started"),
-        keyed("completed", result="04:12"),
-        {"type": "assistant", "message": assistant([text("At 04:12.")])},
+        keyed("completed", result=RETURNED),
+        {"type": "assistant", "message": assistant([text(ANSWER)])},
     ],
     "types that are roles": [
         {"sessionId": "s1", "startTime": "2026-03-01T08:00:00Z"},
@@ -119,27 +105,25 @@ SESSIONS: Final[dict[str, list[Json]]] = {
         {
             "id": "2",
             "type": "gemini",
-            "content": "I look it up.",
+            "content": THOUGHT,
             "toolCalls": [
                 {
                     "id": "c",
-                    "name": "tide_table",
+                    "name": "lock_state",
                     "args": ARGUMENTS,
                     "status": "success",
-                    "result": [{"functionResponse": {"id": "c", "name": "tide_table", "response": {"output": "04:12"}}}],
+                    "result": [{"functionResponse": {"id": "c", "name": "lock_state", "response": {"output": RETURNED}}}],
                 },
             ],
         },
-        {"id": "3", "type": "gemini", "content": "At 04:12."},
+        {"id": "3", "type": "gemini", "content": ANSWER},
     ],
     "requests of calls": [
         {"working_dir": "/w", "message_count": 4},
         user([text(ASKED)]),
-        assistant(
-            [text("I look it up."), asking("Request", toolCall=succeeded({"name": "tide_table", "arguments": ARGUMENTS}))]
-        ),
-        user([asking("Response", toolResult=succeeded([text("04:12")]))]),
-        assistant([text("At 04:12.")]),
+        assistant([text(THOUGHT), asking("Request", toolCall=succeeded({"name": "lock_state", "arguments": ARGUMENTS}))]),
+        user([asking("Response", toolResult=succeeded([text(RETURNED)]))]),
+        assistant([text(ANSWER)]),
     ],
 }
 
