@@ -1,23 +1,19 @@
 """Spans in the rows of other stores become traces: LangSmith, Opik, Braintrust, Weave, MLflow, Phoenix, the Agents SDK."""
 
+import json
 from typing import Any, Final
 
 import pytest
 
 from tests.support.converting import converted, steps_in
 from tests.unit.test_adapter_openai import assistant, call, result, user
+from tests.unit.test_message_shapes import ANSWER, ARGUMENTS, ASKED, FUNCTION, RETURNED, STEPS
 
 Json = dict[str, Any]
 
-ASKED: Final = "When is high water?"
 USER: Final = user(ASKED)
-CALLED: Final = assistant(None, call("c", "tide_table", '{"port": "Esbjerg"}'))
-ANSWERED: Final = assistant("At 04:12.")
-STEPS: Final = [
-    ("tool_call", "tide_table", 'tide_table({"port": "Esbjerg"})'),
-    ("observation", "04:12"),
-    ("thought", "At 04:12."),
-]
+CALLED: Final = assistant(None, call("c", **FUNCTION))
+ANSWERED: Final = assistant(ANSWER)
 
 
 def at(second: int) -> str:
@@ -31,9 +27,9 @@ def of_langsmith(own: str, kind: str, name: str, second: int, got: Json, put: Js
 
 
 LANGSMITH: Final = of_langsmith(
-    *("r0", "chain", "agent", 0, {"input": ASKED}, {"output": "At 04:12."}),
+    *("r0", "chain", "agent", 0, {"input": ASKED}, {"output": ANSWER}),
     of_langsmith("r1", "llm", "chat", 1, {"messages": [USER]}, {"choices": [{"message": CALLED}]}),
-    of_langsmith("r2", "tool", "tide_table", 3, {"port": "Esbjerg"}, {"output": "04:12"}),
+    of_langsmith("r2", "tool", "lock_state", 3, ARGUMENTS, {"output": RETURNED}),
 )
 
 
@@ -46,10 +42,10 @@ OPIK: Final = {
     "project_id": "p",
     "start_time": at(0),
     "input": {"question": ASKED},
-    "output": {"answer": "At 04:12."},
+    "output": {"answer": ANSWER},
     "spans": [
         of_opik("s1", "llm", "chat", {"messages": [USER]}, {"choices": [{"message": CALLED}]}),
-        of_opik("s2", "tool", "tide_table", {"port": "Esbjerg"}, {"output": "04:12"}),
+        of_opik("s2", "tool", "lock_state", ARGUMENTS, {"output": RETURNED}),
     ],
 }
 
@@ -60,9 +56,9 @@ def of_braintrust(own: str, kind: str, name: str, second: int, got: object, put:
 
 
 BRAINTRUST: Final = [
-    of_braintrust("r0", "task", "agent", 0, {"question": ASKED}, "At 04:12."),
+    of_braintrust("r0", "task", "agent", 0, {"question": ASKED}, ANSWER),
     of_braintrust("s1", "llm", "chat", 1, [USER], [{"message": CALLED}]),
-    of_braintrust("s2", "tool", "tide_table", 2, {"port": "Esbjerg"}, "04:12"),
+    of_braintrust("s2", "tool", "lock_state", 2, ARGUMENTS, RETURNED),
 ]
 
 
@@ -74,7 +70,7 @@ def of_agents_sdk(own: str, second: int, **data: object) -> Json:
 AGENTS_SDK: Final = [
     {"object": "trace", "id": "r0", "workflow_name": "tides"},
     of_agents_sdk("s1", 0, type="generation", input=[USER], output=[CALLED]),
-    of_agents_sdk("s2", 2, type="function", name="tide_table", input='{"port": "Esbjerg"}', output="04:12"),
+    of_agents_sdk("s2", 2, type="function", name="lock_state", input=FUNCTION["arguments"], output=RETURNED),
     of_agents_sdk("s3", 4, type="generation", input=[USER], output=[ANSWERED]),
 ]
 PHOENIX: Final = {
@@ -87,7 +83,7 @@ PHOENIX: Final = {
     "end_time": 1_777_629_601_000,
     "status_code": "OK",
     "attributes.llm.input_messages": [{"message.role": "user", "message.content": ASKED}],
-    "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": "At 04:12."}],
+    "attributes.llm.output_messages": [{"message.role": "assistant", "message.content": ANSWER}],
 }
 WEAVE: Final = {
     "id": "s1",
@@ -111,8 +107,8 @@ MLFLOW: Final = {
                 "end_time_unix_nano": 1_777_629_601_000_000_000,
                 "attributes": {
                     "mlflow.spanType": '"AGENT"',
-                    "mlflow.spanInputs": f'{{"question": "{ASKED}"}}',
-                    "mlflow.spanOutputs": '"At 04:12."',
+                    "mlflow.spanInputs": json.dumps({"question": ASKED}),
+                    "mlflow.spanOutputs": json.dumps(ANSWER),
                 },
             }
         ]
@@ -131,8 +127,8 @@ def test_rows_of_a_trace_are_a_run(store: str) -> None:
     (trace,) = converted("", *WITH_TOOLS[store])
     assert trace["id"] == "kp:trace:span-rows:r0"
     assert trace["task"]["objective"] == ASKED
-    assert sorted(steps_in(trace)) == sorted(STEPS)
-    assert trace["outcome"]["result_summary"] == "At 04:12."
+    assert sorted(steps_in(trace)) == sorted(STEPS[1:])
+    assert trace["outcome"]["result_summary"] == ANSWER
     assert trace["metadata"]["created_at"].startswith("2026-05-01T10:00:00")
 
 
@@ -143,19 +139,19 @@ def test_span_alone_is_a_run(source: object) -> None:
 
 
 def test_messages_that_rows_of_no_kind_copy_count_once() -> None:
-    messages = [USER, CALLED, result("c", "04:12"), ANSWERED]
+    messages = [USER, CALLED, result("c", RETURNED), ANSWERED]
     rows = [
         of_langsmith("r0", "", "graph", 0, {"messages": messages[:1]}, {"messages": messages}) | {"end_time": at(9)},
         of_langsmith("r1", "", "agent", 1, {"messages": messages[:1]}, {"messages": messages[1:2]}),
         of_langsmith("r2", "", "chat", 1, {"messages": messages[:1]}, {"choices": [{"message": CALLED}]}),
         of_langsmith("r3", "", "route", 2, {"messages": messages[:2]}, {"output": "tools"}),
-        of_langsmith("r4", "", "tide_table", 3, {"port": "Esbjerg"}, {"output": messages[2]}),
+        of_langsmith("r4", "", "lock_state", 3, ARGUMENTS, {"output": messages[2]}),
         of_langsmith("r5", "", "chat", 5, {"messages": messages[:3]}, {"choices": [{"message": ANSWERED}]}),
     ]
     without_kinds = [{key: row[key] for key in row if key not in ("run_type", "parent_run_id")} for row in rows]
     for sources in (without_kinds, without_kinds[::-1], [LANGSMITH]):
         (trace,) = converted("", *sources)
-        assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS)
+        assert (trace["task"]["objective"], steps_in(trace)) == (ASKED, STEPS[1:])
 
 
 def test_error_of_a_row_is_one() -> None:
