@@ -139,10 +139,3 @@ def test_after_a_change_of_the_embedder_a_warmed_space_has_the_traces_scored_bef
     assert store.ledger.counts()[:3] == (10, 0, 10)
     forgotten = json.loads(command(settings, "forget", decided[1]["id"]).stdout)
     assert forgotten["vectors"] == 2
-
-
-def test_demo_decides_with_the_words_embedder_in_the_base_install(base_install: dict[str, str]) -> None:
-    done = run("demo", "--set", "embedding.embedder=words", **base_install)
-    assert done.returncode == 0, done.stderr
-    assert "repeats" in done.stdout
-    assert "there is no embedder" not in done.stderr
