@@ -18,7 +18,7 @@ from kp_scorer.store.runs import ReceivedSpan
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
-from tests.support.http_server import HttpServer, chat_span, export_of, new_run, open_server
+from tests.support.http_server import HttpServer, attributes, chat_span, export_of, new_run, open_server
 from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, declare_as_worker, default_queues
 from tests.support.traces import fresh_samples
@@ -168,12 +168,34 @@ def test_many_runs_of_one_token_keep_no_run_of_another_waiting(
     for sender in ["one"] * 40 + ["another"]:
         span = chat_span(new_run())
         store.runs.store(span["traceId"], [ReceivedSpan(span["spanId"], json.dumps(span).encode())], "", sender)
-    # All runs are due when the server starts, in the order in which they came.
-    run_ids: Any = redis_client.zrange(keys.runs, 0, -1)
-    redis_client.zadd(keys.runs, {run_id: place for place, run_id in enumerate(run_ids)})
+    make_due(redis_client, keys)
     with open_server(settings, tmp_path / "server.log") as server:
         submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 41)]
     assert f"kp:trace:otel:{span['traceId']}" in submitted[:3]
+
+
+def test_long_runs_of_one_token_take_no_more_time_than_those_of_another(
+    settings: Settings, store: Store, tmp_path: Path, keys: Keys, redis_client: redis.Redis
+) -> None:
+    # The server reads such a result character by character.
+    result, long_runs = "[" + "{}," * 60_000 + "'1']", set[str]()
+    tool = attributes(gen_ai__operation__name="execute_tool", gen_ai__tool__name="a", gen_ai__tool__call__result=result)
+    for sender in ["one"] * 8 + ["another"] * 20:
+        run_id, root = new_run(), "00000000000000aa"
+        spans = [chat_span(run_id, root) | {"attributes": tool}] if sender == "one" else []
+        spans.append(chat_span(run_id) | {"spanId": root})
+        long_runs |= {f"kp:trace:otel:{run_id}"} if sender == "one" else set()
+        store.runs.store(run_id, [ReceivedSpan(span["spanId"], json.dumps(span).encode()) for span in spans], "", sender)
+    make_due(redis_client, keys)
+    with open_server(settings, tmp_path / "server.log") as server:
+        submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 28)]
+    assert len(long_runs & {*submitted[:22]}) < 5
+
+
+def make_due(redis_client: redis.Redis, keys: Keys) -> None:
+    """Make all runs due, in the order in which they came."""
+    run_ids: Any = redis_client.zrange(keys.runs, 0, -1)
+    redis_client.zadd(keys.runs, {run_id: place for place, run_id in enumerate(run_ids)})
 
 
 @pytest.mark.parametrize(

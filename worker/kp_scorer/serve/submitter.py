@@ -8,6 +8,7 @@ import json
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
@@ -36,7 +37,7 @@ from kp_scorer.store.dead_letters import DeadLettering
 from kp_scorer.store.runs import MOST_VALUES, NO_WAIT, ClaimedRun, Ended, Recording
 
 _EVERY_S: Final = 0.5
-_ORDER_EVERY_S: Final = 5.0
+_DUE_EVERY_S: Final = 5.0
 _SHOW_EVERY_S: Final = 5.0
 _BACKOFF_S: Final = 2.0
 _STALLED_S: Final = 120.0
@@ -72,7 +73,9 @@ class Submitter:
         # The monotonic time at which each queue last refused a run.
         self._refused_at: dict[str, float] = {}
         self._throttle = LogThrottle()
-        self._ordered_at, self._in_turn = -math.inf, iter(list[str]())
+        self._due_at, self._due = -math.inf, dict[str, list[str]]()
+        # The time that each sender's runs have taken, so that all get the same.
+        self._taken_s, self._least_s = defaultdict[str, float](float), 0.0
 
     def why_not_live(self) -> list[str]:
         """Return the reasons to restart this process; empty if there are none."""
@@ -92,7 +95,10 @@ class Submitter:
             run = None
             try:
                 if run := self._store.runs.claim(self._refused_within(_BACKOFF_S), self._preferred()):
-                    self._complete(run)
+                    try:
+                        self._complete(run)
+                    finally:
+                        self._taken_s[run.sender] += time.monotonic() - self._moved_at
                 if time.monotonic() - self._shown_at > _SHOW_EVERY_S:
                     self._metrics.show_held(*self._store.runs.held(), self._settings.serve)
                     self._shown_at = time.monotonic()
@@ -119,13 +125,19 @@ class Submitter:
         return [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < limit_s]
 
     def _preferred(self) -> str:
-        """Return the run whose turn it is, if there are several senders; empty if there is none.
+        """Return a run of the sender whose runs have taken the least time, if there are several; empty if there is none.
 
         A long run takes seconds. In the order in which they are due, one sender's thousands would delay others' runs for hours.
         """
-        if self._moved_at - self._ordered_at > _ORDER_EVERY_S:
-            self._ordered_at, self._in_turn = self._moved_at, iter(self._store.runs.in_turn())
-        return next(self._in_turn, "")
+        if self._moved_at - self._due_at > _DUE_EVERY_S:
+            self._due_at, self._due = self._moved_at, self._store.runs.due_by_sender()
+            # A sender that had no runs has saved up no time meanwhile.
+            self._taken_s |= {sender: max(self._taken_s[sender], self._least_s) for sender in self._due}
+        sender = min(filter(self._due.get, self._due), key=self._taken_s.__getitem__, default=None)
+        if sender is None:
+            return ""
+        self._least_s = self._taken_s[sender]
+        return self._due[sender].pop(0)
 
     def _complete(self, run: ClaimedRun) -> None:
         try:

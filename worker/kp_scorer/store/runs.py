@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import chain, zip_longest
+from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 import redis
@@ -186,20 +186,20 @@ class Runs:
         fields: Any = self._client.hgetall(self._keys.run(run_id))
         return _claimed(run_id.encode(), list(chain(*fields.items())))
 
-    def in_turn(self) -> list[str]:
-        """Return the ids of the runs that are quiet, one of each sender in turn; none if senders are not told apart."""
+    def due_by_sender(self) -> dict[str, list[str]]:
+        """Return the ids of the runs that are quiet, by their senders; none if senders are not told apart."""
         if not self._client.hgetall(self._keys.runs_by_sender):
-            return []
+            return {}
         # Redis' clock, by which runs become due.
         seconds, microseconds = self._client.time()
         run_ids: Any = self._client.zrangebyscore(self._keys.runs, "-inf", 1_000 * seconds + microseconds // 1_000)
         reading = self._client.pipeline(transaction=False)
         for run_id in run_ids:
             reading.hget(self._keys.run(text_in(run_id)), ":sender")
-        of_senders = defaultdict[Any, list[str]](list)
+        by_sender = defaultdict[str, list[str]](list)
         for run_id, sender in zip(run_ids, reading.execute(), strict=True):
-            of_senders[sender].append(text_in(run_id))
-        return [run_id for turn in zip_longest(*of_senders.values()) for run_id in turn if run_id]
+            by_sender[text_in(sender)].append(text_in(run_id))
+        return by_sender
 
     def claim(self, full: Sequence[str] = (), preferred: str = "") -> ClaimedRun | None:
         """Claim a run that is quiet, if possible the ``preferred`` one; return None if none is. The claim ends after a minute.
