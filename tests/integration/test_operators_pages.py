@@ -38,9 +38,9 @@ class Fleet:
         self._traces = iter(fresh_samples(48))
 
     def filled(self, command: str) -> str:
-        """Return a command in which placeholders, such as TRACE_ID, are replaced by ids that exist."""
-        if re.search(r"\bTRACE_ID\b", command):
-            command = re.sub(r"\bTRACE_ID\b…?", self.decided(), command)
+        """Return a command in which placeholders, such as ID, are replaced by ids that exist."""
+        if re.search(r"\bforget ID\b", command):
+            command = re.sub(r"\bID\b", self.decided(), command)
         if re.search(r"\bAGENT\b", command):
             self.decided("kp:agent:clerk")
             command = re.sub(r"\bAGENT\b", "kp:agent:clerk", command)
