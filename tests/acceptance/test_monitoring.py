@@ -297,22 +297,22 @@ def test_clients_workers_and_doctor_report_an_alarm_of_rabbitmq(settings: Settin
         on_node = with_changed(settings, broker__url=node.url, metrics__port=port)
         with at_work(on_node, tmp_path, variables=LOOKS_OFTEN) as (worker, client):
             client.wait(client.submit(first), timeout_s=30)
-            node.control("set_vm_memory_high_watermark", "0")
+            node.limit_memory(0.0)
             refused = pytest.raises(BrokerBlocked, match="RabbitMQ accepts no messages, as it is short of memory or disk")
             with refused:
                 client.submit(second)
-            connections = len(node.control("list_connections", "pid").split())
+            connections = node.connections()
             for _ in range(8):
                 with refused, ending_within(0.5):
                     client.submit(second)
-            assert len(node.control("list_connections", "pid").split()) < connections + 4, "each refusal leaves one"
+            assert node.connections() < connections + 4, "each refusal leaves one"
             (reason,) = wait_until(lambda: health(port, "--ready")[1])
             assert reason.startswith("broker: RabbitMQ accepts no messages")
             assert [line["detail"] for line in worker.logged("broker_blocked")] == [reason]
             assert scraped(on_node)["kp_scorer_broker_blocked"] == 1
             code, findings = diagnosed(on_node)
             assert (code, [row["detail"] for row in findings["broker"]]) == (1, [reason])
-            node.control("set_vm_memory_high_watermark", "0.4")
+            node.limit_memory(0.4)
             client.wait(client.submit(third), timeout_s=60)
             client.wait(client.submit(second), timeout_s=60)
             wait_until(lambda: health(port, "--ready")[0] == 0)

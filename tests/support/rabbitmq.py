@@ -170,15 +170,20 @@ def evaluated(expression: str) -> str:
     if erl_call := shutil.which("erl_call"):
         # erl_call needs the cookie of the server's user, so it runs as that user, as Debian's rabbitmqctl does.
         as_server = ["runuser", "-u", "rabbitmq", "--"] if os.geteuid() == 0 else []
-        reply = _output_of(*as_server, erl_call, "-sname", "rabbit", "-e", stdin=f"{expression}\n")
-        if reply.startswith("{ok, "):
-            return reply.removeprefix("{ok, ").removesuffix("}")
+        if value := _value_from(*as_server, erl_call, "-sname", "rabbit", expression=expression):
+            return value
     return _output_of("rabbitmqctl", "eval", expression) if shutil.which("rabbitmqctl") else ""
 
 
-def _output_of(*command: str, stdin: str = "") -> str:
+def _value_from(*erl_call: str, expression: str, **options: Any) -> str:
+    """Return the value of an expression by erl_call; empty if it fails."""
+    reply = _output_of(*erl_call, "-e", input=f"{expression}\n", **options)
+    return reply.removeprefix("{ok, ").removesuffix("}") if reply.startswith("{ok, ") else ""
+
+
+def _output_of(*command: str, **options: Any) -> str:
     """Return the output of a command; empty if it fails."""
-    result = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, **options)
     return result.stdout.strip() if result.returncode == 0 else ""
 
 
@@ -283,7 +288,7 @@ class OwnNode:
             "HOME": str(directory),
             "RABBITMQ_NODENAME": f"kp-test-{uuid.uuid4().hex}@localhost",
             "RABBITMQ_NODE_PORT": str(port := free_port()),
-            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_DIST_PORT": str(dist_port := free_port()),
             "RABBITMQ_MNESIA_BASE": str(directory / "mnesia"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
@@ -292,11 +297,19 @@ class OwnNode:
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
         }
         self.url = f"amqp://guest:guest@127.0.0.1:{port}//"
+        self._address = f"127.0.0.1:{dist_port}"
 
-    def control(self, *arguments: str) -> str:
-        """Return the output of rabbitmqctl."""
-        command = [required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), "--silent", *arguments]
-        return subprocess.run(command, env=self._variables, capture_output=True, check=True, timeout=120, text=True).stdout
+    def limit_memory(self, share: float) -> None:
+        """Let RabbitMQ use this share of the machine's memory before it raises its alarm."""
+        assert self._evaluated(f"vm_memory_monitor:set_vm_memory_high_watermark({share}).") == "ok"
+
+    def connections(self) -> int:
+        return int(self._evaluated("length(rabbit_networking:connections())."))
+
+    def _evaluated(self, expression: str) -> str:
+        if erl_call := shutil.which("erl_call"):
+            return _value_from(erl_call, "-address", self._address, expression=expression, env=self._variables)
+        return _output_of(required(f"{_RABBITMQ}/rabbitmqctl", _MISSING), "eval", expression, env=self._variables)
 
     def __enter__(self) -> Self:
         command = [required(f"{_RABBITMQ}/rabbitmq-server", _MISSING)]
