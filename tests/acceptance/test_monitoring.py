@@ -36,6 +36,7 @@ from kp_scorer.settings.loading import as_environment
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 from kp_scorer.store.keys import Keys
+from kp_scorer.store.records import SubmissionCounts
 from kp_scorer.store.store import WorkerReport
 from prometheus_client import generate_latest
 
@@ -173,6 +174,7 @@ def test_a_worker_is_shown_with_its_work_and_has_metrics_of_it_and_of_the_backlo
         samples = wait_until(lambda: samples_with("kp_scorer_queue_messages", 20))
         assert samples['kp_scorer_dead_lettered{reason="invalid"}'] == total(samples, "kp_scorer_dead_lettered") == 1
         assert (samples["kp_scorer_pending"], samples["kp_scorer_oldest_pending_seconds"]) == (0, 0)
+        assert samples["kp_scorer_submitted"] == 21
         assert 1e-4 < samples['kp_scorer_redis_memory_used_ratio{server="redis"}'] < 0.1
         parts = {
             part: samples[f'kp_scorer_redis_bytes{{part="{part}",server="redis"}}'] for part in ("records", "log", "other")
@@ -500,9 +502,9 @@ SELECTED: Final = 'job=~"$job",namespace=~"$namespace"'
 def exposed() -> Samples:
     metrics = Metrics((), ["secrets"], ["traces"])
     unread = UnreadDecisions({"decisions.accepted": 0}, {}, limit=100, most_bytes=0, full=(), rings=(), at_s=0.0)
-    servers, dead_lettered = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0)
+    servers, dead_lettered, counts = {"redis": Condition(0.0, 0)}, dict.fromkeys(REASONS, 0), SubmissionCounts(0, 0, 0, 0)
     metrics.set_backlog(
-        Backlog({"traces": 0}, {"traces": 0.1}, unread, 0, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}})
+        Backlog({"traces": 0}, {"traces": 0.1}, unread, counts, 0.0, dead_lettered, servers, "", {"redis": {"records": 0}})
     )
     metrics.count_decisions_dropped("decisions.rejected", 0)
     metrics.work_age_s.labels("submission_resender")

@@ -25,6 +25,7 @@ from kp_scorer.process.metrics import UNNAMED_DOMAIN, Metrics
 from kp_scorer.process.watchdog import VitalThread, Watchdog
 from kp_scorer.settings.sections import MetricsSettings
 from kp_scorer.store.condition import Condition
+from kp_scorer.store.records import SubmissionCounts
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
@@ -152,7 +153,15 @@ def test_a_stalled_part_and_a_dead_thread_are_reasons_to_restart(monkeypatch: py
 COUNTS = {"decisions.accepted": 3, "decisions.rejected": 5}
 UNREAD = UnreadDecisions(COUNTS, {}, limit=100, most_bytes=0, full=("decisions.rejected",), rings=(), at_s=0.0)
 BACKLOG = Backlog(
-    {"traces": 0, "traces.search": 90}, {"traces.search": 0.9}, UNREAD, 2, 7.5, {}, {"redis": Condition(0.5, 3)}, "", {}
+    {"traces": 0, "traces.search": 90},
+    {"traces.search": 0.9},
+    UNREAD,
+    SubmissionCounts(9, 2, 7, 0),
+    7.5,
+    {},
+    {"redis": Condition(0.5, 3)},
+    "",
+    {},
 )
 
 

@@ -23,6 +23,7 @@ from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
 from kp_scorer.store.decision_stream import bytes_in
+from kp_scorer.store.records import SubmissionCounts
 from kp_scorer.store.store import WorkerReport
 
 _SCANNED_AT_ONCE: Final = 1_000
@@ -63,7 +64,7 @@ class Backlog(NamedTuple):
     submissions: Mapping[str, int]  # The messages on each queue of traces and each intake queue, without those in flight.
     submissions_used: Mapping[str, float]  # The fraction of its limit that each queue of traces uses, if it has one.
     unread: UnreadDecisions
-    pending: int  # Submissions in the ledger that are neither decided nor dead.
+    counts: SubmissionCounts  # The submissions in the ledger.
     oldest_pending_s: float  # The seconds since the oldest pending trace was last sent; 0 if there is none.
     dead_lettered: Mapping[Reason, int]  # The number of dead letters of each reason since the ledger began.
     servers: Mapping[str, Condition]  # The condition of each Redis: "redis", and "broker" if the queues have one of their own.
@@ -206,7 +207,7 @@ def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequ
         submissions=submissions,
         submissions_used={name: submissions[name] / each.limit for name, each in settings.queues.traces.items() if each.limit},
         unread=unread,
-        pending=store.ledger.counts().pending,
+        counts=store.ledger.counts(),
         oldest_pending_s=store.ledger.oldest_pending_s(),
         dead_lettered=store.dead_letters.dead_lettered(),
         servers=servers,

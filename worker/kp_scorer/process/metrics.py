@@ -116,6 +116,7 @@ class Metrics:
         self._full = gauge("results_full", "1 if workers wait because a queue of decisions is full", ("queue",))
         about = "Unread decisions as a fraction of queues.results_limit, or on Redis of its bytes if that is more"
         self._results_used = gauge("results_used_ratio", about, ("queue",))
+        self._submitted = gauge("submitted", "Submissions since the ledger began")
         self._pending = gauge("pending", "Submissions in the ledger that have not ended")
         self._oldest_pending_s = gauge("oldest_pending_seconds", "Time since the oldest pending trace was last sent or resent")
         about = "How often a submission was dead-lettered since the ledger began, by reason"
@@ -130,7 +131,7 @@ class Metrics:
         self._shortcomings = gauge("redis_shortcomings", about, ("server",))
         self._blocked = gauge("broker_blocked", "1 if RabbitMQ accepts no messages, because it is short of memory or disk")
         # Until the first measurement these are NaN, because 0 would mean that nothing waits.
-        for unread in (self._pending, self._oldest_pending_s):
+        for unread in (self._submitted, self._pending, self._oldest_pending_s):
             unread.set(math.nan)
         self.set_info()
 
@@ -160,7 +161,8 @@ class Metrics:
                 self._decisions_dropped.labels(name)
             else:
                 self._results_used.labels(name).set(unread.used(name))
-        self._pending.set(backlog.pending)
+        self._submitted.set(backlog.counts.submitted)
+        self._pending.set(backlog.counts.pending)
         self._oldest_pending_s.set(backlog.oldest_pending_s)
         for reason, count in backlog.dead_lettered.items():
             self._dead_lettered.labels(reason).set(count)
