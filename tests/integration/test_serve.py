@@ -170,7 +170,10 @@ def test_a_dead_run_is_replayed_with_the_settings_of_its_time(settings: Settings
                     "errorMessage": "a run that is a dead letter: replay that",
                 }
         with open_server(settings, tmp_path / "mended.log") as server:
-            replayed = command(settings, "dead-letter", "replay", "--trace-id", f"kp:trace:otel:{run_id}")
+            # The command, too, waits until a run has been quiet before it is due.
+            replayed = command(
+                with_changed(settings, **SUPPLIED), "dead-letter", "replay", "--trace-id", f"kp:trace:otel:{run_id}"
+            )
             assert json.loads(replayed.stdout)["state"] == "pending"
             assert server.status(run_id)["decision"]["outcome"]
             with Store.open(settings) as store:

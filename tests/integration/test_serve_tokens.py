@@ -18,7 +18,7 @@ from kp_scorer.store.runs import ReceivedSpan
 
 from tests.support.changed_settings import settings_at, with_changed
 from tests.support.commands import command
-from tests.support.http_server import HttpServer, attributes, chat_span, export_of, new_run, open_server
+from tests.support.http_server import SUPPLIED, HttpServer, attributes, chat_span, export_of, new_run, open_server
 from tests.support.processes import at_work, wait_until
 from tests.support.rabbitmq import RABBITMQ_URL, declare_as_worker, default_queues
 from tests.support.traces import fresh_samples
@@ -125,7 +125,7 @@ def test_a_replayed_run_goes_to_the_queue_of_its_token(
     with open_server(both, tmp_path / "server.log", queues__message_bytes=400) as server:
         export(server, OTHERS)
         wait_until(lambda: list(store.dead_letters.read()))
-    assert command(both, "dead-letter", "replay").exit_code == 0
+    assert command(with_changed(both, **SUPPLIED), "dead-letter", "replay").exit_code == 0
     with open_server(both, tmp_path / "mended.log"):
         wait_until(lambda: sum(redis_client.llen(name) for name in both.queues.traces))
         assert redis_client.llen("traces.others") == 1
