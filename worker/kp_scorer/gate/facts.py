@@ -181,15 +181,7 @@ def _note(place: bytes, fields: Sequence[bytes]) -> StoredFact:
             case [b"i", _, b"d", _, b"f", _, b"r", _]:
                 return stored._replace(is_late=True)
             case [b"i", _, b"r", dropped]:
-                return stored._replace(dropped=_parse_place(dropped.decode()))
+                return stored._replace(dropped=Place.parse(dropped.decode()))
             case [b"e", erased]:
-                return stored._replace(erased=_parse_place(erased.decode()))
+                return stored._replace(erased=Place.parse(erased.decode()))
     return stored
-
-
-def _parse_place(text: str) -> Place:
-    """Parse a place; raise ValueError if it is damaged, or so late that its number would not fit into 64 bits."""
-    place = Place.parse(text)
-    if not (0 <= place.time_ms < 2**42 and 0 <= place.number < 2**40):
-        raise ValueError("expected a place that fits into 64 bits")
-    return place
