@@ -301,7 +301,8 @@ def test_run_without_success_waits_for_its_outcome(settings: Settings, store: St
     waits: dict[str, Any] = {"serve__success": None, "serve__outcome_wait_s": 3_600.0}
     early, stating, waiting = (new_run() for _ in range(3))
     root = chat_span(waiting)
-    with at_work(settings, tmp_path) as (worker, client), open_server(settings, tmp_path / "server.log", **waits) as server:
+    often = with_changed(settings, ledger__resend_after_s=2.0)
+    with at_work(often, tmp_path) as (worker, client), open_server(settings, tmp_path / "server.log", **waits) as server:
         server.ask("POST", f"/traces/kp:trace:otel:{early}/outcome", {"success": False})
         wait_until(lambda: worker.events("outcome_waits"))
         server.export(chat_span(early), chat_span(stating, kp__success="true"), root)
