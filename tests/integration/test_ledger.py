@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -108,6 +108,18 @@ def test_a_user_who_may_not_read_records_is_refused_and_does_not_learn_of_confli
     refused = pytest.raises(ServiceUnavailable, match="Redis refuses")
     with store_without("hmget", redis_client, settings) as store, refused:
         store.ledger.submit([submission()])
+
+
+def test_a_decided_trace_is_counted_though_redis_refuses_to_trim_the_facts(
+    redis_client: redis.Redis, settings: Settings
+) -> None:
+    with store_without("xtrim", redis_client, settings) as store:
+        store.ledger.facts = store.facts("space")
+        store.ledger.submit([submission()])
+        for _ in range(2):
+            with suppress(ServiceUnavailable):
+                store.ledger.commit([verdict(TRACE_ID)._replace(fact=b"fact")])
+        assert store.ledger.counts() == SubmissionCounts(submitted=1, pending=0, decided=1, dead=0)
 
 
 def keep(store: Store, count: int) -> set[str]:

@@ -93,6 +93,7 @@ for i, verdict in ipairs(verdicts) do
     end
     lacks_fact = lacks_fact or (verdict.fact ~= '' and reply[i][1] ~= 'stored')
 end
+apply_changes()
 expire_facts()
 -- Leaving out a copy would make a gap in the other log. So all copies are deleted before they take too much memory, which their
 -- reader notices.
@@ -102,5 +103,4 @@ for field, by in pairs(growth) do
     grown[#grown + 1], grown[#grown + 2] = field, string.format('%.0f', number(tallied[field]) + by)
 end
 call_with_all('HSET', tallies, grown)
-apply_changes()
 return reply

@@ -20,7 +20,7 @@ end
 -- If this call has stored facts, drop kept traces that have expired, and let both streams expire when no entry counts any more.
 local function expire_facts()
     if not has_stored_facts then return end
-    redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
     redis.call('PEXPIRE', kept_facts, kept_ttl_ms)
     redis.call('PEXPIRE', facts, kept_ttl_ms)
+    redis.call('XTRIM', kept_facts, 'MINID', string.format('%.0f', math.max(0, now - kept_ttl_ms)))
 end

@@ -17,7 +17,8 @@
 -- A late outcome has a record of the same form.
 
 -- The changes of `pending` and `counts` that the transitions of this call collect. `apply_changes` makes them at the end of the
--- script, with one command for all traces.
+-- script, with one command for all traces. Whatever else a script does at its end comes after that, as Redis may refuse it: traces
+-- that have ended would stay pending, and a repeated call would not count them.
 local made_pending, ended, decided_count = {}, {}, 0
 
 -- Make a submission pending, with these further fields and values. Until it ends, its record does not expire. `known_digest` is the

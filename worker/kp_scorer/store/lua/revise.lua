@@ -91,6 +91,6 @@ for i, revision in ipairs(revisions) do
         end
     end
 end
-expire_facts()
 apply_changes()
+expire_facts()
 return reply
