@@ -114,6 +114,14 @@ MLFLOW: Final = {
         ]
     },
 }
+OTLP: Final = {
+    "traceId": "r0",
+    "spanId": "s1",
+    "name": "chat",
+    "startTimeUnixNano": "1777629600000000000",
+    "endTimeUnixNano": "1777629601000000000",
+    "attributes": {"span.kind": "llm", "input.value": json.dumps({"messages": [USER]}), "output.value": ANSWER},
+}
 WITH_TOOLS: Final[dict[str, list[object]]] = {
     "langsmith": [LANGSMITH],
     "opik": [OPIK],
@@ -132,7 +140,11 @@ def test_rows_of_a_trace_are_a_run(store: str) -> None:
     assert trace["metadata"]["created_at"].startswith("2026-05-01T10:00:00")
 
 
-@pytest.mark.parametrize("source", [WEAVE, MLFLOW, [PHOENIX], {"data": [WEAVE]}], ids=["Weave", "MLflow", "Phoenix", "a page"])
+@pytest.mark.parametrize(
+    "source",
+    [WEAVE, MLFLOW, [PHOENIX], {"data": [WEAVE]}, {"spans": [OTLP]}],
+    ids=["Weave", "MLflow", "Phoenix", "a page", "a page of the protocol's spans"],
+)
 def test_span_alone_is_a_run(source: object) -> None:
     (trace,) = converted("", source)
     assert (trace["id"], trace["task"]["objective"], steps_in(trace)) == ("kp:trace:span-rows:r0", ASKED, [STEPS[-1]])

@@ -7,6 +7,7 @@ a trace, a span and its parent, a kind, times, and an input and an output, or th
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from kp_scorer.adapters.attributes import integer
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.columns import SPANS, TRACES, span_of_row
 from kp_scorer.adapters.format import Format
@@ -71,7 +72,8 @@ def run_id(row: Node) -> str:
 
 def run(own_id: str, rows: Sequence[Node]) -> Run | list[Run]:
     """Make a run of the rows of one trace. If a store leaves times out, the order of its rows is the order of the run."""
-    base_ns = next((time for row in rows if (time := row.at("startTimeUnixNano").value)), 0)
+    # Spans in the form of the protocol may have their times as texts.
+    base_ns = next((integer(time) for row in rows if (time := row.at("startTimeUnixNano")).value), 0)
     spans = Spans(_timed(row, base_ns + number * 1_000) for number, row in enumerate(rows))
     return run_of("span-rows", own_id, spans)
 
