@@ -286,6 +286,17 @@ def test_twice_as_long_a_run_takes_twice_the_steps(name: str, source: Callable[[
     assert twice < 2.1 * half
 
 
+def test_run_whose_clock_is_ahead_and_that_lacks_a_span_is_looked_at_rarely() -> None:
+    def made(spans: int) -> list[object]:
+        in_a_year = 365 * 24 * 3_600_000
+        ahead = [otel.span("ahead", in_a_year + number, -1, {}, parent="f" * 16) for number in range(spans)]
+        others = [otel.chat(11_000 * n, 11_000 * n, [otel.ASKED], [otel.ANSWERED], traceId=f"{n:032}") for n in range(spans)]
+        return [otel.export(*ahead, otel.span("root", in_a_year, -1, {})), *map(otel.export, others)]
+
+    half, twice = (calls_during(partial(converted_and_refused, "otel", made(count))) for count in (60, 120))
+    assert twice < 2.1 * half
+
+
 def test_chat_of_800_turns_is_a_trace_of_all_its_messages() -> None:
     (trace,) = converted("langfuse", langfuse_chat(800))
     assert [step["content"] for step in trace["steps"]][-2:] == ["Question 799", "Answer 799"]

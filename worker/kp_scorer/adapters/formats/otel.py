@@ -116,8 +116,8 @@ def waits(spans: Sequence[Node], now_ns: int) -> int | None:
     times_ns = [integer(span.at("startTimeUnixNano")) for span in spans]
     if is_complete or now_ns > max(times_ns) + _OPEN_NS:
         return None
-    # Each look reads all spans of a run, so look less and less often at a run that goes on for days.
-    age_ns = now_ns - min(filter(None, times_ns), default=now_ns)
+    # Each look reads all spans of a run, so look less and less often at a run that goes on for days, or whose clock is ahead.
+    age_ns = abs(now_ns - min(filter(None, times_ns), default=now_ns))
     return now_ns + max(_LATE_NS, age_ns // _LOOKS_AGAIN_AFTER)
 
 
