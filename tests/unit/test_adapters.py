@@ -320,6 +320,21 @@ def test_run_of_too_many_records_is_refused_and_others_are_converted(monkeypatch
         ("langfuse", test_adapter_langfuse.EXPORTED_TRACE | {"scores": [{"name": ["x"], "value": 1}]}),
         ("", {"data": [{"data": []}]}),
         ("openai", {"messages": chat("!a"), "schema_version": 10**4_000}),
+        (
+            "otel",
+            [
+                otel.export(otel.WINDY[0] | {"traceId": "f" * 32, "events": 5}),
+                {
+                    "resourceLogs": [
+                        {
+                            "scopeLogs": [
+                                {"logRecords": [otel.WINDY[0] | {"traceId": "f" * 32, "parentSpanId": None, "body": {}}]}
+                            ]
+                        }
+                    ]
+                },
+            ],
+        ),
     ],
 )
 def test_records_that_once_ended_the_conversion_are_read_or_refused(name: str, record: object) -> None:

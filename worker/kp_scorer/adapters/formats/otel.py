@@ -8,6 +8,7 @@ Specification: https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -131,10 +132,13 @@ def run(own_id: str, nodes: Sequence[Node]) -> Run | list[Run]:
     """Make a run of the spans of one trace id; return an empty list if none of them is an agent's."""
     # Keep the last record of a span, which may be exported twice: when it begins and when it ends, for example.
     latest = {normalized_id(node.at("spanId")): node for node in nodes if node.at("spanId").value}
+    logs: defaultdict[str, list[Any]] = defaultdict(list)
     for log in (node for node in nodes if _IS_LOG in node.object()):
-        if span := latest.get(normalized_id(log.at("parentSpanId"))):
-            events = [*(span.value.get("events") or ()), log.value]
-            latest[normalized_id(span.at("spanId"))] = span._replace(value=span.object() | {"events": events})
+        logs[normalized_id(log.at("parentSpanId"))].append(log.value)
+    for span_id in logs.keys() & latest.keys():
+        span = latest[span_id]
+        events = [*(event.value for event in span.at("events").items()), *logs[span_id]]
+        latest[span_id] = span._replace(value=span.object() | {"events": events})
     return run_of("otel", own_id, Spans(list(latest.values())))
 
 
