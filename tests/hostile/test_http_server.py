@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from http.client import HTTPSConnection, parse_headers
+from http.client import HTTPException, HTTPSConnection, parse_headers
 from pathlib import Path
 from typing import Any, Final
 
@@ -254,6 +254,30 @@ def test_answers_that_one_token_does_not_read_take_little_memory(
         assert len(server.ask("GET", path, authorization=f"Bearer {ANOTHER}").json["runs"]) == 100
         assert server.process.peak_bytes() - before < 200 * MIB
         wait_until(lambda: server.ask("GET", path, authorization=f"Bearer {TOKEN}").status == 200)
+
+
+def is_answered(server: HttpServer, request: bytes) -> bool:
+    """Return whether a connection that has just begun gets an answer, although another one follows."""
+    address = ("127.0.0.1", server.port)
+    with suppress(ConnectionError, HTTPException), socket.create_connection(address, PATIENCE_S) as connection:
+        assert server.ask("GET", "/livez").status == 200
+        connection.sendall(request)
+        return connection.recv(12) == b"HTTP/1.1 200"
+    return False
+
+
+def test_peers_that_read_no_answer_keep_nobody_out(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONSTANTS", "serve.server._MOST_CONNECTIONS=16")
+    request = b"GET /openapi.json HTTP/1.1\r\nHost: server\r\n\r\n"
+    with open_server(settings, tmp_path / "server.log") as server, ExitStack() as sockets:
+        for _ in range(16):
+            peer = sockets.enter_context(socket.socket())
+            # With a small buffer, few answers are enough to keep the server from writing another.
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            peer.connect(("127.0.0.1", server.port))
+            peer.sendall(request * 300)
+        # Until the buffers are full, the server works on these requests.
+        wait_until(lambda: is_answered(server, request))
 
 
 def test_body_in_chunks_of_a_usual_size_is_read(server: HttpServer) -> None:

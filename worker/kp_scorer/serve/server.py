@@ -236,8 +236,11 @@ class _Protocol(H11Protocol):
         super().on_response_complete()
 
     def _precedence(self) -> tuple[bool, float]:
-        """Return the key by which connections are closed: the idle ones come first, and among these the longest idle."""
-        is_working = bool(self.cycle) and not self.cycle.response_complete
+        """Return the key by which connections are closed: the idle ones come first, and among these the longest idle.
+
+        A connection whose peer does not read is idle, too: otherwise such peers could keep everyone else out.
+        """
+        is_working = bool(self.cycle) and not self.cycle.response_complete and not self.flow.write_paused
         return is_working, self._waits_since
 
     def _expect_request(self) -> None:
