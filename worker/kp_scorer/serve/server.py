@@ -140,8 +140,8 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # Asyncio accepts so many connections before the server closes any of them.
-        backlog=min(64, listener.most_connections),
+        # Asyncio accepts so many connections at once, three times before the first of them is closed.
+        backlog=min(64, listener.most_connections // 4),
         limit_concurrency=_MOST_REQUESTS,
         timeout_graceful_shutdown=int(settings.worker.grace_s),
         ssl_certfile=settings.serve.certificate or None,
