@@ -175,21 +175,24 @@ def test_many_runs_of_one_token_keep_no_run_of_another_waiting(
 
 
 def test_long_runs_of_one_token_take_no_more_time_than_those_of_another(
-    settings: Settings, store: Store, tmp_path: Path, keys: Keys, redis_client: redis.Redis
+    settings: Settings, tokens: str, store: Store, tmp_path: Path, keys: Keys, redis_client: redis.Redis
 ) -> None:
     # The server reads such a result character by character.
     result, long_runs = "[" + "{}," * 60_000 + "'1']", set[str]()
     tool = attributes(gen_ai__operation__name="execute_tool", gen_ai__tool__name="a", gen_ai__tool__call__result=result)
-    for sender in ["one"] * 8 + ["another"] * 20:
+    for sender in ["of a full queue"] * 100 + ["one"] * 8 + ["another"] * 60:
         run_id, root = new_run(), "00000000000000aa"
         spans = [chat_span(run_id, root) | {"attributes": tool}] if sender == "one" else []
         spans.append(chat_span(run_id) | {"spanId": root})
         long_runs |= {f"kp:trace:otel:{run_id}"} if sender == "one" else set()
-        store.runs.store(run_id, [ReceivedSpan(span["spanId"], json.dumps(span).encode()) for span in spans], "", sender)
+        received = [ReceivedSpan(span["spanId"], json.dumps(span).encode()) for span in spans]
+        store.runs.store(run_id, received, "traces.others" if sender == "of a full queue" else "", sender)
     make_due(redis_client, keys)
-    with open_server(settings, tmp_path / "server.log") as server:
-        submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 28)]
-    assert len(long_runs & {*submitted[:22]}) < 5
+    with open_server(with_two_queues(settings, tokens, limit=1), tmp_path / "server.log") as server:
+        # This trace fills the queue, or else the first run does.
+        server.ask("POST", "/traces", fresh_samples(1)[0], **OTHERS)
+        submitted = [event["trace_id"] for event in server.process.logged("run_submitted", 68)]
+    assert len(long_runs & {*submitted[:55]}) < 5
 
 
 def make_due(redis_client: redis.Redis, keys: Keys) -> None:

@@ -9,7 +9,8 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, Self
 
 import structlog
@@ -73,7 +74,7 @@ class Submitter:
         # The monotonic time at which each queue last refused a run.
         self._refused_at: dict[str, float] = {}
         self._throttle = LogThrottle()
-        self._due_at, self._due = -math.inf, dict[str, list[str]]()
+        self._due_at, self._due = -math.inf, dict[tuple[str, str], list[str]]()
         # The time that each sender's runs have taken, so that all get the same.
         self._taken_s, self._least_s = defaultdict[str, float](float), 0.0
 
@@ -94,7 +95,8 @@ class Submitter:
             self._moved_at = time.monotonic()
             run = None
             try:
-                if run := self._store.runs.claim(self._refused_within(_BACKOFF_S), self._preferred()):
+                refused = self._refused_within(_BACKOFF_S)
+                if run := self._store.runs.claim(refused, self._preferred(refused)):
                     try:
                         self._complete(run)
                     finally:
@@ -124,20 +126,19 @@ class Submitter:
         """Return the queues of runs that could not be submitted in the last seconds."""
         return [queue for queue, refused_at in self._refused_at.items() if self._moved_at - refused_at < limit_s]
 
-    def _preferred(self) -> str:
+    def _preferred(self, refused: Sequence[str]) -> str:
         """Return a run of the sender whose runs have taken the least time, if there are several; empty if there is none.
 
         A long run takes seconds. In the order in which they are due, one sender's thousands would delay others' runs for hours.
+        Senders whose queues have ``refused`` runs do not count: their runs would be preferred in vain.
         """
         if self._moved_at - self._due_at > _DUE_EVERY_S:
             self._due_at, self._due = self._moved_at, self._store.runs.due_by_sender()
             # A sender that had no runs has saved up no time meanwhile.
-            self._taken_s |= {sender: max(self._taken_s[sender], self._least_s) for sender in self._due}
-        sender = min(filter(self._due.get, self._due), key=self._taken_s.__getitem__, default=None)
-        if sender is None:
-            return ""
-        self._least_s = self._taken_s[sender]
-        return self._due[sender].pop(0)
+            self._taken_s |= {sender: max(self._taken_s[sender], self._least_s) for sender, _ in self._due}
+        due = [(self._taken_s[sender], run_ids) for (sender, queue), run_ids in self._due.items() if queue not in refused]
+        self._least_s, run_ids = min(filter(itemgetter(1), due), default=(self._least_s, []))
+        return run_ids.pop(0) if run_ids else ""
 
     def _complete(self, run: ClaimedRun) -> None:
         try:

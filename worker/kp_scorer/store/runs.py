@@ -186,8 +186,8 @@ class Runs:
         fields: Any = self._client.hgetall(self._keys.run(run_id))
         return _claimed(run_id.encode(), list(chain(*fields.items())))
 
-    def due_by_sender(self) -> dict[str, list[str]]:
-        """Return the ids of the runs that are quiet, by their senders; none if senders are not told apart."""
+    def due_by_sender(self) -> dict[tuple[str, str], list[str]]:
+        """Return the ids of the runs that are quiet, by their senders and queues; none if senders are not told apart."""
         if not self._client.hgetall(self._keys.runs_by_sender):
             return {}
         # Redis' clock, by which runs become due.
@@ -195,10 +195,10 @@ class Runs:
         run_ids: Any = self._client.zrangebyscore(self._keys.runs, "-inf", 1_000 * seconds + microseconds // 1_000)
         reading = self._client.pipeline(transaction=False)
         for run_id in run_ids:
-            reading.hget(self._keys.run(text_in(run_id)), ":sender")
-        by_sender = defaultdict[str, list[str]](list)
-        for run_id, sender in zip(run_ids, reading.execute(), strict=True):
-            by_sender[text_in(sender)].append(text_in(run_id))
+            reading.hmget(self._keys.run(text_in(run_id)), ":sender", ":queue")
+        by_sender = defaultdict[tuple[str, str], list[str]](list)
+        for run_id, (sender, queue) in zip(run_ids, reading.execute(), strict=True):
+            by_sender[text_in(sender), text_in(queue)].append(text_in(run_id))
         return by_sender
 
     def claim(self, full: Sequence[str] = (), preferred: str = "") -> ClaimedRun | None:
