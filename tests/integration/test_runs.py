@@ -99,6 +99,17 @@ def test_a_claimed_run_is_the_same_for_the_next_claimer(store: Store, keys: Keys
     assert store.runs.claim() is None
 
 
+def test_a_process_that_has_lost_its_claim_submits_nothing(store: Store, keys: Keys, redis_client: redis.Redis) -> None:
+    # A process that is stopped for longer than its claim lasts goes on with what it claimed.
+    store.runs.store("r", [ReceivedSpan("a" * 16, b"{}")])
+    stopped = claimed(store)
+    store.runs.store("r", [ReceivedSpan("b" * 16, b"{}")])
+    assert store.runs.close(claimed(store), "")
+    assert not store.runs.close(stopped, "")
+    store.runs.finish("r", "submitted")
+    assert not store.runs.close(stopped, "")
+
+
 def test_a_run_that_grows_during_its_conversion_is_not_charged_with_an_attempt(store: Store) -> None:
     for number in range(0, 10, 2):
         store.runs.store("r", [ReceivedSpan(f"{number:016x}", b"{}")])

@@ -221,6 +221,7 @@ class Runs:
     def close(self, run: ClaimedRun, agent_span: str, outcome: str = NO_WAIT) -> bool:
         """Close a claimed run, so that it takes no more spans; return False if spans have come since the claim.
 
+        Also return False if another process has claimed the run since and ended it, or somebody has forgotten it.
         ``outcome`` is its late outcome as JSON, or ``NO_WAIT``. If it is empty, the run is not closed until ``outcome_wait_s``
         have passed or a late outcome comes; the first call begins the wait.
         """

@@ -3,18 +3,20 @@
 --
 -- KEYS   runs, run_prefix
 -- ARGV   run_id, count, wait_ms, agent_span, outcome, outcome_wait_ms
--- Reply  1 if the run is closed
+-- Reply  1 if the run is closed, with these spans and this outcome
 --
 -- outcome is the late outcome, or 1 if the run needs none; if it is empty, the run waits for one, once, for outcome_wait_ms.
 
 local run = run_prefix .. run_id
-if redis.call('HGET', run, ':closed') then return 1 end
 if number(redis.call('HGET', run, ':spans')) ~= count then
     -- The process that converted the run is alive, so revoke its attempt. Otherwise a run whose spans keep coming would become poison
     -- after a few claims.
     redis.call('HDEL', run, ':attempts')
     return 0
 end
+-- A process that was stopped for longer than its claim lasts may have another outcome than the one that has closed the run since.
+local closed = redis.call('HGET', run, ':closed')
+if closed then return closed == outcome and 1 or 0 end
 local until_ms = now + wait_ms
 if wait_ms == 0 and outcome == '' and outcome_wait_ms > 0 then
     -- Redis' clock may have gone back since the wait began: by the present time, it ends no later than this.
