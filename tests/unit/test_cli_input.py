@@ -174,6 +174,17 @@ def test_line_far_over_the_limit_is_one_error_and_not_held_in_memory() -> None:
     assert memory.peak_bytes < 20_000_000
 
 
+@pytest.mark.parametrize("text", ["]}" * 10_000_000, '\\"{' * 10_000_000], ids=["brackets", "quotes"])
+def test_document_far_over_the_limit_costs_none_of_those_after_it(text: str) -> None:
+    long = pretty(json.loads(FIRST) | {"x": text})
+    raw = b"\n".join([pretty(json.loads(FIRST)), long, pretty(json.loads(SECOND))])
+    stream: io.BufferedReader = io.BufferedReader(io.BytesIO(raw))
+    with traced_memory() as memory:
+        lines = list(read_traces(stream, LIMITS))
+    assert [getattr(line.trace, "id", INVALID) for line in lines] == ["kp:trace:1", INVALID, "kp:trace:2"]
+    assert memory.peak_bytes < 40_000_000
+
+
 DOCUMENTS: Final = (
     *(FIRST + b"\n" + SECOND, b"[" + FIRST + b",\n" + SECOND + b"]", pretty(json.loads(FIRST)), b""),
     b"\n\n" + FIRST + b"\n" + SECOND + b"\n",

@@ -25,6 +25,7 @@ _FIELD_OF_OTHERS: Final = re.compile(
 )
 FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
+_CUT: Final = b"\0"  # Marks the end of a part of a line: it is in a string if that is open there.
 
 
 def framed(stream: io.BufferedReader, message_bytes: int) -> tuple[int, int, Iterator[tuple[int, bytes, int]]]:
@@ -93,19 +94,27 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
     beyond the document, and finds the next document after one that is not JSON; a parser would have to start anew at each line.
     """
     while line:
-        first, pieces, size_bytes, depth = number, list[bytes](), 0, 0
+        first, pieces, size_bytes, depth, opened = number, list[bytes](), 0, 0, b""
         is_large = line.startswith(b"[")
         while line:
-            is_large = is_large or (size_bytes + len(line) > most_bytes and _may_be_large(b"".join([*pieces, line])))
+            if not is_large and size_bytes <= most_bytes < size_bytes + len(line):
+                is_large = _may_be_large(b"".join([*pieces, line]))
             line = _entire(stream, line) if is_large else line
-            pieces.append(line)
             size_bytes += len(line)
-            if size_bytes > (MOST_BYTES if is_large else most_bytes):
+            if size_bytes > MOST_BYTES:
                 yield first, b"", size_bytes
                 return
-            outside = _QUOTED.sub(b"", line)
+            # Hold nothing of a document that is too large, but find its end.
+            pieces.append(line)
+            if size_bytes > most_bytes and not is_large:
+                pieces.clear()
+            # Part of a line may end in a string, and there in an escape.
+            is_part, text = not line.endswith(b"\n"), opened + line
+            outside = _QUOTED.sub(b"", text + _CUT * is_part)
+            is_open = is_part and not outside.endswith(_CUT)
+            opened = b'"' + b"\\" * ((len(text) - len(text.rstrip(b"\\"))) % 2) if is_open else b""
             depth += outside.count(b"{") + outside.count(b"[") - outside.count(b"}") - outside.count(b"]")
-            number += 1
+            number += not is_part
             if depth <= 0:
                 break
             line = read_bytes(stream.readline, most_bytes + 1)
