@@ -37,6 +37,7 @@ _MOST_CHUNKS: Final = 1_000  # The most chunks of a body whose chunks have on av
 _LEAST_CHUNK_BYTES: Final = 64
 _MOST_CONNECTIONS: Final = 512  # The most connections of each port.
 _MOST_HANDSHAKES: Final = 128
+_MOST_WAITING: Final = 256  # The most connections that wait to be accepted.
 # A request counts until it is answered, even if its connection is closed. Requests beyond this number get 503.
 _MOST_REQUESTS: Final = 1_024
 
@@ -140,8 +141,8 @@ def _config(settings: Settings, app: Any, listener: "_Listener") -> uvicorn.Conf
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # Asyncio accepts so many connections at once, three times before the first of them is closed.
-        backlog=min(64, listener.most_connections // 4),
+        # Asyncio accepts so many connections at a time, about three times before the server closes those over its limit.
+        backlog=max(1, min(64, listener.most_connections // 4)),
         limit_concurrency=_MOST_REQUESTS,
         timeout_graceful_shutdown=int(settings.worker.grace_s),
         ssl_certfile=settings.serve.certificate or None,
@@ -160,6 +161,10 @@ class _Listener(socket.socket):
         self.most_connections = most_connections
         self.handshakes: dict[Any, socket.socket] = {}  # The connections in the handshake, by the address of the peer.
         self.before_accept: Callable[[], None] = lambda: None
+
+    def listen(self, backlog: int = 0) -> None:
+        """Let connections wait, however few asyncio accepts at a time: a peer that finds no room tries again after a second."""
+        super().listen(_MOST_WAITING)
 
     def accept(self) -> tuple[socket.socket, Any]:
         self.before_accept()
@@ -270,7 +275,7 @@ def _listener(settings: ServeSettings, most_connections: int) -> _Listener:
         # By default, IPv4 would reach gRPC's port on ::, but not this one.
         is_dual = settings.host == "::" and socket.has_dualstack_ipv6()
         address = (settings.host, settings.port)
-        created = socket.create_server(address, family=family, backlog=256, dualstack_ipv6=is_dual)
+        created = socket.create_server(address, family=family, dualstack_ipv6=is_dual)
     except OSError as error:
         raise SettingsError(f"serve.host, serve.port: cannot listen there: {error.strerror}") from None
     return _Listener(created.detach(), most_connections)
