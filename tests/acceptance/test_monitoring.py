@@ -280,6 +280,25 @@ def test_work_that_a_worker_may_not_do_is_measured_while_it_decides(settings: Se
             assert "its submission_resender fails: ledger: Redis refuses: NOPERM" in row["detail"]
 
 
+def test_a_worker_that_may_not_receive_is_not_ready_until_it_may(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server, server.connect() as admin:
+        apart = settings_at(server.url, metrics__port=free_port())
+        admin.acl_setuser("administrator", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
+        admin.auth("any", "administrator")
+        with at_work(apart, tmp_path) as (_, client):
+            admin.execute_command("ACL", "SETUSER", "default", "-rpop")
+            trace_id = client.submit(fresh_samples(1)[0])
+            refusal = "broker: the broker refuses: NOPERM"
+            wait_until(lambda: [each for each in health(apart.metrics.port, "--ready")[1] if each.startswith(refusal)])
+            # The worker connects again every second, and is not ready in between either.
+            until_s = time.monotonic() + 3
+            while time.monotonic() < until_s:
+                assert scraped(apart)["kp_scorer_ready"] == 0
+            admin.execute_command("ACL", "SETUSER", "default", "+rpop")
+            assert client.wait(trace_id, timeout_s=PATIENCE_S)
+            wait_until(lambda: health(apart.metrics.port, "--ready")[0] == 0)
+
+
 def test_doctor_names_workers_whose_settings_differ(settings: Settings, tmp_path: Path) -> None:
     lenient = with_changed(settings, scoring__threshold=0.2, metrics__port=free_port())
     with at_work(settings, tmp_path), at_work(lenient, tmp_path), Store.open(settings) as store:

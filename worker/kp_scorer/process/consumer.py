@@ -1,5 +1,6 @@
 """The start of the road: the consumer receives and reads messages, and later acknowledges or requeues them."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDeliv
 """With a quorum queue, Celery 5.7.0 declares 28 exchanges and 28 queues for tasks with a countdown, which no trace has."""
 
 _HEARTBEAT_S: Final = 1.0
+_REFUSED_WITHIN_S: Final = 5.0  # A refused consumer tries again every second. After this long without a refusal, it receives.
 _TRUSTED_DELIVERIES: Final = 2  # The consumer reads a message itself up to this delivery; from the next, the last stage does.
 
 log = structlog.get_logger("kp_scorer.process.consumer")
@@ -56,8 +58,9 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         changed = {"task_events": False, "initial_prefetch_count": runtime.most_in_flight()}
         super().__init__(*args, worker_options=options, **{**kwargs, **changed})
         self._connected_at_s = 0.0
+        self._refusal, self._refused_at_s = "", -math.inf
         self._queues = queues
-        self._pipeline = runtime.start_pipeline(self, self.is_consuming)
+        self._pipeline = runtime.start_pipeline(self, self.why_not_consuming)
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery ships no types
         """Celery's steps except delayed delivery."""
@@ -70,9 +73,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         self._runtime.heartbeat.start()
         hub.call_repeatedly(_HEARTBEAT_S, self._runtime.beat)
 
-    def is_consuming(self) -> bool:
-        """Return whether it consumes all queues of traces; remote control and Celery's options -Q and -X can prevent this."""
-        return bool(self.task_consumer and all(map(self.task_consumer.consuming_from, self._queues)))
+    def why_not_consuming(self) -> str:
+        """Return why it does not receive from all queues of traces though it is connected; empty if it does."""
+        if time.monotonic() - self._refused_at_s < _REFUSED_WITHIN_S:
+            return self._refusal
+        if self.task_consumer and all(map(self.task_consumer.consuming_from, self._queues)):
+            return ""
+        return f"it does not consume {', '.join(self._queues)}, as Celery's options or control say"
 
     def on_close(self) -> None:
         """Close a connection."""
@@ -116,6 +123,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         if is_refused or time.monotonic() - self._connected_at_s < RETRY_AFTER_S:
             # This is a backoff: Celery 5.7.0 would reconnect at once, and a server that accepts connections and serves none, as
             # a replica does, would end them at once. Every fifth time it would log a critical traceback.
+            self._refusal, self._refused_at_s = described(exc), time.monotonic()
             time.sleep(RETRY_AFTER_S)
 
     def stop(self) -> None:

@@ -158,9 +158,9 @@ class Runtime:
             shown = {"embedder": embedder.name, "engine": embedder.engine, "space": embedder.space}
         metrics.set_info(self._settings.alike(), **shown)
 
-    def start_pipeline(self, acknowledger: Acknowledger, is_consuming: Callable[[], bool]) -> Pipeline:
+    def start_pipeline(self, acknowledger: Acknowledger, why_not_consuming: Callable[[], str]) -> Pipeline:
         """Start the pipeline and have it watched; ``acknowledger`` acknowledges and requeues its messages."""
-        self._is_consuming = is_consuming
+        self._why_not_consuming = why_not_consuming
         settings = self._settings
         pipeline = self._pipeline = Pipeline(
             self._decider,
@@ -258,8 +258,8 @@ class Runtime:
             yield "broker: there is no connection to it"
         elif self.heartbeat.elapsed_s() > _SILENT_S:
             yield f"broker: last listened to {self.heartbeat.elapsed_s():.0f} s ago"
-        elif not self._is_consuming():
-            yield f"broker: it does not consume {', '.join(self._queues)}, as Celery's options or control say"
+        elif reason := self._why_not_consuming():
+            yield f"broker: {reason}"
 
     def _shut_down(self, error: ScorerError) -> None:
         """Shut the worker down as SIGTERM does, but with the error's exit code. Any thread may call it."""
