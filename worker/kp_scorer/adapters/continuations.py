@@ -8,6 +8,8 @@ from kp_scorer.adapters.building import Run, digests_of
 
 _MOST_REMEMBERED: Final = 500_000  # The most digests, of records and of beginnings, that are remembered to recognise copies.
 
+_OF_WHOLE: Final = b"whole run "  # Before a digest, because a whole run repeats only its parts, and not other chats.
+
 
 def remember(remembered: dict[bytes, None], digests: Iterable[bytes]) -> None:
     """Remember these digests, and forget the oldest ones if there are too many."""
@@ -24,13 +26,13 @@ class Chats:
         self._counts = counts
         self._by_digest: OrderedDict[bytes, list[Run]] = OrderedDict()  # The waiting chats, by the digest of all their pieces.
         self._waiting = 0
-        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats, which are not runs of their own.
+        self._beginnings: dict[bytes, None] = {}  # Digests of the beginnings of chats and, after ``_OF_WHOLE``, of whole runs.
 
     def hold(self, run: Run) -> None:
         """Hold a chat back, in place of those that it continues."""
         *earlier, digest = digests_of(run.pieces)
-        if digest in self._beginnings:
-            # Another chat, which continues this one, came before it: a log may have its newest record first.
+        if digest in self._beginnings or (run.is_part and _OF_WHOLE + digest in self._beginnings):
+            # Another run, which continues this one, came before it: a log may have its newest record first.
             self._counts["continued"] += 1
             return
         remember(self._beginnings, earlier)
@@ -41,7 +43,9 @@ class Chats:
 
     def drop_parts_of(self, run: Run) -> None:
         """Drop the chats that are beginnings of a whole run: another instrumentation may record its calls by themselves."""
-        for digest in digests_of(run.pieces) if self._by_digest else ():
+        digests = list(digests_of(run.pieces))
+        remember(self._beginnings, (_OF_WHOLE + digest for digest in digests))
+        for digest in digests if self._by_digest else ():
             if any(chat.is_part for chat in self._by_digest.get(digest, ())):
                 self._counts["continued"] += len(self._pop(digest))
 
