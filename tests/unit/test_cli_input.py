@@ -19,6 +19,7 @@ import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kp_scorer.adapters.node import objects_in
 from kp_scorer.cli.input import ReadAhead, read_files, read_traces
 from kp_scorer.cli.unpacking import unpacked
 from kp_scorer.errors import InvalidTrace
@@ -29,6 +30,7 @@ from tests.support.calls import traced_memory
 from tests.support.commands import json_lines
 from tests.support.converting import values_read
 from tests.support.processes import wait_until
+from tests.unit.test_adapters import EXAMPLES
 
 Lines = list[tuple[int, str]]
 
@@ -183,6 +185,14 @@ def test_document_far_over_the_limit_costs_none_of_those_after_it(text: str) -> 
         lines = list(read_traces(stream, LIMITS))
     assert [getattr(line.trace, "id", INVALID) for line in lines] == ["kp:trace:1", INVALID, "kp:trace:2"]
     assert memory.peak_bytes < 40_000_000
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_line_of_each_format_may_be_larger_than_a_trace(name: str) -> None:
+    example = EXAMPLES[name]
+    for item in objects_in(example if isinstance(example, list) else [example]):
+        grown = item | {"text": "a" * 2 * LIMITS.message_bytes}
+        assert values_read(io.BufferedReader(io.BytesIO(json.dumps(grown).encode()))) == [(1, grown)]
 
 
 DOCUMENTS: Final = (

@@ -21,7 +21,8 @@ MOST_BYTES: Final = 2**28
 """The size of the longest line that is skipped, and the limit for a list of traces or for JSON that is not traces."""
 MOST_VALUES: Final = 2**22  # The limit on the values of such a list or JSON: each may take a hundred bytes of memory.
 _FIELD_OF_OTHERS: Final = re.compile(
-    rb"\b(resourceSpans|trace_?[iI]d|observations|messages|contents|input|output|request|response|trajectory|steps|payload|data)\b"
+    rb"\b(resourceSpans|trace_?[iI]d|observations|messages?|contents?|parts|role|input|output|request|response|trajectory|steps|"
+    rb"payload|data|type|action|observation|events?|history|conversations?|conversation_id|requests|turns|mapping|query|intent)\b"
 )
 FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
