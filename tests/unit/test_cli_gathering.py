@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import Result
+from kp_scorer.cli.candidates import ids_in
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.decision import Decision
 from kp_scorer.offline import score_traces
@@ -133,3 +134,11 @@ def test_a_domain_and_a_time_choose_among_decisions(tmp_path: Path, monkeypatch:
     result, _ = gather(file, "--since", "2026-11-14T12:00:01")
     assert (result.exit_code, "with --since '2026-11-14 12:00:01'" in str(result.exception)) == (1, True)
     assert gather(file, "--since", "yesterday")[0].exit_code == 2
+
+
+@pytest.mark.parametrize("line", ["{}", "5", "[" * 60_000], ids=["an object", "a number", "deep nesting"])
+def test_line_of_kept_traces_without_an_id_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "kept.jsonl"
+    file.write_text(line)
+    with pytest.raises(click.BadParameter, match=r"kept\.jsonl, line 1: expected an id"):
+        list(ids_in([file]))

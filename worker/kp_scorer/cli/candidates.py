@@ -243,7 +243,7 @@ def rows_in(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 try:
                     row = json.loads(line)
                     _id_in(row)
-                except (ValueError, AttributeError, KeyError):
+                except (ValueError, AttributeError, KeyError, RecursionError):
                     raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="FILE") from None
                 yield row
 
