@@ -21,7 +21,7 @@ from tests.support.converting import converted_and_refused
 from tests.support.json_values import Place, replaced, value_at
 from tests.support.slopes import BEFORE, UNITS, is_steep, leaves_in
 from tests.unit.test_adapter_openai import assistant, user
-from tests.unit.test_adapter_otel import ROOT, export, span
+from tests.unit.test_adapter_otel import ANSWERED, ASKED, ROOT, chat, export, message, span, text
 from tests.unit.test_adapters import EXAMPLES
 from tests.unit.test_chat import calls_of, result, run_of
 
@@ -98,6 +98,15 @@ def test_question_that_is_said_again_among_many_messages_is_found_in_linear_time
         return [outer, inner]
 
     assert not is_steep(convert, made, 4_000)
+
+
+def test_many_texts_after_large_ones_are_joined_in_linear_time() -> None:
+    def made(texts: int) -> object:
+        large = [message("assistant", text(f" {number}" + "a" * 1_000 * texts)) for number in range(8)]
+        prompt = [ASKED, *(message("assistant", text(f"{number}")) for number in range(texts))]
+        return export(chat(0, 10, [ASKED], large), chat(20, 30, prompt, [ANSWERED]))
+
+    assert not is_steep(convert, made, 700)
 
 
 @pytest.mark.parametrize("parent", ["", "f" * 16])

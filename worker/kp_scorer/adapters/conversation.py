@@ -9,6 +9,7 @@ All of this takes time in proportion to the size of the spans, whatever they hol
 import operator
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from kp_scorer.adapters.call_index import Call, Calls, Queues
@@ -53,6 +54,8 @@ class Conversation:
         self._all_calls: list[Call] = []
         self._of_span: dict[int, Call] = {}
         self._history = _History()
+        # Each new piece is compared with the same recent ones, which may be large.
+        self._stripped = lru_cache(_RECENT)(str.strip)
 
     def turn(self) -> list[Piece]:
         """Return the pieces since the user spoke last, in their order; each result has the id of its call."""
@@ -132,15 +135,16 @@ class Conversation:
         """Return whether a text in a list repeats a result, a call or an answer, as when an agent calls tools in its texts."""
         if piece.kind == "result" and self._calls and not piece.call_id:
             return True
+        own_text = piece.text.strip()
         for each in self.pieces[-_RECENT:]:
-            text = each.text.strip()
-            if piece.kind == each.kind == "result" and text == piece.text.strip():
+            text = self._stripped(each.text)
+            if piece.kind == each.kind == "result" and text == own_text:
                 return True
             if piece.kind == "user" and each.kind == "result" and text and text in piece.text:
                 return True
             if piece.kind == "agent" and (
                 (each.kind == "call" and each.call_id and each.call_id in piece.text)
-                or (each.kind == "agent" and piece.text.strip().startswith(text))
+                or (each.kind == "agent" and own_text.startswith(text))
             ):
                 return True
         return False
