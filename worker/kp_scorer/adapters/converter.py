@@ -64,6 +64,7 @@ class Converter:
         self._ids: dict[str, bytes] = {}  # The digest of a trace's content, by each id that the caller's path leads to.
         self.in_session = False  # True if the current file is a session: lines of unknown formats are skipped.
         self._unrecognized: list[Node] = []  # The first values of the file that have no format.
+        self._unkept = 0  # The number of further ones before a session begins.
         self._latest: dict[str, str] = {}  # For each format, the id of the run with the newest record.
         self._ended: OrderedDict[_Key, bool] = OrderedDict()  # The converted runs; True once a late record was refused.
         self._switches: set[str] = set()  # The remedies named so far for instrumentations that record no messages.
@@ -116,9 +117,12 @@ class Converter:
 
         Values that come before the first turn are kept for a while, because they may hold the id and the time of a session.
         """
-        if not self.in_session and len(self._unrecognized) < _MOST_UNRECOGNIZED:
+        if self.in_session:
+            self.counts["skipped"] += 1
+        elif len(self._unrecognized) < _MOST_UNRECOGNIZED:
             self._unrecognized.append(Node(line, "", value))
-        self.counts["skipped"] += self.in_session
+        else:
+            self._unkept += 1
         return self.in_session
 
     def end_file(self) -> Iterator[Converted]:
@@ -134,6 +138,7 @@ class Converter:
                     yield error
         yield from self._close_ended(0)
         self.in_session = False
+        self._unkept = 0
         self._unrecognized.clear()
         self._of_file.clear()
         self._repeating.clear()
@@ -147,6 +152,7 @@ class Converter:
         yield from map(self._trace, self._chats.beyond(0))
 
     def _open_session(self, key: _Key) -> None:
+        self.counts["skipped"] += self._unkept
         if FORMATS[key.format].is_general:
             for value in self._unrecognized:
                 self._add(key, value)
