@@ -25,7 +25,7 @@ _ESCAPE: Final = r"(?<=\\[nrt])|(?<=\\u[0-9A-Fa-f]{4})"
 _EMAIL: Final = re.compile(
     rf"(?:(?<![\w.%+-])(?!(?<=\\)(?:[nrt]|u[0-9A-Fa-f]{{4}}))|{_ESCAPE}|(?<=[^\x00-\x7f]))(?!git@)"
     r"[\w.%+-]{1,64}(?:@|%40)(?:(?:[^\W_]|-){1,63}\.){1,8}"
-    # Chinese, for one, has no space behind an address. Markdown has underscores around it.
+    # In Chinese, for one, no space follows an address. In Markdown, underscores may surround it.
     r"(?:[A-Za-z]{2,24}(?!_?[A-Za-z0-9]|@)|[^\W\d_]{2,24}(?!_?[^\W_]|@))"
 )
 _CARD: Final = re.compile(

@@ -109,7 +109,7 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
             pieces.append(line)
             if size_bytes > most_bytes and not is_large:
                 pieces.clear()
-            # Part of a line may end in a string, and there in an escape.
+            # A part of a line may end within a string, and even within an escape there.
             is_part, text = not line.endswith(b"\n"), opened + line
             outside = _QUOTED.sub(b"", text + _CUT * is_part)
             is_open = is_part and not outside.endswith(_CUT)

@@ -55,7 +55,7 @@ class TimedHandler(HTTPHandler, HTTPSHandler):
     """
 
     def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
-        """Make the connection one with a deadline."""
+        """Send the request over a connection with a deadline."""
         return super().do_open(_TlsConnection if http_class is HTTPSConnection else _Connection, req, **options)
 
 
