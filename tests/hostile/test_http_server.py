@@ -94,13 +94,18 @@ def begun(server: HttpServer, token: str, length: int, encoding: str = "identity
 @pytest.mark.parametrize(("count", "size"), [(6, 8 * MIB + 1), (300, 2)], ids=["large", "many"])
 def test_stalled_requests_of_one_token_refuse_no_other(server: HttpServer, count: int, size: int) -> None:
     with ExitStack() as open_sockets:
-        for _ in range(count):
-            connection = open_sockets.enter_context(begun(server, TOKEN, size))
-            # The server may refuse the last ones meanwhile.
-            with suppress(ConnectionError):
-                connection.sendall(b"[" * (size - 1))
-        # Once the server refuses another request of this token, it has read all of these.
-        wait_until(lambda: post(server, b"[]", "/traces").status == 429)
+
+        def stall_until_refused(more: int) -> bool:
+            for _ in range(more):
+                connection = open_sockets.enter_context(begun(server, TOKEN, size))
+                # The server may refuse it meanwhile.
+                with suppress(ConnectionError):
+                    connection.sendall(b"[" * (size - 1))
+            return bool(post(server, b"[]", "/traces").status == 429)
+
+        stall_until_refused(count)
+        # While the server reads several of these together, it may refuse more of them than have no room, so begin others.
+        wait_until(lambda: stall_until_refused(1))
         assert post(server, b"[]", "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert post(server, b"[]" + b" " * 7 * MIB, "/traces", authorization=f"Bearer {ANOTHER}").status == 202
         assert server.ask("GET", "/livez").status == 200
