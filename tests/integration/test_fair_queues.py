@@ -57,14 +57,17 @@ def decided(worker: Worker) -> list[str]:
 
 def test_a_backlog_of_one_producer_leaves_another_its_share(shared: Settings, tmp_path: Path, store: Store) -> None:
     unread = with_changed(shared, results__publish=())
-    with at_work(unread, tmp_path, variables=SLOW) as (worker, _), clients(unread) as (large, small):
+    declare_as_worker(unread)
+    with clients(unread) as (large, small):
         submitted(large, BACKLOG)
-        burst = submitted(small, BURST)
-        assert {status.state for status in small.as_completed(burst, PATIENCE_S)} == {"decided"}
-        assert store.ledger.counts().pending > BACKLOG / 4, "the backlog was gone before"
-        # Workers log a decision only after they have stored it.
-        wait_until(lambda: {*burst} <= {*decided(worker)})
-        order = decided(worker)
+        with at_work(unread, tmp_path, variables=SLOW) as (worker, _):
+            wait_until(lambda: decided(worker))
+            burst = submitted(small, BURST)
+            assert {status.state for status in small.as_completed(burst, PATIENCE_S)} == {"decided"}
+            assert store.ledger.counts().pending > BACKLOG / 4, "the backlog was gone before"
+            # Workers log a decision only after they have stored it.
+            wait_until(lambda: {*burst} <= {*decided(worker)})
+            order = decided(worker)
     # The burst's queue gets a third of the worker, so the worker decides three traces for each one of the burst.
     places = [place for place, trace_id in enumerate(order) if trace_id in {*burst}]
     assert len(places) == BURST
