@@ -18,7 +18,7 @@ from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.keeping import Rank, choices, print_summary
 from kp_scorer.cli.kept_folder import KeptFolder
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
-from kp_scorer.cli.training import Row, Shape, row_of, rows_of_set
+from kp_scorer.cli.training import Row, Shape, files_beside, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
@@ -50,9 +50,8 @@ class Request(NamedTuple):
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
         if self.most_by_task and (self.stored or not self.best):
             raise click.UsageError("--most-by-task is for --best without --stored, as Redis has no tasks")
-        # A manifest and a card are written beside files for trainers.
-        suffixes = (".manifest.json", ".md") if self.shape in ("messages", "pairs") else ()
-        written = [self.output, *(self.output.rpartition(".")[0] + suffix for suffix in suffixes)]
+        beside = files_beside(Path(self.output)) if self.shape in ("messages", "pairs") else ()
+        written = [self.output, *map(str, beside)]
         if self.why and Path(self.why).resolve() in {Path(name).resolve() for name in written}:
             raise click.UsageError("--why and --output name one file: expected two")
         if self.into and (self.output != "-" or self.rank == "score"):

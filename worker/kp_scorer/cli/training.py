@@ -128,6 +128,11 @@ def _task_in(number: int, text: str) -> str:
     )
 
 
+def files_beside(path: Path) -> tuple[Path, Path]:
+    """Return the files of the manifest and of the card that are written beside a file of rows."""
+    return path.parent / f"{path.stem}.manifest.json", path.parent / f"{path.stem}.md"
+
+
 class TrainingFile:
     """A file of rows, with its manifest and card."""
 
@@ -137,6 +142,7 @@ class TrainingFile:
         if output.endswith(".parquet") and not find_spec("pyarrow"):
             raise SettingsError("--output: Parquet needs its extra: pip install 'kp-scorer[parquet]'")
         self._path, self._secrets = Path(output), secrets
+        self._manifest, self._card = files_beside(self._path)
         self._counts = {name: Counter[str]() for name in ("domain", "task", "success")}
         self._dropped_ids: list[str] = []
         self._redaction: Any = None
@@ -189,9 +195,9 @@ class TrainingFile:
             "sources": [{"file": name, "sha256": _digest(Path(name))} for name in sources],
         }
         manifest = _in_utf8(self._redactor.redacted(manifest) if self._redaction else manifest)
-        with open_output(str(self._path.with_suffix(".manifest.json"))) as write:
+        with open_output(str(self._manifest)) as write:
             write(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
-        with open_output(str(self._path.with_suffix(".md"))) as write:
+        with open_output(str(self._card)) as write:
             write(_card(manifest))
 
 
