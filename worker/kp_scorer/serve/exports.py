@@ -125,7 +125,8 @@ def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: boo
                     pairs = [*lasting, *(pair.value for pair in item.at("attributes").items())]
                     yield item.object() | own | {"attributes": pairs}
                 else:
-                    yield {name: item.at(name).value for name in ("traceId", "spanId")} | {"refused": _as_bytes(item.value)}
+                    raw = _as_bytes(item.value) if signal is LOGS else b""
+                    yield {name: item.at(name).value for name in ("traceId", "spanId")} | {"refused": raw}
 
 
 class _Item(NamedTuple):
