@@ -27,6 +27,7 @@ from tests.support.servers import RedisServer
 from tests.support.traces import fresh_samples
 
 COUNTING_WORKER: Final = ("tests.support.counting_worker",)
+EAGER_WORKER: Final = ("tests.support.eager_worker",)
 
 
 @pytest.mark.slow
@@ -59,6 +60,20 @@ def test_a_lost_connection_is_logged_with_reason_and_server_and_leaves_nothing(
     assert worker.process.returncode == 0
     events = [json.loads(line) for line in worker.text().splitlines()]
     assert [event for event in events if event["logger"] == "py.warnings"] == []
+
+
+@pytest.mark.parametrize("broker", ["rabbitmq"])
+def test_a_worker_outlives_any_number_of_failed_attempts_to_connect(on_broker: SettingsWith, tmp_path: Path) -> None:
+    settings = on_broker()
+    with Proxy(settings.broker.url) as proxy:
+        through = with_changed(settings, broker__url=proxy.url, redis__url=settings.redis.url)
+        with at_work(through, tmp_path, command=EAGER_WORKER) as (worker, client):
+            proxy.refuse()
+            # Celery's own consumer ends its worker after a hundred.
+            wait_until(lambda: len(worker.events("consumer: Cannot connect to")) > 150 or worker.process.poll() is not None)
+            assert worker.process.poll() is None
+            proxy.accept()
+            client.wait(client.submit(fresh_samples(1)[0]), timeout_s=PATIENCE_S)
 
 
 def test_a_server_that_takes_connections_and_serves_none_is_tried_once_a_second(tmp_path: Path, settings: Settings) -> None:

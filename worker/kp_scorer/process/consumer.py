@@ -100,7 +100,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
         self._wait_for_ledger()
-        connected = conn.ensure_connection(log_failure, self.app.conf.broker_connection_max_retries, callback=maybe_shutdown)
+        connected = conn.ensure_connection(log_failure, callback=maybe_shutdown)
         self._connected_at_s = time.monotonic()
         return connected
 
