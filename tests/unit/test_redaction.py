@@ -26,6 +26,7 @@ def redaction() -> Any:
 PERSONAL = {
     "EMAIL": (
         *("bob.smith@corp.example.org", "a+b@sub.example.com", "eve%40example.org"),
+        *("sean.o'brien@example.com", "o''brien@example.com", "D’Angelo@example.it", "eve%2540example.org"),
         *("eve@münchen.example", "ева@пример.рф", "请写信给eve@example.org", "_eve@example.org_", "__eve@example.org__"),
     ),
     "PHONE": ("+1 202-555-0143", "(212) 736-5000", "+49 30 901820", "+45 33 12 34 56"),
@@ -74,6 +75,25 @@ def test_an_address_whose_at_sign_is_escaped_is_replaced_with_its_escape(escape:
     text = f'Read: {{"to": "eve{escape}example.or{escape[:-4]}0067"}}'
     assert not redaction().is_clean(text)
     assert redaction().Redactor().redacted(text) == 'Read: {"to": "[EMAIL_1]"}'
+
+
+@pytest.mark.parametrize("sign", ["&#64;", "&#064;", "&#x40;", "&commat;", r"\x40", r"\\x40", "＠"])
+def test_an_address_whose_at_sign_is_spelt_otherwise_is_replaced(sign: str) -> None:
+    text = rf"<p>Café</p> &#171;eve{sign}example.org&#187; \x0aeve{sign}example.org"
+    redacted = redaction().Redactor().redacted(text)
+    assert redacted == r"<p>Café</p> &#171;[EMAIL_1]&#187; \x0a[EMAIL_1]"
+    assert redaction().is_clean(redacted)
+
+
+def test_an_address_of_which_every_character_is_a_reference_is_replaced_whole() -> None:
+    # Markdown writes the addresses of links in this way.
+    address = "".join(f"&#x{ord(each):X};" if place % 2 else f"&#{ord(each)};" for place, each in enumerate("eve@example.org"))
+    assert redaction().Redactor().redacted(f'<a href="&#109;ailto:{address}">') == '<a href="&#109;ailto:[EMAIL_1]">'
+
+
+@pytest.mark.parametrize("literal", ["f'{}'", r"N\'{}\'", "b'{}'", "u'{}', x'y'", "LIKE'{}'", "['{}']", "write to '{}'."])
+def test_a_quote_before_an_address_stays(literal: str) -> None:
+    assert redaction().Redactor().redacted(literal.format("eve@example.org")) == literal.format("[EMAIL_1]")
 
 
 @pytest.mark.parametrize("before", ["请写信给" * 20, r"\u8bf7\u5199" * 40, r"\ud83d\ude00", "x" * 70 + r"\u00e9"])
@@ -146,6 +166,7 @@ def test_secrets_are_found_however_often_they_are_escaped() -> None:
         "👨\u200d👩\u200d👧\u200d👦 ❤\ufe0f\u200d🔥 می\u200cخواهم کتاب\u200cها क्\u200dष",
         "\ufeffDonau\u00addampf\u00adschiff 1\u2060000\u2060000 \x1b[31mred\x1b[0m ประเทศ\u200bไทย",
         r"caf\u00e9 \ud83d\ude00 C:\users\u0041 \u200b {\"react\\u0040\": \"18.2.0\"} \u12",
+        r"b'\x7fELF\x02\x40\x1b[0m' [\x21-\x7e@] react&#64;18.2.0 &#0; &#9999999; &#x110000; a&#39;b \x4 AT&T ＠app.route",
         "at-home-care stay--home-alone ./a-Users-guide -Users- /-home-user-x 4111111111111111.5",
     ],
 )
@@ -199,7 +220,7 @@ def test_secrets_behind_half_a_character_are_replaced() -> None:
     "piece",
     [
         *("a", "1", "+1 ", "x@", "/home/", "4111 ", "a.b@c.", "(123) ", "1-", ").", "|", "\\", "\\n", "é@é.", "é"),
-        *("\u200b", "x\u200b@", "\\u0040", "u0", "[EMAIL_1] a@b.org "),
+        *("\u200b", "x\u200b@", "\\u0040", "u0", "[EMAIL_1] a@b.org ", "&#", "&#64;", "\\x40", "o'"),
     ],
 )
 def test_time_is_linear_in_hostile_texts(piece: str) -> None:

@@ -5,8 +5,10 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
+from html import unescape
 from operator import itemgetter
 from typing import Any, Final
+from unicodedata import normalize
 
 from kp_scorer.characters import UNSEEN, without_unseen
 from kp_scorer.checks.secrets import secrets
@@ -21,10 +23,12 @@ Span = tuple[int, int, str]  # Start, end and kind.
 
 _PLACEHOLDER: Final = re.compile(r"\[(?:SECRET|EMAIL|PHONE|CARD|USER)_\d+\]")
 # A text of JSON may stand within a text that is none, so an escape such as \n also ends a word.
-_ESCAPE: Final = r"(?<=\\[nrt])|(?<=\\u[0-9A-Fa-f]{4})"
+_ESCAPE: Final = r"(?<=\\[nrt])|(?<=\\x[0-9A-Fa-f]{2})|(?<=\\u[0-9A-Fa-f]{4})"
 _EMAIL: Final = re.compile(
-    rf"(?:(?<![\w.%+-])(?!(?<=\\)(?:[nrt]|u[0-9A-Fa-f]{{4}}))|{_ESCAPE}|(?<=[^\x00-\x7f]))(?!git@)"
-    r"[\w.%+-]{1,64}(?:@|%40)(?:(?:[^\W_]|-){1,63}\.){1,8}"
+    rf"(?:(?<![\w.%+-])(?!(?<=\\)(?:[nrt]|x[0-9A-Fa-f]{{2}}|u[0-9A-Fa-f]{{4}}))|{_ESCAPE}|(?<=[^\x00-\x7f]))(?!git@)"
+    # O'Brien and D'Angelo have an apostrophe. Other letters before one begin literals, such as f'' in Python and N'' in SQL.
+    r"(?:(?:[\w.%+-]{0,62}[._%+-])?[dlmoDLMO](?:'{1,2}|\\'|’))?"
+    r"[\w.%+-]{1,64}(?:@|%(?:25)*40)(?:(?:[^\W_]|-){1,63}\.){1,8}"
     # In Chinese, for one, no space follows an address. In Markdown, underscores may surround it.
     r"(?:[A-Za-z]{2,24}(?!_?[A-Za-z0-9]|@)|[^\W\d_]{2,24}(?!_?[^\W_]|@))"
 )
@@ -43,7 +47,11 @@ _HOME: Final = re.compile(
     # Claude Code names the folder of a project's sessions after its path, with hyphens.
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
-_HIDDEN: Final = re.compile(rf"(?<!\\)\\++u([0-9A-Fa-f]{{4}})|{UNSEEN.pattern}")
+_HIDDEN: Final = re.compile(
+    r"(?<!\\)\\++(?:u(?P<u>[0-9A-Fa-f]{4})|x(?P<x>[0-9A-Fa-f]{2}))|&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|commat);|＠|"
+    + UNSEEN.pattern
+)
+_SIGNS: Final = ("\\u", "\\x", "&#", "&commat;", "＠")
 # Some texts are recognised only once a placeholder stands before or behind them, as in two cells of a table that were joined.
 _MOST_PASSES: Final = 8
 _LEAST_DIGITS: Final = 9  # Shorter numbers are neither secrets nor card numbers.
@@ -125,7 +133,7 @@ def spans_in(text: str, name: str = "") -> list[Span]:
 
 def _detected(text: str, name: str) -> Iterator[Span]:
     yield from _detected_in(text, name)
-    if "\\u" in text or without_unseen(text) != text:
+    if any(sign in text for sign in _SIGNS) or without_unseen(text) != text:
         shown, starts, ends = _shown(text)
         for start, end, kind in _detected_in(shown, name):
             yield starts[start], ends[end - 1], kind
@@ -134,11 +142,12 @@ def _detected(text: str, name: str) -> Iterator[Span]:
 def _shown(text: str) -> tuple[str, list[int], list[int]]:
     r"""Return a text as its readers see it, and where each character of that starts and ends in the text.
 
-    Invisible characters such as U+200B are left out, and escapes such as \u0040 are replaced by what they mean.
+    Invisible characters such as U+200B are left out. Wide at signs, and escapes such as \u0040 and &#64;, are decoded.
     """
     pieces, starts, ends, end = list[str](), list[int](), list[int](), 0
     for match in _HIDDEN.finditer(text):
-        start, meant = match.start(), UNSEEN.sub("", chr(int(match[1], 16))) if match[1] else ""
+        start, code = match.start(), match["u"] or match["x"]
+        meant = UNSEEN.sub("", chr(int(code, 16)) if code else normalize("NFKC", unescape(match[0])))
         pieces += text[end:start], meant
         starts += *range(end, start), *[start] * len(meant)
         ends += *range(end + 1, start + 1), *[match.end()] * len(meant)
