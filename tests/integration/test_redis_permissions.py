@@ -373,6 +373,20 @@ def test_a_refusal_quotes_redis_and_no_trace(server: Shipped) -> None:
         admin.execute_command("ACL", "SETUSER", "client", "+zadd")
 
 
+def test_what_scripts_have_written_is_there_after_a_restart(server: Shipped, tmp_path: Path) -> None:
+    executable = str(server.process.args[0])  # type: ignore[index]
+    before = Shipped(tmp_path, executable)
+    with Store.open(before.settings("worker")) as store:
+        store.ledger.submit([Submission("kp:trace:1", b"digest", b"marker")])
+    before.stop()
+    after = Shipped(tmp_path, executable)
+    try:
+        with Store.open(after.settings("worker")) as store:
+            assert store.ledger.counts().submitted == 1
+    finally:
+        after.stop()
+
+
 def test_without_passwords_it_does_not_start(tmp_path: Path) -> None:
     for name in ("redis.conf", "users.acl"):
         tmp_path.joinpath(name).write_text(resources.files("kp_scorer.reference").joinpath(name).read_text("utf-8"), "utf-8")
