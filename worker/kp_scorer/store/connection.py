@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Final, TypeVar
@@ -191,6 +191,15 @@ def refusal(error: redis.exceptions.RedisError) -> str:
     if named is None or _QUOTES.search(str(error)):
         return type(error).__name__
     return "".join(filter(str.isprintable, named[0]))[:_LONGEST_REFUSAL]
+
+
+def in_one_trip(client: redis.Redis, commands: Iterable[tuple[Any, ...]], **options: Any) -> list[Any]:
+    """Run commands, each a name and its arguments, in one round trip; return their replies as redis-py converts them."""
+    pipeline: Any = client.pipeline(transaction=False)
+    for command in commands:
+        pipeline.execute_command(*command)
+    replies: list[Any] = pipeline.execute(**options)
+    return replies
 
 
 def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 import redis
 
 from kp_scorer.errors import ServiceUnavailable
-from kp_scorer.store.connection import entries_in, reports_outages
+from kp_scorer.store.connection import entries_in, in_one_trip, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import parsed_in, text_in
 from kp_scorer.trace import ReasoningTrace
@@ -58,10 +58,8 @@ class Copies:
 
         Raises ServiceUnavailable if some are lost.
         """
-        pipeline = self._client.pipeline()
-        pipeline.pexpire(self._key, _TTL_MS)
-        pipeline.xrange(self._key, count=most)
-        exists, entries = pipeline.execute()
+        commands = ("PEXPIRE", self._key, _TTL_MS), ("XRANGE", self._key, "-", "+", "COUNT", most)
+        exists, entries = in_one_trip(self._client, commands)
         if not exists:
             raise ServiceUnavailable(
                 "copies of traces: they are gone, because Redis was nearly full, they took 64 MiB, or nobody read them for a "
@@ -71,10 +69,8 @@ class Copies:
 
     def remove(self, copies: Sequence[Copy]) -> list[str]:
         """Remove copies that were read; return the traces that were erased meanwhile."""
-        pipeline = self._client.pipeline()
-        for copy in copies:
-            pipeline.xdel(self._key, copy.copy_id)
-        return [copy.trace_id for copy, removed in zip(copies, pipeline.execute(), strict=True) if not removed]
+        removals = in_one_trip(self._client, (("XDEL", self._key, copy.copy_id) for copy in copies))
+        return [copy.trace_id for copy, removed in zip(copies, removals, strict=True) if not removed]
 
     def erase(self, trace_ids: Collection[str]) -> None:
         """Remove the copies of these traces. A reader that has already read one learns of this from ``remove``."""

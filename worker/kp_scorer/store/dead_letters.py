@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, NamedTuple, cast
 
 import redis
@@ -11,7 +11,7 @@ import structlog
 from kp_scorer.decision import Decision, Received
 from kp_scorer.errors import REASONS, Reason, ServiceUnavailable
 from kp_scorer.settings.sections import LedgerSettings
-from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.connection import in_one_trip, reports_outages
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import DAMAGED_DECISION, dead_letter_id_of, number_in, parsed_in, text_in
 from kp_scorer.store.scripts import script
@@ -196,11 +196,9 @@ class DeadLetters:
         ids: Any = self._client.zrange(self._keys.dead_letters, 0, -1)
         wanted = (letter_id for letter_id in map(text_in, ids) if letter_id.startswith(beginnings or ""))
         while chunk := list(islice(wanted, _READ_AT_ONCE)):
-            pipeline = self._client.pipeline(transaction=False)
-            for key in map(self._keys.dead_letter, chunk):
-                pipeline.hmget(key, *_TEXTS, *_NUMBERS)
-                pipeline.hstrlen(key, "payload")
-            replies = pipeline.execute()
+            keys = map(self._keys.dead_letter, chunk)
+            commands = ((("HMGET", key, *_TEXTS, *_NUMBERS), ("HSTRLEN", key, "payload")) for key in keys)
+            replies = in_one_trip(self._client, chain.from_iterable(commands))
             letters = zip(chunk, replies[::2], replies[1::2], strict=True)
             # A dead letter without a reason was dropped, or has expired.
             yield from (_letter(*each) for each in letters if each[1][0] is not None)

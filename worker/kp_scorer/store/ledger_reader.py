@@ -5,7 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
-from itertools import count, islice
+from itertools import count, islice, product
 from typing import Any, Final
 
 import redis
@@ -13,7 +13,7 @@ import redis
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, ServiceUnavailable
 from kp_scorer.novelty.verification import DecidedTrace
-from kp_scorer.store.connection import names_of, reports_outages
+from kp_scorer.store.connection import in_one_trip, names_of, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import DAMAGED_DECISION, Record, SubmissionCounts, Tallies, number_in, parsed_in, text_in
 from kp_scorer.store.scripts import row, script
@@ -108,11 +108,8 @@ class LedgerReader:
         """Yield the ids of traces, or of those ``among`` these, with a label or a revision, in no order; read no decisions."""
         trace_ids = iter(self._scan() if among is None else among)
         while chunk := list(islice(trace_ids, _READ_AT_ONCE)):
-            pipeline = self._client.pipeline(transaction=False)
-            for trace_id in chunk:
-                pipeline.hstrlen(self._keys.record(trace_id), "label")
-                pipeline.hstrlen(self._keys.record(trace_id), "revised")
-            replies = pipeline.execute(raise_on_error=False)
+            fields = product(map(self._keys.record, chunk), ("label", "revised"))
+            replies = in_one_trip(self._client, (("HSTRLEN", *field) for field in fields), raise_on_error=False)
             # If the key has another type, both replies are errors.
             either = zip(chunk, replies[::2], replies[1::2], strict=True)
             yield from (trace_id for trace_id, *lengths in either if any(isinstance(each, int) and each for each in lengths))
@@ -207,10 +204,8 @@ class LedgerReader:
         """Yield the id of each trace with these fields of its record, or with an error; read all at once by default."""
         left = iter(trace_ids)
         while chunk := list(islice(left, at_once)):
-            pipeline = self._client.pipeline(transaction=False)
-            for trace_id in chunk:
-                pipeline.hmget(self._keys.record(trace_id), names)
-            yield from zip(chunk, pipeline.execute(raise_on_error=False), strict=True)
+            commands = (("HMGET", self._keys.record(trace_id), *names) for trace_id in chunk)
+            yield from zip(chunk, in_one_trip(self._client, commands, raise_on_error=False), strict=True)
 
     def _scan(self, part: str = "") -> Iterator[str]:
         return (trace_id for trace_id in self._scan_all(part) if not trace_id.startswith(OUTCOME_ID_PREFIX))

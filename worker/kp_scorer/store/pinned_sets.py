@@ -10,7 +10,7 @@ import numpy as np
 import redis
 
 from kp_scorer.novelty.pins import PinnedSet
-from kp_scorer.store.connection import names_of, reports_outages
+from kp_scorer.store.connection import in_one_trip, names_of, reports_outages
 from kp_scorer.store.keys import Keys
 from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import VECTOR
@@ -52,10 +52,8 @@ class RedisPinnedSets:
 
     def versions(self, names: Sequence[str]) -> list[str | None]:
         """Return the version of each of these sets, in one round trip; None for a set that does not exist."""
-        with self._client.pipeline(transaction=False) as reads:
-            for name in names:
-                reads.hget(self._keys.pinned_set(self._space, name), "version")
-            return [None if version is None else text_in(version) for version in reads.execute()]
+        versions = in_one_trip(self._client, (("HGET", self._keys.pinned_set(self._space, name), "version") for name in names))
+        return [None if version is None else text_in(version) for version in versions]
 
     def read(self, name: str) -> PinnedSet | None:
         """Read a set; return None if it does not exist or is damaged."""

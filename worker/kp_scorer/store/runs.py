@@ -12,7 +12,7 @@ from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace, QueueFull
 from kp_scorer.limits import Limits
 from kp_scorer.settings.sections import ServeSettings
-from kp_scorer.store.connection import reports_outages
+from kp_scorer.store.connection import in_one_trip, reports_outages
 from kp_scorer.store.keys import KEPT_S, Keys
 from kp_scorer.store.records import number_in, text_in
 from kp_scorer.store.scripts import row, script
@@ -193,11 +193,9 @@ class Runs:
         # Redis' clock, by which runs become due.
         seconds, microseconds = self._client.time()
         run_ids: Any = self._client.zrangebyscore(self._keys.runs, "-inf", 1_000 * seconds + microseconds // 1_000)
-        reading = self._client.pipeline(transaction=False)
-        for run_id in run_ids:
-            reading.hmget(self._keys.run(text_in(run_id)), ":sender", ":queue")
+        senders = in_one_trip(self._client, (("HMGET", self._keys.run(text_in(each)), ":sender", ":queue") for each in run_ids))
         by_sender = defaultdict[tuple[str, str], list[str]](list)
-        for run_id, (sender, queue) in zip(run_ids, reading.execute(), strict=True):
+        for run_id, (sender, queue) in zip(run_ids, senders, strict=True):
             by_sender[text_in(sender), text_in(queue)].append(text_in(run_id))
         return by_sender
 

@@ -11,7 +11,7 @@ from kp_scorer.decision import Decision, Outcome
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.settings import Settings, load_settings
 from kp_scorer.store.condition import Condition, condition_of
-from kp_scorer.store.connection import connect, names_of, reports_outages
+from kp_scorer.store.connection import connect, in_one_trip, names_of, reports_outages
 from kp_scorer.store.copies import Copies
 from kp_scorer.store.dead_letters import DeadLetters
 from kp_scorer.store.decision_stream import DecisionStream
@@ -85,11 +85,9 @@ class Store(AbstractContextManager["Store"]):
     def worker_reports(self) -> list[WorkerReport]:
         """Return the reports of all workers that are alive, sorted by node."""
         workers: Any = self._client.zrange(self._keys.workers, 0, -1)
-        pipeline = self._client.pipeline(transaction=False)
-        for worker in workers:
-            pipeline.get(self._keys.worker(worker.decode()))
+        texts = in_one_trip(self._client, (("GET", self._keys.worker(worker.decode())) for worker in workers))
         # A worker may have died since, and then its report has expired.
-        reports = [parsed_in(WorkerReport, text) for text in pipeline.execute() if text]
+        reports = [parsed_in(WorkerReport, text) for text in texts if text]
         return sorted(filter(None, reports), key=lambda report: report.node)
 
     def used_by_part(self, spaces: Collection[str]) -> dict[str, int]:

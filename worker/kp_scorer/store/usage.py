@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import redis
 
+from kp_scorer.store.connection import in_one_trip
 from kp_scorer.store.decision_stream import bytes_in
 from kp_scorer.store.keys import FactKeys, KeptFactKeys, Keys
 
@@ -19,10 +20,8 @@ def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned:
 
     Only the logs of these ``spaces`` and their ``pinned`` sets are measured. The result is empty if this user may not scan.
     """
-    pipeline = client.pipeline(transaction=False)
-    for index in (keys.pending, keys.dead_letters, keys.runs, keys.runs_kept):
-        pipeline.zcard(index)
-    pending, letters, *runs = pipeline.execute()
+    indices = (keys.pending, keys.dead_letters, keys.runs, keys.runs_kept)
+    pending, letters, *runs = in_one_trip(client, (("ZCARD", index) for index in indices))
     try:
         size: Any = client.dbsize()
         reply: Any = client.scan(count=_SCANNED)
@@ -34,14 +33,14 @@ def used_by_part(client: redis.Redis, keys: Keys, spaces: Iterable[str], pinned:
     record_count = (size - letters) * len(records) / max(1, len(others))
     ended = _ended(client, keys, records)
     compared = [key for space in spaces for key in _compared(keys, space, pinned)]
-    indices = (keys.dead_letters, keys.dead_letter_sizes, keys.dead_junk, keys.dead_rest)
+    of_letters = (keys.dead_letters, keys.dead_letter_sizes, keys.dead_junk, keys.dead_rest)
     return {
         "records": _sampled(client, ended, max(0.0, record_count - pending))
         + _indexed(client, keys.pending, pending, keys.record)
         + bytes_in(client, keys.pending),
         "log": sum(bytes_in(client, key) for key in [*compared, keys.copies]),
         "dead_letters": _indexed(client, keys.dead_letters, letters, keys.dead_letter)
-        + sum(bytes_in(client, key) for key in indices),
+        + sum(bytes_in(client, key) for key in of_letters),
         "runs": sum(
             _indexed(client, index, count, keys.run) + bytes_in(client, index)
             for index, count in zip((keys.runs, keys.runs_kept), runs, strict=True)
@@ -58,25 +57,19 @@ def _compared(keys: Keys, space: str, pinned: Sequence[str]) -> list[str]:
 def _ended(client: redis.Redis, keys: Keys, records: Sequence[bytes]) -> list[bytes]:
     """Return those of the first records whose traces are not pending; pending ones hold a text and are measured apart."""
     some = records[:_MEASURED]
-    pipeline = client.pipeline(transaction=False)
-    for name in some:
-        pipeline.zscore(keys.pending, name[len(keys.record_prefix) :])
-    return [name for name, sent_ms in zip(some, pipeline.execute(), strict=True) if sent_ms is None]
+    sent = in_one_trip(client, (("ZSCORE", keys.pending, name[len(keys.record_prefix) :]) for name in some))
+    return [name for name, sent_ms in zip(some, sent, strict=True) if sent_ms is None]
 
 
 def _indexed(client: redis.Redis, index: str, count: int, key_of: Callable[[str], str]) -> int:
     """Return the bytes of the keys of all ids in an index, estimated from a random sample."""
-    pipeline = client.pipeline(transaction=False)
-    for place in sample(range(count), min(count, _MEASURED)):
-        pipeline.zrange(index, place, place)
-    drawn = [key_of("").encode() + each for ids in pipeline.execute() for each in ids]
+    places = sample(range(count), min(count, _MEASURED))
+    ids_at = in_one_trip(client, (("ZRANGE", index, place, place) for place in places))
+    drawn = [key_of("").encode() + each for ids in ids_at for each in ids]
     return _sampled(client, drawn, count)
 
 
 def _sampled(client: redis.Redis, names: Sequence[bytes], count: float) -> int:
     """Return the bytes of ``count`` keys that take as much as these on average."""
-    pipeline = client.pipeline(transaction=False)
-    for name in names:
-        pipeline.memory_usage(name, samples=_ITEMS)
-    sizes = [size for size in pipeline.execute() if size]
+    sizes = list(filter(None, in_one_trip(client, (("MEMORY USAGE", name, "SAMPLES", _ITEMS) for name in names))))
     return int(count * sum(sizes) / max(1, len(sizes)))
