@@ -141,14 +141,14 @@ def test_copies_fail_as_one_message_and_each_is_redelivered(
 def test_a_call_that_a_lost_connection_repeats_loses_nothing(redis_client: redis.Redis) -> None:
     keys = QueueKeys(QUEUE)
     redis_client.lpush(QUEUE, "first", "second")
-    command = transport_queue.receive.command(keys=keys, moved=b"", most=1, most_bytes=1, call_name="call", sizes=Sizes(2**20))
+    command = transport_queue.receive.command(keys=keys, most=1, most_bytes=1, call_name="call", sizes=Sizes(2**20))
     received = [transport_queue.receive.run(redis_client, command)[0].message for _ in range(2)]
     assert received == [b"first", b"second"]
     assert sorted(redis_client.hvals(keys.unacknowledged)) == received
 
 
 REFUSABLE = [
-    *("expire", "hdel", "hget", "hmget", "hset", "lindex", "lpush", "lrange", "lrem", "ltrim", "rpop", "rpush"),
+    *("expire", "hdel", "hget", "hmget", "hset", "lindex", "lpush", "lrange", "ltrim", "rpush"),
     *("time", "zadd", "zrangebyscore", "zrem"),
 ]
 """The commands with which messages are received, requeued and reclaimed."""
@@ -170,9 +170,7 @@ def test_no_message_is_lost_or_copied_for_lack_of_a_permission(alone: tuple[Sett
     with redis.Redis.from_url(settings.broker.url, username="worker", password="any") as worker:
         for attempt in ("first", "second"):
             with suppress(redis.exceptions.ResponseError):
-                transport_queue.receive(
-                    worker, keys=keys, moved=messages[3], most=3, most_bytes=2**20, call_name=attempt, sizes=sizes
-                )
+                transport_queue.receive(worker, keys=keys, most=3, most_bytes=2**20, call_name=attempt, sizes=sizes)
             with suppress(redis.exceptions.ResponseError):
                 transport_queue.requeue(worker, keys=keys, receipt="in-flight", receive_next=True, counts_delivery=True)
             with suppress(redis.exceptions.ResponseError):
@@ -364,7 +362,7 @@ def test_all_messages_in_flight_of_a_worker_are_published_and_acknowledged_at_on
     transport_queue.publish(redis_client, keys=keys, room=Room(len(bodies)), messages=bodies)
     sizes = Sizes(2**20)
     while chunk := transport_queue.receive(
-        redis_client, keys=keys, moved=b"", most=32, most_bytes=2**20, call_name=f"{len(received)}", sizes=sizes
+        redis_client, keys=keys, most=32, most_bytes=2**20, call_name=f"{len(received)}", sizes=sizes
     ):
         received += chunk
     assert [int(item.message) for item in received] == list(range(10_000))

@@ -201,12 +201,10 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         estimate = self.qos.can_consume_max_estimate()
         return _RECEIVED_AT_ONCE if estimate is None else max(1, min(estimate, _RECEIVED_AT_ONCE))
 
-    def _receive_command(self, queue: str, most: int, moved: bytes = b"") -> tuple[Any, ...]:
-        """Return the command that receives up to ``most`` messages; the first is the one that was ``moved`` already, if any."""
+    def _receive_command(self, queue: str, most: int) -> tuple[Any, ...]:
+        """Return the command that receives up to ``most`` messages."""
         keys, sizes, call_name = QueueKeys(queue), Sizes(self.largest_bytes), f"{self._name}.{next(self._numbers)}"
-        return redis_queue.receive.command(
-            keys=keys, moved=moved, most=most, most_bytes=_RECEIVED_BYTES, call_name=call_name, sizes=sizes
-        )
+        return redis_queue.receive.command(keys=keys, most=most, most_bytes=_RECEIVED_BYTES, call_name=call_name, sizes=sizes)
 
     def _read_messages(self, queue: str, **options: Any) -> Sequence[ReceivedMessage]:
         connection = self.client.connection
@@ -233,18 +231,15 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         messages: Sequence[ReceivedMessage] = []
         if not self._blocking:
             messages = redis_queue.receive.parse(reply)
-        elif reply and len(reply) > self.largest_bytes:
-            # Do not send the command again: the message is in the list of moved ones, from where it is reclaimed.
-            self.reclaim(queue)
         elif reply:
             # BLMOVE has moved a message without noting it. Receive it together with those behind it.
-            messages = self._receive(queue, self._most(), reply)
+            messages = self._receive(queue, self._most())
         self._blocking = not messages
         return messages
 
-    def _receive(self, queue: str, most: int, moved: bytes = b"") -> Sequence[ReceivedMessage]:
+    def _receive(self, queue: str, most: int) -> Sequence[ReceivedMessage]:
         with self.conn_or_acquire() as client:
-            return redis_queue.receive.run(client, self._receive_command(queue, most, moved))
+            return redis_queue.receive.run(client, self._receive_command(queue, most))
 
     def _get(self, queue: str) -> dict[str, Any]:
         if time.monotonic() - self._reclaimed_at.get(queue, 0.0) > _RECLAIM_EVERY_S:

@@ -61,8 +61,8 @@ class Sizes(NamedTuple):
 
 
 @script(rows(ReceivedMessage))
-def receive(*, keys: QueueKeys, moved: bytes, most: int, most_bytes: int, call_name: str, sizes: Sizes) -> None:
-    """Receive the next messages, the first of which is ``moved``, unless that is empty. ``call_name`` is unique."""
+def receive(*, keys: QueueKeys, most: int, most_bytes: int, call_name: str, sizes: Sizes) -> None:
+    """Receive the next messages. ``call_name`` is unique."""
 
 
 @script(row(Published))

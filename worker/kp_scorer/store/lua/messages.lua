@@ -21,7 +21,7 @@ end
 -- Keep a message that is too large for a worker to read, and drop older ones beyond the bounds. The newest stays, however large:
 -- its beginning is about to become a dead letter, and only this list has the rest.
 local function keep_oversized(message)
-    redis.call('RPUSH', oversized, message)
+    call('RPUSH', oversized, message)
     redis.call('EXPIRE', oversized, oversized_ttl_s)
     local _, limit = memory()
     local most_bytes = limit > 0 and math.min(OVERSIZED_BYTES, limit / 4) or OVERSIZED_BYTES
@@ -41,4 +41,15 @@ local function cut(message)
     if #message <= largest_bytes then return message end
     keep_oversized(message)
     return cut_mark .. string.sub(message, 1, beginning_bytes)
+end
+
+-- Return messages from `moving` to the queue. Their consumers are about to receive them, or are dead. Returning them is right in both
+-- cases: a consumer that lives receives what is next. Of a message that is too large only the beginning returns, which cannot kill a
+-- consumer.
+local function return_moved()
+    local moved = call('LRANGE', moving, -most, -1)
+    if #moved == 0 then return end
+    use_reserve('list', moving)
+    for _, message in ipairs(moved) do redis.call('RPUSH', queue, cut(message)) end
+    redis.call('LTRIM', moving, 0, -#moved - 1)
 end

@@ -12,19 +12,13 @@ for _, priority in ipairs(priorities) do expect('list', priority) end
 -- by a command that is called here without effect, as otherwise every call would add another copy.
 use_reserve('hash', unacknowledged)
 use_reserve('zset', renewed)
-use_reserve('list', moving)
 
 -- However long deciding takes, only a dead or stalled consumer loses its messages.
 local renewals = {}
 for i, receipt in ipairs(in_flight) do renewals[2 * i - 1], renewals[2 * i] = now, receipt end
 for i = 1, #renewals, 1000 do redis.call('ZADD', renewed, 'XX', unpack(renewals, i, math.min(i + 999, #renewals))) end
 
--- The consumer of a message in `moving` is about to receive it, or is dead. Returning the message is right in both cases: a consumer
--- that lives receives it next. Of a message that is too large only the beginning returns, which cannot kill a consumer.
-local moved = redis.call('LRANGE', moving, -most, -1)
-for _, message in ipairs(moved) do redis.call('RPUSH', queue, cut(message)) end
-redis.call('LTRIM', moving, 0, -#moved - 1)
-
+return_moved()
 -- Redis' clock may have gone back since these were renewed.
 for _, receipt in ipairs(redis.call('ZRANGEBYSCORE', renewed, '(' .. string.format('%.0f', now), '+inf', 'LIMIT', 0, most)) do
     redis.call('ZADD', renewed, now, receipt)
