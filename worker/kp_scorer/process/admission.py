@@ -100,10 +100,17 @@ class Admission:
             self._deciding += len(group)
             return group
 
-    def resolve(self, resolved: Sequence[tuple[Delivery, Revised | Exception]]) -> None:
-        """Pass deliveries on to ``on_resolved``, each with the decision or the error that resolves its trace."""
+    def resolve(self, ends: Sequence[tuple[Delivery, Revised | Exception | None]]) -> None:
+        """Pass each delivery on to ``on_resolved``, with the decision or the error that resolves its trace.
+
+        Those with None are decided again instead, each while no other is being decided.
+        """
+        resolved = [(delivery, end) for delivery, end in ends if end is not None]
+        with self._changed:
+            self._alone.extend(delivery for delivery, end in ends if end is None)
+            self._deciding -= len(ends)
+            self._changed.notify()
         if resolved:
-            self._leave(len(resolved))
             self._on_resolved(resolved)
 
     def fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
@@ -111,16 +118,8 @@ class Admission:
 
         The error resolves those that failed alone, and all of them if it is an outage or a wrong setting.
         """
-        if isinstance(error, ServiceUnavailable | SettingsError) or all(delivery.is_alone for delivery in deliveries):
-            self.resolve([(delivery, error) for delivery in deliveries])
-        else:
-            self.decide_alone(deliveries)
-
-    def decide_alone(self, deliveries: Sequence[Delivery]) -> None:
-        """Queue deliveries to be decided again, each while no other is being decided."""
-        with self._changed:
-            self._alone.extend(deliveries)
-        self._leave(len(deliveries))
+        is_final = isinstance(error, ServiceUnavailable | SettingsError) or all(delivery.is_alone for delivery in deliveries)
+        self.resolve([(delivery, error if is_final else None) for delivery in deliveries])
 
     def raise_if_aborted(self) -> None:
         """After an abort, raise ServiceUnavailable; this requeues the deliveries that a stage was about to begin."""
@@ -137,8 +136,3 @@ class Admission:
         if self._alone:
             return not self._deciding
         return bool(self._waiting) and self._deciding <= self._group_size and not (self._is_one_alone and self._deciding)
-
-    def _leave(self, count: int) -> None:
-        with self._changed:
-            self._deciding -= count
-            self._changed.notify()

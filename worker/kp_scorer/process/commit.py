@@ -71,8 +71,7 @@ class CommitStage:
             self._metrics.finish_s.observe(time.monotonic() - started)
             self._metrics.batch_traces.observe(len(group))
             ends = [(delivery, delivery.pending.resolved) for delivery in group]
-            self._admission.resolve([(delivery, end) for delivery, end in ends if end])
-            self._admission.decide_alone([delivery for delivery, end in ends if not end])
+            self._admission.resolve(ends)
             for _, end in ends:
                 if isinstance(end, Decision):
                     self._metrics.count_decided(end)

@@ -201,5 +201,5 @@ class EmbedStage:
         return [(vector, next(of_objectives) if text.objective else None) for text, vector in zip(texts, vectors, strict=True)]
 
     def _fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        self._decider.release([delivery.pending for delivery in deliveries])
+        self._decider.ledger.release([delivery.pending.trace.id for delivery in deliveries])
         self._admission.fail(deliveries, error)

@@ -47,8 +47,7 @@ class LookUpStage:
         except Exception as error:
             self._admission.fail(deliveries, error)
         else:
-            self._admission.resolve([(delivery, end) for delivery, end in zip(deliveries, ends, strict=True) if end])
-            self._admission.decide_alone([delivery for delivery, end in zip(deliveries, ends, strict=True) if not end])
+            self._admission.resolve(list(zip(deliveries, ends, strict=True)))
 
     def _look_up(self, group: Sequence[tuple[Delivery, ReasoningTrace]]) -> None:
         deliveries = [delivery for delivery, _ in group]
@@ -62,12 +61,8 @@ class LookUpStage:
         for delivery, pending in zip(deliveries, decisions, strict=True):
             delivery.pending, pending.received = pending, delivery.received
             pending.times_ms["held_ms"] = round(delivery.in_flight_s() * 1_000 - pending.times_ms["look_up_ms"], 3)
-        self._dispatch(deliveries)
-
-    def _dispatch(self, group: Sequence[Delivery]) -> None:
-        self._admission.resolve([(each, each.pending.resolved) for each in group if each.pending.resolved])
-        self._admission.decide_alone([each for each in group if not (each.pending.resolved or each.pending.is_claimed)])
-        leased = [each for each in group if each.pending.is_claimed]
+        self._admission.resolve([(each, each.pending.resolved) for each in deliveries if not each.pending.is_claimed])
+        leased = [each for each in deliveries if each.pending.is_claimed]
         if self._decider.checks:
             for delivery in leased:
                 self._check(delivery)
@@ -82,7 +77,7 @@ class LookUpStage:
             self._admission.raise_if_aborted()
             self._decider.check(delivery.pending)
         except Exception as error:
-            self._decider.release([delivery.pending])
+            self._decider.ledger.release([delivery.pending.trace.id])
             self._admission.fail([delivery], error)
         else:
             self._metrics.checks_s.observe(time.monotonic() - started)
