@@ -2,8 +2,8 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
@@ -11,7 +11,7 @@ from typing import Final
 from kp_scorer.checks.asking import Checks
 from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import Counts, Embedder, Vector
-from kp_scorer.errors import ServiceUnavailable, SettingsError, TraceConflict, TraceDead, TraceHeld
+from kp_scorer.errors import SettingsError, TraceConflict, TraceDead, TraceHeld
 from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.novelty_meter import Comparison, NoveltyMeter
@@ -72,8 +72,7 @@ class Decider:
     """Turns traces into decisions in four steps: acquire, check, embed, finish.
 
     For all its traces together, ``acquire`` makes one round trip to Redis, and ``finish`` makes two, one more for pinned sets,
-    and one more for the gate. Each step belongs to one thread, and that of ``finish`` owns the mirror, too. Any thread may call
-    ``release``.
+    and one more for the gate. Each step belongs to one thread, and that of ``finish`` owns the mirror, too.
     """
 
     ledger: Ledger
@@ -92,19 +91,12 @@ class Decider:
         ``alone`` means that there is one trace, which failed before with others. Raises ServiceUnavailable if Redis cannot be
         reached, and EmbedderUnhealthy if another process has to decide. Nothing is lost: a decided trace keeps its decision.
         """
-        decisions = self._decide(traces, alone=alone)
-        for index, trace in enumerate(traces):
-            while decisions[index].resolved is None:
-                decisions[index : index + 1] = self._decide([trace], alone=True)
-        return [pending.resolved for pending in decisions if pending.resolved is not None]
-
-    def _decide(self, traces: Sequence[ReasoningTrace], *, alone: bool) -> list[PendingDecision]:
         decisions = self.acquire(traces, alone=alone)
         for pending in decisions:
             self.check(pending)
         self.embed(decisions, alone=alone)
         self.finish(decisions)
-        return decisions
+        return [pending.resolved or self.decide([pending.trace], alone=True)[0] for pending in decisions]
 
     def acquire(self, traces: Sequence[ReasoningTrace], *, alone: bool = False) -> list[PendingDecision]:
         """Look traces up, and lease those that are to be decided.
@@ -123,10 +115,7 @@ class Decider:
             pending.times_ms |= {"look_up_ms": look_up_ms, "embed_ms": 0.0}
             pending.resolved = resolved_by(pending.identity, record, self.max_attempts)
             pending.is_claimed = pending.resolved is None and (alone or not record.attempts)
-        if dead := [pending for pending in decisions if isinstance(pending.resolved, TraceDead)]:
-            # Dead letters end these without the ledger's knowledge. It would renew their leases for as long as this worker
-            # lives if Redis went back to a state before the dead letters.
-            self.release(dead)
+        release_dead(self.ledger, (pending.resolved for pending in decisions))
         return decisions
 
     def check(self, pending: PendingDecision) -> None:
@@ -140,7 +129,7 @@ class Decider:
         if not claimed or not self.novelty:
             return
         started = time.perf_counter()
-        with self._releasing(claimed):
+        with releasing(self.ledger, [pending.trace.id for pending in claimed]):
             embedded = self.novelty.embed([pending.trace for pending in claimed], alone=alone)
         for pending, (tokenized, vector, objective_vector) in zip(claimed, embedded, strict=True):
             pending.tokens, pending.vector, pending.objective_vector = tokenized.counts, vector, objective_vector
@@ -149,14 +138,8 @@ class Decider:
     def finish(self, decisions: Sequence[PendingDecision]) -> None:
         """Place, judge and commit the claimed traces. This resolves all except those that are to be decided again, alone."""
         if claimed := [pending for pending in decisions if pending.is_claimed]:
-            with self._releasing(claimed):
+            with releasing(self.ledger, [pending.trace.id for pending in claimed]):
                 self._place_and_commit(claimed)
-
-    def release(self, decisions: Sequence[PendingDecision]) -> None:
-        """End the leases of traces that could not be decided, so that another worker need not wait until they expire."""
-        # If Redis cannot be reached, the leases expire, because the ledger no longer renews them.
-        with suppress(ServiceUnavailable):
-            self.ledger.release([pending.trace.id for pending in decisions])
 
     def refresh(self) -> None:
         """Bring the mirror and the gate up to date while there is nothing to decide."""
@@ -164,14 +147,6 @@ class Decider:
             self.novelty.cache.catch_up()
         if self.gate:
             self.gate.catch_up()
-
-    @contextmanager
-    def _releasing(self, claimed: Sequence[PendingDecision]) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            self.release(claimed)
-            raise
 
     def _place_and_commit(self, claimed: Sequence[PendingDecision]) -> None:
         started = time.perf_counter()
@@ -188,7 +163,11 @@ class Decider:
                 admitted.append((pending, comparison))
             else:
                 pending.resolved = TraceConflict(pending.trace.id)
-        batch = self._weighed_together([pending for pending, _ in admitted])
+        batch: Batch | None = None
+        if self.gate:
+            self.gate.catch_up()
+            vectors = [(each.trace, each.vector) for each, _ in admitted if each.vector is not None]
+            batch = self.gate.weigh([(trace.id, trace.metadata.task_domain, vector) for trace, vector in vectors])
         judged: list[tuple[PendingDecision, Decision, Fact | None]] = []
         for index, (pending, (novelty, pinned)) in enumerate(admitted):
             timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
@@ -204,14 +183,6 @@ class Decider:
         for (pending, decision, _), result in zip(judged, committed, strict=True):
             if result != "again":
                 pending.resolved = decision if result == "stored" else result
-
-    def _weighed_together(self, admitted: Sequence[PendingDecision]) -> Batch | None:
-        if not self.gate:
-            return None
-        self.gate.catch_up()
-        return self.gate.weigh(
-            [(each.trace.id, each.trace.metadata.task_domain, each.vector) for each in admitted if each.vector is not None]
-        )
 
     def _verdict(self, pending: PendingDecision, decision: Decision, fact: Fact | None) -> Verdict:
         return Verdict(
@@ -276,6 +247,24 @@ class Decider:
             nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
             as_of=str(as_of),
         )
+
+
+def release_dead(ledger: Ledger, ends: Iterable[object]) -> None:
+    """Release those of some traces, or late outcomes, that end as dead letters."""
+    if dead := [end.trace_id for end in ends if isinstance(end, TraceDead)]:
+        # Dead letters end these without the ledger's knowledge. It would renew their leases for as long as this worker lives if
+        # Redis went back to a state before the dead letters.
+        ledger.release(dead)
+
+
+@contextmanager
+def releasing(ledger: Ledger, trace_ids: Sequence[str]) -> Iterator[None]:
+    """Release leased traces, or late outcomes, if the body raises an error."""
+    try:
+        yield
+    except Exception:
+        ledger.release(trace_ids)
+        raise
 
 
 def resolved_by(identity: Identity, record: Record, max_attempts: int) -> Resolved | None:

@@ -1,14 +1,13 @@
 """Decides traces again because of late outcomes, once for each outcome."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
 
-from kp_scorer.decider import Resolved, resolved_by
+from kp_scorer.decider import Resolved, release_dead, releasing, resolved_by
 from kp_scorer.decision import Decision, Received
-from kp_scorer.errors import ServiceUnavailable, TraceDead
+from kp_scorer.errors import TraceDead
 from kp_scorer.gate import GatePolicy
 from kp_scorer.scoring import revise
 from kp_scorer.store.ledger import RedisLedger
@@ -45,19 +44,11 @@ class Reviser:
             resolved_by(*each, self.max_attempts) for each in zip(identities, records, strict=True)
         ]
         claimed = [at for at, record in enumerate(records) if results[at] is None and (alone or not record.attempts)]
-        try:
+        with releasing(self.ledger, [outcomes[at].id for at in claimed]):
             revised = self._revise([outcomes[at] for at in claimed], [received[at] for at in claimed])
-        except Exception:
-            # If Redis cannot be reached, the leases expire, because the ledger no longer renews them.
-            with suppress(ServiceUnavailable):
-                self.ledger.release([outcomes[at].id for at in claimed])
-            raise
         for at, result in zip(claimed, revised, strict=True):
             results[at] = result
-        if dead := [each.trace_id for each in results if isinstance(each, TraceDead)]:
-            # Dead letters end these without the ledger's knowledge. It would renew their leases for as long as this worker
-            # lives if Redis went back to a state before the dead letters.
-            self.ledger.release(dead)
+        release_dead(self.ledger, results)
         return results
 
     def _revise(self, outcomes: Sequence[LateOutcome], received: Sequence[Received | None]) -> list[Revised | None]:

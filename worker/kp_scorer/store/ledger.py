@@ -2,9 +2,10 @@
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import redis
 
@@ -179,38 +180,27 @@ class RedisLedger(LedgerReader):
         self._deciding.difference_update(trace_id for trace_id, is_held in zip(deciding, holds, strict=True) if not is_held)
 
     def release(self, trace_ids: Sequence[str]) -> None:
-        """End the leases of traces that could not be decided."""
+        """End the leases of traces that could not be decided, so that another worker need not wait until they expire."""
         self._deciding.difference_update(trace_ids)
-        _release(self._client, keys=self._keys, worker=self.worker, trace_ids=trace_ids)
+        # If Redis cannot be reached, the leases expire, because nobody renews them any more.
+        with suppress(redis.exceptions.RedisError):
+            _release(self._client, keys=self._keys, worker=self.worker, trace_ids=trace_ids)
 
     def commit(self, verdicts: Sequence[Verdict]) -> list[Committed]:
         """Store each decision, in order, unless its trace has ended. A trace ends only once, so repeating a commit is safe."""
-        replies = _commit(
-            self._client,
-            keys=self._keys,
-            facts=self.facts.keys.log,
-            kept_facts=self.facts.kept_keys.log,
-            record_ttl_ms=self._ttl_ms,
-            bounds=self.facts.bounds,
-            verdicts=verdicts,
-        )
-        self._deciding.difference_update(verdict.trace_id for verdict in verdicts)
-        return [_committed(verdict.trace_id, *reply) for verdict, reply in zip(verdicts, replies, strict=True)]
+        return self._end(_commit, [verdict.trace_id for verdict in verdicts], verdicts=verdicts)
 
     def revise(self, revisions: Sequence[Revision]) -> list[Revised]:
         """Store revisions, or make late outcomes wait for traces. An outcome ends only once, so repeating a call is safe."""
-        replies = _revise(
-            self._client,
-            keys=self._keys,
-            facts=self.facts.keys.log,
-            kept_facts=self.facts.kept_keys.log,
-            record_ttl_ms=self._ttl_ms,
-            bounds=self.facts.bounds,
-            revisions=revisions,
-        )
-        self._deciding.difference_update(revision.outcome_id for revision in revisions)
-        replied = zip(revisions, replies, strict=True)
-        return [cast("Revised", _committed(revision.outcome_id, *reply)) for revision, reply in replied]
+        return self._end(_revise, [revision.outcome_id for revision in revisions], revisions=revisions)
+
+    def _end(self, run: Callable[..., list[list[bytes]]], trace_ids: Sequence[str], **ends: Sequence[Any]) -> list[Any]:
+        """Run the script that stores the ends of these submissions; return what it replies for each."""
+        log, kept = self.facts.keys.log, self.facts.kept_keys.log
+        bounds = {"record_ttl_ms": self._ttl_ms, "bounds": self.facts.bounds}
+        replies = run(self._client, keys=self._keys, facts=log, kept_facts=kept, **bounds, **ends)
+        self._deciding.difference_update(trace_ids)
+        return [_committed(trace_id, *reply) for trace_id, reply in zip(trace_ids, replies, strict=True)]
 
     def claim_lost(self, resend_after_ms: int, *, empty_ms_ago: int) -> list[LostSubmission]:
         """Claim pending submissions whose messages are lost, to send them again; only one caller claims each.
