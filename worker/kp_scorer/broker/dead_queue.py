@@ -6,6 +6,7 @@ queue of traces.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import compress
 from typing import Any, Final
@@ -61,15 +62,10 @@ _BATCHES: Final = 5  # A call moves no more batches, so that a worker can stop b
 
 
 def drain_all(drainers: Sequence["QueueDrainer"]) -> None:
-    """Make each drainer move messages, and only then raise the first error: one full queue must not delay the others."""
-    errors = []
-    for drainer in drainers:
-        try:
-            drainer.drain()
-        except ServiceUnavailable as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
+    """Make each drainer move messages, and only then raise an error: one full queue must not delay the others."""
+    with ExitStack() as drained:
+        for drainer in drainers:
+            drained.callback(drainer.drain)
 
 
 @dataclass

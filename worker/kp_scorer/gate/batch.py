@@ -87,14 +87,14 @@ class _Turns:
         # A trace counts itself, the traces before it in the batch, and the newest runs, up to the limit on runs.
         turns = np.arange(len(trace_ids))
         before = self._runs + turns[:, None] - np.arange(len(self._adds))
-        demand = np.concatenate([domain.demand(at), np.ones(len(trace_ids))])
+        demand = np.concatenate([domain.weights(domain.runs, at), np.ones(len(trace_ids))])
         self._weights = np.where((before >= 0) & (before <= self._most_runs), demand, 0.0)
         # A trace has a similarity of exactly 1 to itself, despite the rounding of its vector.
         self._similarities[turns, self._runs + turns] = 1.0
         self._nearest: list[tuple[str, float] | None] = [None] * len(trace_ids)
         if domain.kept_rows:
             to_kept = vectors @ domain.kept_rows["vector"].T
-            covering = to_kept * domain.kept_standing(at)
+            covering = to_kept * domain.weights(domain.kept_rows, at)
             for turn, best in enumerate(covering.argmax(axis=1)):
                 if covering[turn, best] > 0:
                     self._covers[self._runs + turn] = covering[turn, best]

@@ -27,8 +27,8 @@ class Domain:
         self.kept_ttl_ms = bounds.kept_ttl_ms
         self._ttl = bounds.kept_ttl_ms * TICKS
         self.most_runs = bounds.most_runs
-        self.runs = _Table(dimensions)
-        self.kept_rows = _Table(dimensions)
+        self.runs = Table(dimensions)
+        self.kept_rows = Table(dimensions)
         self.kept_ids: list[str] = []
         self._covers_at = 0  # The place that the covers in ``runs`` are as of.
 
@@ -76,23 +76,16 @@ class Domain:
         """Drop the runs up to a place with their covers; the covers of other runs stay the same."""
         self.runs.drop(int(np.searchsorted(self.runs["at"], at, "right")))
 
-    def kept_standing(self, at: int) -> NDArray[np.float64]:
-        """Return for each kept trace the share of its similarity that counts as of a place; 0 once the trace has expired."""
-        return self._unexpired(self.kept_rows["at"], at)
-
-    def demand(self, at: int) -> NDArray[np.float64]:
-        """Return the weight of each run as of a place; 0 once the run has expired."""
-        return self._unexpired(self.runs["at"], at)
-
-    def _unexpired(self, since: NDArray[np.int64], at: int) -> NDArray[np.float64]:
-        return np.where(at - since < self._ttl, self._standing(since, at), 0.0)
+    def weights(self, rows: "Table", at: int) -> NDArray[np.float64]:
+        """Return the weight of each kept trace, or run, as of a place, of shape (rows,); 0 once it has expired."""
+        return np.where(at - rows["at"] < self._ttl, self._standing(rows["at"], at), 0.0)
 
     def _standing(self, since: NDArray[np.int64] | int, at: int) -> NDArray[np.float64]:
         standing: NDArray[np.float64] = np.exp2(np.minimum((since - at) / (self._ttl / HALF_LIVES), 0.0))
         return standing
 
 
-class _Table:
+class Table:
     """Facts with their places, oldest first, as the rows of a growing array."""
 
     def __init__(self, dimensions: int) -> None:
