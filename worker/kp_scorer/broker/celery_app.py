@@ -87,10 +87,7 @@ def celery_variables() -> list[str]:
 
 
 def remove_celery_variables() -> None:
-    """Remove Celery's variables from the environment, and log their names.
-
-    Celery's command would take them for options, one of which purges the queue.
-    """
+    """Remove Celery's variables, one of which makes its command purge the queue, from the environment; log their names."""
     if variables := celery_variables():
         log.warning("celery_variables_ignored", variables=variables, instead="our own settings count")
     for name in variables:
@@ -136,10 +133,7 @@ def _configuration(settings: Settings) -> dict[str, Any]:
 
 
 def _broker_tls(broker: BrokerSettings) -> dict[str, Any]:
-    """Return kombu's options for TLS.
-
-    Without them, kombu takes ``rediss`` for a plain connection, and verifies no host name for ``amqps``.
-    """
+    """Return kombu's options for TLS; without them ``rediss`` is a plain connection, and ``amqps`` verifies no host name."""
     server = broker.server()
     if broker.is_redis or not server.is_tls:
         return tls_options(server)

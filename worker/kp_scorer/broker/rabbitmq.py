@@ -121,11 +121,8 @@ class ConfirmingChannel:
         return self._publish(messages, exchange, routing_key, mandatory=True)
 
     def probe(self, exchange: str = "") -> None:
-        """Check that RabbitMQ accepts messages, by sending two that go to no queue: it reports an alarm only to publishers.
-
-        Raises the errors of :meth:`publish_all`.
-        """
-        # Send two, because a blocked RabbitMQ still accepts the first message of a connection.
+        """Check that RabbitMQ accepts messages, by two that go to no queue; raise the errors of :meth:`publish_all`."""
+        # RabbitMQ reports an alarm only to publishers, and still accepts the first message of a connection then.
         self._publish([amqp.Message(), amqp.Message()], exchange, _NO_QUEUE, mandatory=False)
         self._is_probed = True
 

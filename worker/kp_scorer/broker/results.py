@@ -1,7 +1,4 @@
-"""Publishes decisions to queues and streams within their limits.
-
-It raises the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
-"""
+"""Publishes decisions to queues and streams within their limits; raises the errors of :mod:`~kp_scorer.broker.calls`."""
 
 import math
 import time

@@ -49,10 +49,7 @@ class _Reader(RawIOBase):
 
 
 class TimedHandler(HTTPHandler, HTTPSHandler):
-    """Opens URLs so that the timeout of a request is that of the request and its answer together.
-
-    Making the connection, and the handshake of TLS, may each take as long before.
-    """
+    """Opens URLs so that a request and its answer share one timeout. Connecting, and TLS' handshake, may each take as long."""
 
     def do_open(self, http_class: Any, req: Request, **options: Any) -> HTTPResponse:
         """Send the request over a connection with a deadline."""

@@ -145,10 +145,8 @@ class MemoryFacts:
 
 
 def number_of(place: Place) -> int:
-    """Return a place as a number, in the same order and in proportion to time.
-
-    Redis never assigns a million places in one millisecond, so they do not overlap.
-    """
+    """Return a place as a number, in the same order and in proportion to time."""
+    # Redis never assigns a million places in one millisecond, so they do not overlap.
     return place.time_ms * TICKS + place.number
 
 

@@ -114,10 +114,7 @@ class Admission:
             self._on_resolved(resolved)
 
     def fail(self, deliveries: Sequence[Delivery], error: Exception) -> None:
-        """Decide deliveries that failed together again, each alone.
-
-        The error resolves those that failed alone, and all of them if it is an outage or a wrong setting.
-        """
+        """Resolve by an error those that failed alone, or by an outage or a wrong setting; decide others again, each alone."""
         is_final = isinstance(error, ServiceUnavailable | SettingsError) or all(delivery.is_alone for delivery in deliveries)
         self.resolve([(delivery, error if is_final else None) for delivery in deliveries])
 

@@ -127,10 +127,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             time.sleep(RETRY_AFTER_S)
 
     def stop(self) -> None:
-        """Stop gracefully: receive no more, and serve the connection until nothing is in flight.
-
-        Otherwise the broker would get no heartbeats, and no acknowledgements before the end.
-        """
+        """Stop gracefully: receive no more; serve the connection, for its acknowledgements, until nothing is in flight."""
         super().stop()
         if not (self.hub and self.connection):
             return
@@ -156,10 +153,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         return self._receive
 
     def _receive(self, message: Any) -> None:
-        """Read a message and pass it to the pipeline.
-
-        Waiting for a server here would keep the consumer from serving its connection.
-        """
+        """Read a message and pass it to the pipeline, without waiting for a server: the connection must be served meanwhile."""
         delivery = Delivery(message, self.restart_count, self._queue_of(message))
         deliveries, waited_ms = deliveries_by(message), queued_ms(message, delivery.received_at_s)
         delivery.received = Received(worker=self._runtime.node, queued_ms=waited_ms, deliveries=deliveries)
@@ -177,10 +171,7 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             self._pipeline.put(delivery)
 
     def _queue_of(self, message: Any) -> str:
-        """Return the queue that a message came from.
-
-        On RabbitMQ the consumer's tag tells, because producers choose routing keys.
-        """
+        """Return the queue that a message came from; on RabbitMQ by the consumer's tag, as producers choose routing keys."""
         queue, tag = message.delivery_info.get("routing_key"), message.delivery_info.get("consumer_tag")
         if tag and self.task_consumer:
             tags = self.task_consumer._active_tags  # noqa: SLF001 - kombu's own

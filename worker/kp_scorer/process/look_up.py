@@ -1,7 +1,4 @@
-"""The stage that looks traces up: it leases those that this worker is to decide, and has them checked.
-
-It also has traces decided again because of late outcomes.
-"""
+"""The stage that looks traces up: it leases and checks those that this worker is to decide, and has late outcomes judged."""
 
 import time
 from collections.abc import Sequence

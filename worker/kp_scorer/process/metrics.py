@@ -30,10 +30,7 @@ class Metrics:
     """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
     def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
-        """Define all metrics; count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
-
-        The series of these ``checks`` and ``queues`` exist from the start.
-        """
+        """Define all metrics, and series for these domains, ``checks`` and ``queues``; others are :data:`UNNAMED_DOMAIN`."""
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
         self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
@@ -140,10 +137,7 @@ class Metrics:
         return domain if domain in self._domains else UNNAMED_DOMAIN
 
     def set_info(self, settings: str = "", **embedder: str) -> None:
-        """Show the digest of the settings, and the embedder's name, engine and space.
-
-        All are empty before the start; those of the embedder also stay so without one.
-        """
+        """Show the digest of the settings, and the embedder's name, engine and space; those that are not given are empty."""
         self._shown = {"settings": settings, "embedder": "", "engine": "", "space": "", **embedder}
         self._info.info({"version": version("kp-scorer"), **self._shown})
 

@@ -75,13 +75,10 @@ class Pipeline:
         return max(thread.stall.elapsed_s() for thread in self._deciding)
 
     def delivery_stalled_s(self) -> float:
-        """Return the longest time in seconds for which a message in flight has made no progress.
-
-        Those that are being decided do not count; see :meth:`deciding_stalled_s`.
-        """
+        """Return the longest time in seconds for which a message that is not being decided has made no progress."""
         # Copy the set, as other threads add and remove deliveries meanwhile.
-        stalled_s = max((delivery.stall.elapsed_s() for delivery in tuple(self._in_flight)), default=0.0)
-        return max(stalled_s, self._acknowledge_stage.thread.stall.elapsed_s())
+        stalls = self._acknowledge_stage.thread.stall, *(delivery.stall for delivery in tuple(self._in_flight))
+        return max(stall.elapsed_s() for stall in stalls)
 
     def waited_s(self) -> float:
         """Return for how long the oldest message whose last attempt failed has been in flight; 0 if there is none."""

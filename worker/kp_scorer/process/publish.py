@@ -182,10 +182,7 @@ class PublishStage:
         return self.publisher.publication(decision, context, message, delivery.published_to)
 
     def _store_results(self, deliveries: Sequence[Delivery]) -> None:
-        """Store the results of messages whose producers ask for them.
-
-        If that fails, only the result is missing: the decision is published, or the dead letter is stored.
-        """
+        """Store the results that producers ask for. A failure costs only these: decisions and dead letters are stored."""
         for delivery in deliveries:
             if not (task_id := result_id(delivery.message)):
                 continue

@@ -195,10 +195,7 @@ class Runtime:
         return size if len(self._queues) == 1 else max(1, min(size, self.most_in_flight() // 4))
 
     def most_in_flight(self) -> int:
-        """Return how many messages of each queue may be in flight.
-
-        With a GPU, they fill three passes, of which two are being decided.
-        """
+        """Return how many messages of each queue may be in flight: with a GPU, three passes, of which two are being decided."""
         return most_in_flight(self._settings, 3 * self._pass_texts)
 
     def _ready(self, **_: Any) -> None:

@@ -22,10 +22,8 @@ def memory_used(info: Mapping[str, Any]) -> float:
 
 
 def bytes_used(info: Mapping[str, Any]) -> int:
-    """Return the bytes that Redis uses, by the reply to ``INFO``.
-
-    Buffers for a slow disk or a replica are left out: Redis does not count them either when it decides whether it is full.
-    """
+    """Return the bytes that Redis uses, by the reply to ``INFO``."""
+    # Leave out buffers for a slow disk or a replica: Redis does not count them either when it decides whether it is full.
     return int(info["used_memory"] - info.get("mem_not_counted_for_evict", 0))
 
 
@@ -58,10 +56,8 @@ def condition_of(client: redis.Redis) -> Condition:
 
 
 def _wrong_clock(info: Mapping[str, Any], asked_at_s: float) -> Iterator[str]:
-    """Yield a shortcoming if the clocks of Redis and of this machine differ too much.
-
-    The time of the reply is unknown, so this compares with the smallest difference that is possible.
-    """
+    """Yield a shortcoming if the clocks of Redis and of this machine differ too much."""
+    # The time of the reply is unknown, so compare with the smallest difference that is possible.
     redis_s = info.get("server_time_usec", asked_at_s * 1e6) / 1e6
     ahead_s = max(redis_s - time.time(), 0.0) or min(redis_s - asked_at_s, 0.0)
     if abs(ahead_s) > _CLOCKS_MAY_DIFFER_S:

@@ -54,10 +54,7 @@ class Copies:
         self._client.xtrim(self._key, maxlen=0, approximate=False)
 
     def read(self, most: int) -> list[Copy]:
-        """Return the oldest copies, in the order in which their traces were decided.
-
-        Raises ServiceUnavailable if some are lost.
-        """
+        """Return the oldest copies, in the order of their traces' decisions; raise ServiceUnavailable if some are lost."""
         commands = ("PEXPIRE", self._key, _TTL_MS), ("XRANGE", self._key, "-", "+", "COUNT", most)
         exists, entries = in_one_trip(self._client, commands)
         if not exists:

@@ -16,10 +16,7 @@ from kp_scorer.store.novelty_log import READ_CHUNK, erase_entries
 
 @reports_outages("gate")
 class RedisFacts:
-    """The facts of one space, which the first commit under a gate creates.
-
-    Raises ServiceUnavailable if Redis cannot be reached.
-    """
+    """The facts of one space, which the first commit under a gate creates. Raises ServiceUnavailable without Redis."""
 
     def __init__(self, client: redis.Redis, keys: Keys, space: str, bounds: GateBounds) -> None:
         self._client = client

@@ -143,10 +143,7 @@ def erase_entries(
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
-    """Return the entry with these fields.
-
-    A damaged one has neither trace nor vector, like an erased one, but keeps its place.
-    """
+    """Return the entry with these fields. A damaged one has only its place, as an erased one has."""
     place = _place_in(entry_id)
     # Anyone with write access to Redis can store other fields here.
     with suppress(ValueError):

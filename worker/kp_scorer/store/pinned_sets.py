@@ -23,10 +23,7 @@ _DESCRIBED: Final = ("space", "name", "kind", "version", "entries")
 
 @reports_outages("pinned sets")
 class RedisPinnedSets:
-    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`.
-
-    Raises ServiceUnavailable if Redis cannot be reached.
-    """
+    """The sets of one space; see :class:`~kp_scorer.novelty.pins.PinnedSets`. Raises ServiceUnavailable without Redis."""
 
     def __init__(self, client: redis.Redis, keys: Keys, space: str) -> None:
         self._client = client

@@ -68,10 +68,7 @@ class ClaimedRun(NamedTuple):
 
 
 def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan], str] | None:
-    """Return the run in a dead letter, its spans and its queue; None if it holds no run.
-
-    Raises InvalidTrace if the run is not complete.
-    """
+    """Return the run in a dead letter, its spans and its queue; None if there is none. Raises InvalidTrace if it has gaps."""
     if not (trace_id.startswith(RUN_PREFIX) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):

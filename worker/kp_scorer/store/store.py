@@ -54,10 +54,7 @@ class WorkerReport(BaseModel, frozen=True, extra="ignore"):
 
 @reports_outages("redis.url")
 class Store(AbstractContextManager["Store"]):
-    """All of the scorer's state under one prefix. It connects on first use; leaving it as a context manager closes it.
-
-    Methods raise ServiceUnavailable if Redis cannot be reached.
-    """
+    """All of the scorer's state under one prefix, connected on first use. Methods raise ServiceUnavailable without Redis."""
 
     def __init__(self, client: redis.Redis, settings: Settings) -> None:
         """Take over ``client``, which :meth:`close` closes."""

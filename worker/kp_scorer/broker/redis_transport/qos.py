@@ -12,10 +12,7 @@ from kp_scorer.broker.redis_transport.queue import QueueKeys
 
 
 class QoS(kombu_redis.QoS):  # type: ignore[misc]  # kombu ships no types
-    """The messages that this channel has in flight: it acknowledges, requeues and reclaims them.
-
-    A delivery tag is ``receipt@queue``.
-    """
+    """This channel's messages in flight: it acknowledges, requeues and reclaims them. A delivery tag is ``receipt@queue``."""
 
     append = virtual.QoS.append  # The base class's also notes the message in Redis, which the receiving script has done.
 

@@ -49,10 +49,7 @@ class QueueKeys(Prefixed):
 
 
 class Sizes(NamedTuple):
-    """The sizes that apply to a message that is too large to be read.
-
-    Its beginning is delivered behind a mark, and all of it is kept for a while.
-    """
+    """The sizes for a message that is too large to be read: its beginning is delivered behind a mark, and all of it kept."""
 
     largest_bytes: int
     beginning_bytes: int = BEGINNING_BYTES
