@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kp_scorer.adapters import FORMATS, MOST_DEPTH, converter
+from kp_scorer.adapters import FORMATS, MOST_DEPTH, converter, format_of
 from kp_scorer.adapters.building import Run
 from kp_scorer.adapters.node import Node, objects_in
 from kp_scorer.adapters.shown import shown_by_python
@@ -284,6 +284,19 @@ def otel_calls_of_one_id(turns: int) -> object:
 def test_twice_as_long_a_run_takes_twice_the_steps(name: str, source: Callable[[int], object]) -> None:
     half, twice = (calls_during(partial(converted_and_refused, name, [source(count)])) for count in (60, 120))
     assert twice < 2.1 * half
+
+
+def lists_of_lists(levels: int) -> Any:
+    value: Any = {"role": "user", "content": "Any mail?"}
+    for _ in range(levels):
+        value = {"results": [value]}
+    return value
+
+
+def test_lists_within_lists_are_searched_in_a_few_levels_only() -> None:
+    assert format_of(lists_of_lists(2)) == "openai"
+    assert format_of(lists_of_lists(240)) == ""
+    assert calls_during(partial(converted_and_refused, "openai", [lists_of_lists(45)])) < 10_000
 
 
 def test_run_whose_clock_is_ahead_and_that_lacks_a_span_is_looked_at_rarely() -> None:

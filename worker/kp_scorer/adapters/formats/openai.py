@@ -37,12 +37,13 @@ _HALVES: Final = (("body", "params", "request"), ("response", "result"))
 """The keys of the two lines of a batch that have the same id."""
 _ASKERS: Final = {"human_input", "cost"}  # AG2 writes these fields beside a chat in the view of the agent that asked.
 _MOST_INSPECTED: Final = 50
+_MOST_LEVELS: Final = 8  # The most lists within each other that are searched for conversations.
 
 
-def fits(value: object) -> bool:
-    """Return whether a source is a conversation, or a list of messages or of conversations."""
+def fits(value: object, levels: int = _MOST_LEVELS) -> bool:
+    """Return whether a source is a conversation, or a list of messages or of conversations, nested in this many levels."""
     if isinstance(value, list):
-        return are_turns(value) or any(map(fits, value[:_MOST_INSPECTED]))
+        return are_turns(value) or (levels > 0 and any(fits(item, levels - 1) for item in value[:_MOST_INSPECTED]))
     if not isinstance(value, dict) or is_turn(value):
         return False
     is_of_responses = (
@@ -50,7 +51,8 @@ def fits(value: object) -> bool:
     )
     has_both = any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
     is_alone = bool(_KEYS & set(value)) or is_of_responses or has_both or is_exchange(value)
-    return is_alone or list_of_turns(Node(1, "", value)) is not None or _lists_of_conversations(Node(1, "", value)) != []
+    source = Node(1, "", value)
+    return is_alone or list_of_turns(source) is not None or bool(levels > 0 and _lists_of_conversations(source, levels - 1))
 
 
 def run_id(conversation: Node) -> str | None:
@@ -81,10 +83,10 @@ def records(source: Node) -> list[Node]:
     return [each for inner in _lists_of_conversations(source) for item in inner.items() for each in records(item)] or [source]
 
 
-def _lists_of_conversations(source: Node) -> list[Node]:
+def _lists_of_conversations(source: Node, levels: int = _MOST_LEVELS) -> list[Node]:
     """Return the lists of conversations that an object holds, as logs of evaluations do."""
     lists = [source._replace(path=key, value=value) for key, value in source.object().items() if isinstance(value, list)]
-    return [each for each in lists if any(fits(item) for item in objects_in(each.value[:_MOST_INSPECTED]))]
+    return [each for each in lists if any(fits(item, levels) for item in objects_in(each.value[:_MOST_INSPECTED]))]
 
 
 def run(_own_id: str, conversations: Sequence[Node]) -> Run:
