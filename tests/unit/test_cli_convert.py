@@ -5,6 +5,9 @@ import io
 import json
 import math
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
@@ -223,6 +226,31 @@ def test_entries_of_a_folder_that_are_not_files_are_named(tmp_path: Path) -> Non
     assert "gone.jsonl: No such file or directory" in done.stderr
     assert "xxx: File name too long" in done.stderr
     assert (len(rows(done)), done.exit_code) == (1, 1)
+
+
+def test_output_of_the_command_is_not_read_as_its_input(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines(CHAT))
+    output = tmp_path / "traces.jsonl"
+    command = [sys.executable, "-m", "kp_scorer.cli", "convert", "--success"]
+    notes = {str(tmp_path): "not read: 1 output of this command; only", str(output): "the output of this command goes to it"}
+    for exit_code, (name, note) in enumerate(notes.items()):
+        with output.open("wb") as stdout:
+            # A command that reads what it writes never ends.
+            done = subprocess.run(
+                [*command, str(tmp_path / "a.jsonl"), name], stdout=stdout, stderr=subprocess.PIPE, timeout=100
+            )
+        assert (done.returncode, note in done.stderr.decode()) == (exit_code, True), done.stderr
+        assert len(output.read_bytes().splitlines()) == 2 - exit_code
+
+
+def test_file_of_a_year_beyond_9999_is_converted() -> None:
+    # A tmpfs holds such times, as Btrfs does; other file systems replace them.
+    memory = Path("/dev/shm")
+    with tempfile.NamedTemporaryFile(dir=memory if memory.is_dir() else None, suffix=".jsonl") as file:
+        file.write(json_lines(CHAT))
+        file.flush()
+        os.utime(file.name, (2**40, 2**40))
+        assert len(rows(run(b"", "--success", file=file.name))) == 1
 
 
 def test_each_source_is_read_by_its_shape_and_traces_of_ours_pass() -> None:

@@ -45,6 +45,8 @@ def read_files(names: Sequence[str], limits: Limits, conversion: Conversion | No
         place = name if len(files) > 1 or name not in names else ""
         try:
             with open_input(name) as stream:
+                if _is_output(os.fstat(stream.fileno())):
+                    raise click.BadParameter("it is not read, as the output of this command goes to it", param_hint="FILE")
                 if conversion:
                     conversion.begin_file(place, _written_at(stream))
                 for line in _reported_together(read_traces(stream, limits, conversion)):
@@ -76,10 +78,18 @@ def _reported_together(lines: Iterable[Line]) -> Iterator[Line]:
         yield first._replace(trace=UnknownFormat(cast("UnknownFormat", first.trace).problems, numbers, count))
 
 
+def _is_output(status: os.stat_result) -> bool:
+    """Return whether stdout is redirected to this file, which would grow as it is read, without end."""
+    return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(1))
+
+
 def _written_at(stream: io.BufferedReader) -> str | None:
     """Return the time when a file was written, as ISO 8601; None for a pipe or a terminal."""
     status = os.fstat(stream.fileno())
-    return datetime.fromtimestamp(int(status.st_mtime), UTC).isoformat() if stat.S_ISREG(status.st_mode) else None
+    # Some file systems hold times beyond the year 9999.
+    with suppress(ValueError, OverflowError):
+        return datetime.fromtimestamp(int(status.st_mtime), UTC).isoformat() if stat.S_ISREG(status.st_mode) else None
+    return None
 
 
 def _files_in(name: str) -> list[str]:
@@ -109,6 +119,8 @@ def _kind_of(path: Path) -> str:
             return "link to a folder" if path.is_symlink() else ""
         if path.exists() and not path.is_file():
             return "pipe or device"
+        if _is_output(path.stat()):
+            return "output of this command"
     return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix or "no suffix"
 
 
