@@ -56,11 +56,13 @@ def test_workers_and_clients_go_on_with_a_changed_password_of_rabbitmq(
             client.wait(client.submit(first), timeout_s=30)
             change_password(user, "second")
             proxy.cut()
-            wait_until(lambda: "ACCESS_REFUSED" in worker.text())
+            refused = worker.logged("consumer: Cannot connect to", 3)
             file.write_text(f"amqp://{user}:second@{address}", "utf-8")
             with Client(from_file) as later:
                 later.wait(later.submit(second), timeout_s=60)
             client.wait(client.submit(second), timeout_s=60)
+    assert all("ACCESS_REFUSED" in line["detail"] for line in refused)
+    assert "critical" not in worker.text()
 
 
 def test_a_url_of_a_flag_is_not_read_again_in_the_file_of_a_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

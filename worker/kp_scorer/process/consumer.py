@@ -100,7 +100,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
         self._wait_for_ledger()
-        connected = conn.ensure_connection(log_failure, callback=maybe_shutdown)
+        try:
+            connected = conn.ensure_connection(log_failure, callback=maybe_shutdown)
+        except self.connection_errors + self.channel_errors as error:
+            # RabbitMQ refuses this user. Celery would try five times a second, and log no reason but critical tracebacks.
+            log_failure(error, RETRY_AFTER_S)
+            time.sleep(RETRY_AFTER_S)
+            raise
         self._connected_at_s = time.monotonic()
         return connected
 
