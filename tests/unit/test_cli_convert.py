@@ -119,10 +119,12 @@ def test_options_that_are_missing_are_asked_for_all_at_once() -> None:
     spans = test_adapter_otel.export(test_adapter_otel.chat(0, 5, [test_adapter_otel.ASKED], [test_adapter_otel.ANSWERED]))
     done = run(json_lines(spans, CHAT), confidence=None, created_at=None)
     assert "expected --success or --failed; or" in done.stderr
-    # Once a run has been converted, a run that lacks a field is refused alone, and the others go on.
-    done = run(json_lines(CHAT | {"reward": 1}, CHAT), success_field="reward")
+    # If any run can be converted, a run that lacks a field is refused alone, wherever it is, and the others go on.
+    done = run(json_lines(CHAT, CHAT | {"reward": 1}, [user("Any post?"), assistant("None.")]), success_field="reward")
     assert (done.exit_code, len(rows(done))) == (1, 1)
-    assert "line 2: metadata.success: expected --success or --failed: the source does not state it\n" in done.stderr
+    for number in (1, 3):
+        line = f"line {number}: metadata.success: expected --success or --failed: the source does not state it\n"
+        assert line in done.stderr
 
 
 def test_fields_that_nothing_states_are_assumed_and_noted(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ class Conversion:
         self._unknown = 0  # The number of sources in the current file that have no known format.
         self._unknown_lines: list[int] = []
         self._unknown_shape = ""
-        self._missing: dict[str, None] = {}  # The options that runs lack, in order, until a run is converted.
+        self._missing: dict[str, None] = {}  # The options that runs lack, in order.
+        self._lacking: dict[tuple[Problem, ...], list[int]] = {}  # The places of these runs, until another run is converted.
 
     def begin_file(self, name: str, written_at: str | None = None) -> None:
         """Start a file, whose lines are counted from 1 again."""
@@ -86,7 +87,7 @@ class Conversion:
         return self._times[line // _MOST_LINES]
 
     def feed(self, line: int, value: object) -> Iterator[Line]:
-        """Convert the runs that a source completes; raise UsageError if earlier runs need more options."""
+        """Convert the runs that a source completes."""
         place = (len(self._files) - 1) * _MOST_LINES + line
         if self._name or format_of(value):
             yield from self._counted(self._converter.feed(place, value))
@@ -107,7 +108,9 @@ class Conversion:
     def end(self) -> Iterator[Line]:
         """Convert the remaining runs; raise UsageError if none could be converted because options are missing."""
         yield from self._counted(self._converter.end())
-        self._require_options()
+        if self._lacking:
+            paths = "or, where each record has one of these, --success-field PATH and the like"
+            raise click.UsageError(f"to convert this, expected {', '.join(self._missing)}; {paths}")
 
     def print_summary(self) -> None:
         """Print the numbers of converted runs, steps and errors, and the fields of the sources that were not read."""
@@ -141,25 +144,25 @@ class Conversion:
 
     def _counted(self, results: Iterable[ConvertedRun | NotConverted]) -> Iterator[Line]:
         for result in results:
-            if isinstance(result, NotConverted):
-                if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
-                    # Wait with the error: later runs may lack other fields, and it should ask for all options at once.
-                    self._missing |= dict.fromkeys(result.options)
-                    continue
-                line = Line(result.line, InvalidTrace(result.problems))
+            if isinstance(result, FieldsMissing) and not self._converter.counts["traces"]:
+                # Wait with the error: if no run can be converted, one error asks for all options at once.
+                self._missing |= dict.fromkeys(result.options)
+                self._lacking.setdefault(tuple(result.problems), []).append(result.line)
+            elif isinstance(result, NotConverted):
+                yield self._line(result.line, InvalidTrace(result.problems))
             else:
-                self._require_options()
+                for problems, places in self._lacking.items():
+                    yield from (self._line(place, InvalidTrace(problems)) for place in places)
+                self._lacking.clear()
                 size_bytes = sum(len(step["content"]) for step in result.trace["steps"])
+                line = self._line(result.run.node.line, check_trace(result.trace, self._limits))
                 run = result.run if self.keeps_runs else None
-                line = Line(result.run.node.line, check_trace(result.trace, self._limits), size_bytes, result.trace, run=run)
-            self.runs += 1
-            file, number = divmod(line.number, _MOST_LINES)
-            yield line._replace(number=number, file=self._files[file])
+                yield line._replace(size_bytes=size_bytes, document=result.trace, run=run)
 
-    def _require_options(self) -> None:
-        if self._missing:
-            paths = "or, where each record has one of these, --success-field PATH and the like"
-            raise click.UsageError(f"to convert this, expected {', '.join(self._missing)}; {paths}")
+    def _line(self, place: int, trace: ReasoningTrace | InvalidTrace) -> Line:
+        self.runs += 1
+        file, number = divmod(place, _MOST_LINES)
+        return Line(number, trace, file=self._files[file])
 
 
 _OPTIONS: Final = (
