@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import pytest
 from click.testing import CliRunner, Result
-from kp_scorer.cli.commands.convert import convert
-from kp_scorer.cli.commands.score import score
 from kp_scorer.cli.converting import Conversion
 from kp_scorer.cli.input import read_traces
+from kp_scorer.cli.main import commands
 from kp_scorer.errors import InvalidTrace
 
 from tests.support.builders import LIMITS, minimal_payload
@@ -39,7 +38,7 @@ CHAT: Final = {"messages": [user("Any mail?"), assistant("Two messages.")]}
 def run(content: bytes, *flags: str, file: str = "-", **changed: str | None) -> Result:
     options = OPTIONS | {f"--{name.replace('_', '-')}": value for name, value in changed.items()}
     arguments = [word for name, value in options.items() if value is not None for word in (name, value)]
-    return invoked(convert, file, *arguments, *flags, stdin=content, prog_name="kp-scorer convert")
+    return invoked(commands, "convert", file, *arguments, *flags, stdin=content, prog_name="kp-scorer")
 
 
 def rows(done: Result) -> list[dict[str, Any]]:
@@ -367,12 +366,12 @@ def test_sessions_are_scored_at_the_end_of_each_file(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(json_lines(*lines))
     supplied = ["--domain", "code", "--confidence", "0.5", "--success", "--created-at", "2026-01-31T12:00Z"]
     supplied += ["--set", "embedding.embedder=words"]
-    done = CliRunner().invoke(score, [str(tmp_path), *supplied])
+    done = CliRunner().invoke(commands, ["score", str(tmp_path), *supplied])
     assert [row["trace_id"] for row in rows(done)] == [f"kp:trace:claude-code:{name}" for name in ("1.jsonl", "2.jsonl")]
 
 
 def scored(content: bytes, *arguments: str) -> Result:
-    return invoked(score, "-", "--set", "embedding.embedder=words", *arguments, stdin=content)
+    return invoked(commands, "score", "-", "--set", "embedding.embedder=words", *arguments, stdin=content)
 
 
 def test_score_converts_other_formats_and_leaves_traces_unchanged() -> None:

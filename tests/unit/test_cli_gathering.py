@@ -24,11 +24,18 @@ def no_embedder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KP_EMBEDDING_EMBEDDER", "none")
 
 
+class ExitingCommand(click.Command):
+    """A command that exits with the code that its function returns, as those of ``kp-scorer`` do."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        ctx.exit(int(super().invoke(ctx) or 0))
+
+
 def gather(*arguments: str | Path, stdin: bytes = b"") -> tuple[Result, Gathered]:
     """Run a command that gathers decisions; return its result and what it gathered."""
     results = [Gathered("nothing")]
 
-    @click.command()
+    @click.command(cls=ExitingCommand)
     @gathering_options
     def command(gathered: Gathered, settings: Settings) -> None:
         gathered.traces = list(gathered.traces)

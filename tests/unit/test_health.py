@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from kp_scorer.broker.backlog import Backlog, UnreadDecisions
 from kp_scorer.broker.headers import SENT_MS, queued_ms
-from kp_scorer.cli.commands.health import health
+from kp_scorer.cli.main import commands
 from kp_scorer.decision import Decision
 from kp_scorer.errors import REASONS, SettingsError
 from kp_scorer.monitoring import http_server
@@ -48,7 +48,7 @@ def settings() -> MetricsSettings:
 
 def asked(*arguments: str, **variables: Any) -> tuple[int, dict[str, Any]]:
     """Run `kp-scorer health`; return its exit code and its answer."""
-    done = CliRunner().invoke(health, list(arguments), env={name: str(value) for name, value in variables.items()})
+    done = CliRunner().invoke(commands, ["health", *arguments], env={name: str(value) for name, value in variables.items()})
     return done.exit_code, json.loads(done.stdout)
 
 

@@ -211,7 +211,7 @@ def converting_options(command: Command) -> Command:
     """Add the options for converting to a command, and pass it the ``conversion``, whose summary is printed at the end."""
 
     @wraps(command)
-    def with_conversion(settings: Settings, format_name: str | None, **kwargs: Any) -> None:
+    def with_conversion(settings: Settings, format_name: str | None, **kwargs: Any) -> int | None:
         paths = {field: path for name, field in _FIELDS.items() if (path := kwargs.pop(f"{name}_field"))}
         fields = {key: kwargs.pop(key) for key in SuppliedFields._fields if key in kwargs}
         try:
@@ -223,7 +223,7 @@ def converting_options(command: Command) -> Command:
         conversion = Conversion(supplied, settings.limits, format_name or "")
         is_read = True
         try:
-            command(settings=settings, conversion=conversion, **kwargs)
+            return command(settings=settings, conversion=conversion, **kwargs)
         except OutputFailed:
             is_read = False
             raise

@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -76,7 +75,7 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
 
     ``sample`` is the default of --sample. If the command has --labels, these replace the labels of the ledger. With
     ``only_labelled``, decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
-    ScorerError if there is none. After the command it exits with 1 if a line held neither a trace nor a decision.
+    ScorerError if there is none. The exit code is 1 if a line held neither a trace nor a decision.
     """
     at_least_1 = click.IntRange(min=1)
 
@@ -102,7 +101,7 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     )
     @ledger_options
     @wraps(command)
-    def with_decisions(file: str | None, stored: bool, sample: int | None, settings: Settings, **kwargs: Any) -> None:
+    def with_decisions(file: str | None, stored: bool, sample: int | None, settings: Settings, **kwargs: Any) -> int:
         if stored == (file is not None):
             raise click.UsageError("expected either FILE, of traces or of decisions, or --stored")
         labels, filters = kwargs.pop("labels", None), {name: kwargs.pop(name) for name in _FILTERS}
@@ -112,9 +111,7 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
         else:
             gathered = gather_file(file, settings)
         _choose(gathered, labels, only_labelled=only_labelled, **filters)
-        command(gathered=gathered, settings=settings, **kwargs)
-        if gathered.refused:
-            sys.exit(1)
+        return command(gathered=gathered, settings=settings, **kwargs) or gathered.refused > 0
 
     return with_decisions
 

@@ -67,7 +67,10 @@ _MODULES: Final = {name: module for group in _COMMANDS.values() for name, (modul
 
 
 class _LazyGroup(click.Group):
-    """Lists its commands by name and help, and imports one when it is resolved."""
+    """Lists its commands by name and help, and imports one when it is resolved. What a command returns is its exit code."""
+
+    def invoke(self, ctx: click.Context) -> None:
+        ctx.exit(int(super().invoke(ctx) or 0))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         name, listed, arguments = super().resolve_command(ctx, args)

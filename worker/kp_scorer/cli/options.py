@@ -20,7 +20,7 @@ from kp_scorer.errors import SettingsError
 from kp_scorer.logs import configure_logs
 from kp_scorer.settings import Settings, load_settings
 
-Command = Callable[..., None]
+Command = Callable[..., int | None]
 
 _MOST_LINE_BYTES: Final = 2**20
 _MOST_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
@@ -110,12 +110,12 @@ def settings_options(command: Command) -> Command:
     )
     @click.option("--set", "assignments", multiple=True, metavar="SECTION.NAME=VALUE", help="Override one setting; repeatable.")
     @wraps(command)
-    def with_settings(config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> None:
+    def with_settings(config: Path | None, assignments: tuple[str, ...], **kwargs: Any) -> int | None:
         urls = {"broker.url": kwargs.pop("broker_url", None), "redis.url": kwargs.pop("redis_url", None)}
         flags = dict(map(_parsed, assignments)) | {name: url for name, url in urls.items() if url}
         settings = load_settings(flags, config)
         configure_logs(settings.log)
-        command(settings=settings, **kwargs)
+        return command(settings=settings, **kwargs)
 
     return with_settings
 
@@ -124,8 +124,8 @@ def service_options(command: Command) -> Command:
     """Add the options of ``ledger_options`` to a command that always uses the broker or Redis, and set both URLs."""
 
     @wraps(command)
-    def with_services(settings: Settings, **kwargs: Any) -> None:
-        command(settings=with_endpoints(settings), **kwargs)
+    def with_services(settings: Settings, **kwargs: Any) -> int | None:
+        return command(settings=with_endpoints(settings), **kwargs)
 
     return ledger_options(with_services)
 

@@ -53,10 +53,10 @@ def subject_options(command: Command) -> Command:
     @click.option("--agent", metavar="ID", default="", help="All data of traces with this metadata.agent_id.")
     @click.option("--namespace", metavar="NAME", default="", help="All data of traces with this namespace in their id.")
     @wraps(command)
-    def with_subject(agent: str, namespace: str, **options: Any) -> None:
+    def with_subject(agent: str, namespace: str, **options: Any) -> int | None:
         if agent and namespace:
             raise click.UsageError("expected either --agent or --namespace")
-        command(subject=Subject(agent, namespace) if agent or namespace else None, **options)
+        return command(subject=Subject(agent, namespace) if agent or namespace else None, **options)
 
     return with_subject
 

@@ -1,6 +1,5 @@
 """``kp-scorer audit``: check the decisions against the novelty logs."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,7 +42,7 @@ def _since(text: str) -> Place:
     help="Check entries after ENTRY, or from TIME on: 2026-11-30T12:00:00, in UTC, or an age such as 24h or 7d.",
 )
 @service_options
-def audit(sample: int | None, since: Place, settings: Settings) -> None:
+def audit(sample: int | None, since: Place, settings: Settings) -> int:
     """Recompute each decision's novelty, its similarity to pinned traces and what it added to the kept ones; print differences.
 
     Prints a line for each difference. Exits with 1 if there is any, or if an entry or a record is damaged; with 5 if nothing
@@ -66,9 +65,8 @@ def audit(sample: int | None, since: Place, settings: Settings) -> None:
         no_decision = "no entry that was looked at has a decision that can be recomputed"
         print_note(f"nothing was checked: {no_decision if logs else no_log}")
     if totals.differing or damaged:
-        sys.exit(1)
-    if not totals.checked or totals.has_left:
-        sys.exit(_UNCHECKED)
+        return 1
+    return 0 if totals.checked and not totals.has_left else _UNCHECKED
 
 
 @dataclass(slots=True)

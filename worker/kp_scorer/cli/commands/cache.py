@@ -2,7 +2,6 @@
 
 import io
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -79,7 +78,7 @@ def _filled(state: LogInfo) -> float:
 @click.argument("file", metavar="[FILE|-]", required=False, type=click.Path(allow_dash=True))
 @click.option("--yes", is_flag=True, help="Add to the space even if it has entries already.")
 @service_options
-def warm(file: str | None, yes: bool, settings: Settings) -> None:
+def warm(file: str | None, yes: bool, settings: Settings) -> bool:
     """Fill the cache of a new space, before workers compare in it.
 
     A space is new if the model, the recipe or the type of vectors has changed.
@@ -101,8 +100,7 @@ def warm(file: str | None, yes: bool, settings: Settings) -> None:
         meter = NoveltyMeter(embedder, log, settings.novelty.window())
         warmed, refused = _warm_from(file, store, meter, settings) if file else _follow(store, meter, log, settings)
         print_row({"space": log.space, "warmed": warmed, "entries": log.info().entries})
-    if refused:
-        sys.exit(1)
+    return refused > 0
 
 
 def _warm_from(file: str, store: Store, meter: NoveltyMeter, settings: Settings) -> tuple[int, int]:
@@ -199,7 +197,7 @@ def _embedded(
 @click.argument("name")
 @file_argument
 @service_options
-def pin(name: str, file: str, settings: Settings) -> None:
+def pin(name: str, file: str, settings: Settings) -> bool:
     """Pin a set of traces or texts, so that novelty.pinned can keep similar traces out.
 
     FILE (- for standard input) holds traces as for `submit`, or a text on each line, such as the tasks of a benchmark. A pinned
@@ -232,8 +230,7 @@ def pin(name: str, file: str, settings: Settings) -> None:
         store.pinned_sets(embedder.space).replace(name, pinned, check_room=lambda: store.ledger.submit(()))
         (described,) = (row for row in store.all_pinned_sets() if (row["space"], row["name"]) == (embedder.space, name))
         print_row(described)
-    if len(embedded) < len(texts):
-        sys.exit(1)
+    return len(embedded) < len(texts)
 
 
 def _traces_in(stream: io.BufferedReader, embedder: Embedder, limits: Limits) -> Iterator[tuple[int, str, str]]:

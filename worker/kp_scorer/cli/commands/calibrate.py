@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -58,7 +57,7 @@ def _share(text: str) -> float:
 @labels_option
 @click.option("--output", metavar="FILE", type=click.Path(), default="-", help="New file to write; by default stdout.")
 @gathering_options
-def calibrate(accept: float | None, precision: float | None, output: str, gathered: Gathered, settings: Settings) -> None:
+def calibrate(accept: float | None, precision: float | None, output: str, gathered: Gathered, settings: Settings) -> bool:
     """Suggest thresholds by domain from the traces or decisions in FILE, or from the decisions in the ledger.
 
     Writes settings as TOML, to copy into yours, or to use with --config or KP_CONFIG; variables such as KP_SCORING_THRESHOLD
@@ -87,12 +86,13 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
     scoring = with_thresholds(calibration, settings.scoring)
     if not any(cohort.suggestion for cohort in (*calibration.domains.values(), calibration.other_domains)):
         print_note(f"nothing to suggest: {_lack(calibration.other_domains, target)}")
-        sys.exit(1)
+        return True
     notes += (escaped(f"change this too: scoring.{clash}") for clash in scoring.reviews_above())
     for note in [*_notes(target, calibration, scoring), *notes]:
         print_note(note)
     with open_output(output, is_new=True) as write:
         write(as_toml(scoring, calibration, target, notes))
+    return False
 
 
 def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list[str]) -> dict[str, Sample]:

@@ -1,6 +1,5 @@
 """``kp-scorer dead-letter``: list, show, replay and drop submissions that could not be decided."""
 
-import sys
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import wraps
@@ -34,7 +33,7 @@ def dead_letter() -> None:
 def _selection(command: Command) -> Command:
     """Add the options that select dead letters, and pass the command the ``store`` and the selected ``dead_letters``.
 
-    Exits with 1 if an id has no dead letter.
+    The exit code is 1 if an id has no dead letter.
     """
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
@@ -46,17 +45,16 @@ def _selection(command: Command) -> Command:
     @wraps(command)
     def with_selection(
         letter_ids: tuple[str, ...], reason: str | None, trace_id: str | None, settings: Settings, **options: Any
-    ) -> None:
+    ) -> bool:
         exact = "" if trace_id is None else exact_trace_id(trace_id)
         with Store.open(settings) as store:
             dead_letters, missing = _selected(store.dead_letters, letter_ids, reason or "", exact)
             try:
-                command(store=store, dead_letters=dead_letters, settings=settings, **options)
+                failed = command(store=store, dead_letters=dead_letters, settings=settings, **options)
             finally:
                 for letter_id in missing:
                     print_note(f"{letter_id}: there is no such dead letter")
-        if missing:
-            sys.exit(1)
+        return bool(failed or missing)
 
     return with_selection
 
@@ -103,7 +101,7 @@ def show(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter replay --reason scoring_failed")
 @_selection
-def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> None:
+def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings) -> bool:
     """Submit dead letters again, as their producers would. Those that the queue accepts are dropped; the others stay.
 
     Spans go back to `serve`, which converts them by the settings that it has then.
@@ -123,8 +121,7 @@ def replay(store: Store, dead_letters: Iterable[DeadLetter], settings: Settings)
                 stayed += 1
                 print_note(f"{each.letter_id}: {error}")
                 _print_state(each, "dead")
-    if stayed:
-        sys.exit(1)
+    return stayed > 0
 
 
 @dead_letter.command(epilog="Example: kp-scorer dead-letter drop 5d41402a")

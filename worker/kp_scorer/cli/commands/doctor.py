@@ -1,7 +1,6 @@
 """``kp-scorer doctor``: find the faults of a deployment, and say how to mend them."""
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,7 +40,7 @@ Findings = Iterator[tuple[Literal["ok", "advice", "wrong"], str]]
 
 @click.command(epilog="Example: kp-scorer doctor")
 @service_options
-def doctor(settings: Settings) -> None:
+def doctor(settings: Settings) -> bool:
     """Check settings, Redis and its clock, the broker, queues, workers and the embedder, and print how to mend what is wrong.
 
     Prints a line for each finding: ok, advice, or wrong. Exits with 0 if nothing is wrong, else 1. It changes nothing.
@@ -68,8 +67,7 @@ def doctor(settings: Settings) -> None:
                 text = f"{name}: {'' if state == 'ok' else state + ': '}{detail}"
                 print_row({"check": name, "state": state, "detail": detail}, text)
                 is_wrong = is_wrong or state == "wrong"
-    if is_wrong:
-        sys.exit(1)
+    return is_wrong
 
 
 def _settings(broker: BrokerSettings, ledger: LedgerSettings) -> Findings:

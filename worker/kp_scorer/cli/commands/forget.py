@@ -1,6 +1,5 @@
 """``kp-scorer forget`` and ``export``: erase or print everything that is kept of a trace, an agent or a namespace."""
 
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -34,7 +33,7 @@ Letters = defaultdict[str, list[DeadLetter]]
 @click.argument("trace_id", metavar="ID|-", required=False)
 @subject_options
 @service_options
-def forget(trace_id: str | None, subject: Subject | None, settings: Settings) -> None:
+def forget(trace_id: str | None, subject: Subject | None, settings: Settings) -> bool:
     """Erase a trace: its vector, its record with the decision, its dead letters and its spans. Exits with 1 if it has none.
 
     ID must be exact; kp:trace: may be left out. With -, the ids are read from standard input, one on each line.
@@ -58,8 +57,7 @@ def forget(trace_id: str | None, subject: Subject | None, settings: Settings) ->
     _note_oversized(settings)
     if erased and settings.results.with_trace:
         print_note("what was published carries the trace: have its readers erase it")
-    if unknown:
-        sys.exit(1)
+    return unknown > 0
 
 
 def _forget_traces(store: Store, typed_ids: Iterator[str]) -> tuple[int, int]:
@@ -124,7 +122,7 @@ def _erased(store: Store, trace_ids: Iterator[str], letters: Letters) -> Iterato
 @click.command(epilog="Example: kp-scorer export --agent kp:agent:clerk > clerk.jsonl")
 @subject_options
 @service_options
-def export(subject: Subject | None, settings: Settings) -> None:
+def export(subject: Subject | None, settings: Settings) -> bool:
     """Print all that Redis has of an agent or a namespace, as JSON Lines, each with its place; a note counts them.
 
     The places are records (with the submission while it is pending, and with late outcomes), vectors, dead_letters, runs, and
@@ -140,8 +138,7 @@ def export(subject: Subject | None, settings: Settings) -> None:
             print_json(row)
         search.note_unsearched()
     print_note(f"found {in_words(dict(counts))}")
-    if not counts:
-        sys.exit(1)
+    return not counts
 
 
 def _exported(search: Search) -> Iterator[dict[str, Any]]:

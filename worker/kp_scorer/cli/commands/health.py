@@ -33,7 +33,7 @@ _MOST_BYTES: Final = 65_536
     type=click.Path(path_type=Path),
     help="TOML file with settings; by default the one that KP_CONFIG names.",
 )
-def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
+def health(asks_ready: bool, port: int | None, config: Path | None) -> bool:
     """Ask whether the worker on this machine, or each one that `up` runs for this user, makes progress; exit with 0 or 1.
 
     A worker that waits for Redis or the broker counts as making progress, because a restart would not help. It is ready if its
@@ -55,7 +55,7 @@ def health(asks_ready: bool, port: int | None, config: Path | None) -> None:
         print_row({asked: not reasons, "pid": pid, "reasons": reasons}, f"worker {pid}: {asked}" if not reasons else "")
         for reason in reasons:
             print_note(f"not {asked}: {reason}")
-    sys.exit(1 if any(reasons for _, reasons in answers) else 0)
+    return any(reasons for _, reasons in answers)
 
 
 def _metrics_settings(config: Path | None) -> dict[str, str]:

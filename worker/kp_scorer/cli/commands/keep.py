@@ -1,6 +1,5 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -94,7 +93,7 @@ def keep(
     settings: Settings,
     conversion: Conversion,
     **options: Any,
-) -> None:
+) -> bool:
     """Write the traces in FILE that are worth keeping, each once, as JSON Lines.
 
     With --best, these form a set: for each domain, the successful traces that together are most like all of its traces, failed
@@ -138,5 +137,4 @@ def keep(
                 for row in rows:
                     # Fields outside the schema are written as they were read, so they may hold NaN.
                     write(json_line(row, allow_nan=True))
-    if source.refused or source.undecided:
-        sys.exit(1)
+    return source.refused + source.undecided > 0

@@ -1,6 +1,5 @@
 """``kp-scorer score``: score files offline, in process."""
 
-import sys
 from collections import Counter
 
 import click
@@ -20,7 +19,7 @@ from kp_scorer.trace import ReasoningTrace
 @files_argument
 @settings_options
 @converting_options
-def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> None:
+def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) -> bool:
     """Score the traces in FILE (a folder, or - for standard input) offline, in order, beginning with an empty cache.
 
     FILE is JSON Lines or JSON documents, compressed or not. Logs of other tools are converted. Prints the decisions in the
@@ -45,5 +44,4 @@ def score(files: tuple[str, ...], settings: Settings, conversion: Conversion) ->
     print_note(scored if done else f"no traces in {', '.join(files)}")
     if outcomes["rejected"] > outcomes["accepted"] and settings.routing.gate == "score":
         print_note(OWN_SHARE)
-    if outcomes.total() < done:
-        sys.exit(1)
+    return outcomes.total() < done

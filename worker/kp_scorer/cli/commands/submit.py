@@ -1,6 +1,5 @@
 """``kp-scorer submit``, ``outcome``, ``status``, ``decisions`` and ``label``: submit traces, read decisions, label them."""
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -46,7 +45,7 @@ _BATCH_SIZE: Final = 100
 @converting_options
 def submit(
     files: tuple[str, ...], wait: bool, timeout_s: float, namespace: str, settings: Settings, conversion: Conversion
-) -> None:
+) -> bool:
     """Submit the traces in FILE (a folder, or - for standard input): JSON Lines or JSON documents, compressed or not.
 
     Prints a JSON line for each trace, or on a terminal a row: trace_id, state (pending, decided, dead, conflict, invalid) and,
@@ -84,8 +83,7 @@ def submit(
         if decided:
             print_note(f"{decided} of them were decided before: those decisions stand")
         undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s) if wait else 0
-    if len(trace_ids) < total or undecided:
-        sys.exit(1)
+    return len(trace_ids) < total or undecided > 0
 
 
 def _submit_lines(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, bool]]:
@@ -166,7 +164,7 @@ def outcome(
 @click.command(epilog="Example: kp-scorer status 4f1c20a9")
 @click.argument("trace_ids", metavar="ID...", nargs=-1, required=True)
 @service_options
-def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
+def status(trace_ids: tuple[str, ...], settings: Settings) -> bool:
     """Print the state of each trace: pending; decided, with decision and label; dead, with the reason; or unknown.
 
     kp:trace: may be left out, and the beginning of an ID is enough if it is unique. Exits with 0 only if all are decided.
@@ -177,8 +175,7 @@ def status(trace_ids: tuple[str, ...], settings: Settings) -> None:
     table = DecisionTable()
     for trace_id, record in zip(resolved_ids, records, strict=True):
         _print_status(table, trace_id, record)
-    if not all(record and record.state == "decided" for record in records):
-        sys.exit(1)
+    return not all(record and record.state == "decided" for record in records)
 
 
 @click.command(epilog="Example: kp-scorer decisions --outcome accepted --follow")
@@ -211,7 +208,7 @@ def decisions(outcome: DecisionKind | None, limit: int | None, follow: bool, gro
 @click.argument("judgement", metavar="good|bad]", type=click.Choice(("good", "bad")), required=False)
 @click.option("--file", "labels", metavar="FILE|-", callback=read_labels, help="File of labels, one JSON object on each line.")
 @service_options
-def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] | None, settings: Settings) -> None:
+def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] | None, settings: Settings) -> bool:
     """Label decided traces as good or bad: the trace ID, or those in FILE.
 
     FILE is JSON Lines such as {"trace_id": "kp:trace:…", "good": true}. A label is kept as long as its decision, and a new
@@ -227,7 +224,7 @@ def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] |
             for stored in store.ledger.all_decided(store.ledger.labelled()):
                 if stored.good is not None:
                     print_row({"trace_id": stored.decision.trace_id, "good": stored.good})
-            sys.exit(1 if note_damaged(store.ledger.damaged) else 0)
+            return note_damaged(store.ledger.damaged) > 0
         labels = labels or {}
         if trace_id is not None:
             labels[resolve_trace_id(trace_id, store.ledger)] = judgement == "good"
@@ -235,5 +232,4 @@ def label(trace_id: str | None, judgement: str | None, labels: dict[str, bool] |
     for each, state in undecided.items():
         print_row({"trace_id": each, "state": state}, f"{each} {state}")
     print_note(f"labelled {len(labels) - len(undecided)} of {len(labels)}")
-    if undecided:
-        sys.exit(1)
+    return bool(undecided)

@@ -126,7 +126,7 @@ def _start_worker(settings: Settings, count: int, port: int) -> Process:
 @click.command(epilog="Example: kp-scorer down --remove")
 @click.option("--remove", is_flag=True, help="Remove the data of `up` and what is cached, after asking for confirmation.")
 @yes_option
-def down(remove: bool, yes: bool) -> None:
+def down(remove: bool, yes: bool) -> bool:
     """Stop the Redis and the workers that `up` runs for this user, and list their data on this machine; --remove deletes them.
 
     Workers first finish the traces in flight. The package and its environment stay.
@@ -142,7 +142,7 @@ def down(remove: bool, yes: bool) -> None:
     elif not remove:
         print_note("`kp-scorer down --remove` removes them")
     elif not (yes or click.confirm("Remove all of that for good?", err=True)):
-        sys.exit(1)
+        return True
     else:
         remove_data(state_dir() / "data")
         for path in existing:
@@ -153,6 +153,7 @@ def down(remove: bool, yes: bool) -> None:
             except OSError as error:
                 raise SettingsError(f"{path}: {error.strerror}") from None
             print_note(f"removed {path}")
+    return False
 
 
 def _stop() -> bool:
@@ -172,7 +173,7 @@ def _stop() -> bool:
 
 @click.command(epilog="Example: kp-scorer demo")
 @settings_options
-def demo(settings: Settings) -> None:
+def demo(settings: Settings) -> bool:
     """Start an embedded Redis and a worker, submit the package's sample traces, print the decisions, and stop everything.
 
     To try it on traces of your own, run `score FILE`.
@@ -205,8 +206,7 @@ def demo(settings: Settings) -> None:
     behind.note()
     print_text("a score looks at one trace; the few that cover what is asked: kp-scorer keep FILE --best 10%\n")
     print_text("next, with traces of your own: kp-scorer score FILE\n")
-    if not all(status.decision for status in completed):
-        sys.exit(1)
+    return not all(status.decision for status in completed)
 
 
 def _watch(client: Client, trace_ids: Sequence[str], worker: Process) -> list[Status]:

@@ -1,6 +1,5 @@
 """``kp-scorer worker`` and ``serve``: run a worker, or the server, in the foreground."""
 
-import sys
 import warnings
 
 import click
@@ -15,7 +14,7 @@ from kp_scorer.settings import Settings
 
 @click.command(epilog="Example: KP_BROKER_URL=redis://queue:6379/0 kp-scorer worker")
 @service_options
-def worker(settings: Settings) -> None:
+def worker(settings: Settings) -> int:
     """Run one worker in the foreground, against the configured broker and Redis, until SIGTERM or Ctrl-C.
 
     It finishes what it has in flight before it ends.
@@ -26,7 +25,7 @@ def worker(settings: Settings) -> None:
     # Celery's command would first look for another app, which a variable APP may name.
     process = app.Worker(quiet=True)
     process.start()
-    sys.exit(process.exitcode)
+    return int(process.exitcode or 0)
 
 
 @click.command(epilog="Example: kp-scorer serve --set serve.confidence=0.8 --set serve.success=true")
