@@ -9,7 +9,7 @@ import click
 from pydantic import TypeAdapter, ValidationError
 
 from kp_scorer.adapters import FORMATS, ConvertedRun, Converter, Run, SuppliedFields, format_of
-from kp_scorer.cli.options import Command
+from kp_scorer.cli.options import Command, choice_option
 from kp_scorer.cli.output import print_note
 from kp_scorer.decoding import check_trace
 from kp_scorer.errors import FieldsMissing, InvalidTrace, NotConverted, OutputFailed, Problem, UnknownFormat
@@ -166,12 +166,7 @@ class Conversion:
 
 
 _OPTIONS: Final = (
-    click.option(
-        "--from",
-        "format_name",
-        type=click.Choice(list(FORMATS)),
-        help="Format of FILE; by default it is detected for each record.",
-    ),
+    choice_option("--from", "format_name", choices=FORMATS, help="Format of FILE; by default it is detected for each record."),
     click.option(
         "--confidence",
         metavar="FRACTION",
@@ -180,20 +175,8 @@ _OPTIONS: Final = (
     click.option(
         "--domain", "task_domain", metavar="NAME", help="Domain of the tasks; by default the domain default, with a note."
     ),
-    click.option(
-        "--visibility",
-        type=click.Choice(get_args(Visibility)),
-        default="private",
-        show_default=True,
-        help="Who may see the traces.",
-    ),
-    click.option(
-        "--privacy-level",
-        type=click.Choice(get_args(PrivacyLevel)),
-        default="private",
-        show_default=True,
-        help="How the traces may be shared.",
-    ),
+    choice_option("--visibility", choices=get_args(Visibility), default="private", help="Who may see the traces."),
+    choice_option("--privacy-level", choices=get_args(PrivacyLevel), default="private", help="How the traces may be shared."),
     click.option("--success/--failed", default=None, help="Success of the runs whose source does not state it."),
     click.option(
         "--created-at",

@@ -3,7 +3,7 @@
 import codecs
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from pathlib import Path
@@ -27,6 +27,11 @@ _MOST_BYTES: Final = 2**26  # The largest file of labels, which are all held in 
 
 file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
+
+
+def choice_option(*names: str, choices: Iterable[str], **attributes: Any) -> Callable[[Command], Command]:
+    """Return an option that takes one of these choices, and shows its default in the help."""
+    return click.option(*names, type=click.Choice(list(choices)), show_default=True, **attributes)
 
 
 def since(text: str) -> datetime:

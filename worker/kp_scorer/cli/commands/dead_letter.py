@@ -9,7 +9,7 @@ import click
 
 from kp_scorer.broker.wire import parse_submission
 from kp_scorer.cli.ids import exact_trace_id, resolve_among
-from kp_scorer.cli.options import Command, service_options, yes_option
+from kp_scorer.cli.options import Command, choice_option, service_options, yes_option
 from kp_scorer.cli.output import print_json, print_note, print_row
 from kp_scorer.client import Client
 from kp_scorer.decoding import parse_strict_json
@@ -37,7 +37,7 @@ def _selection(command: Command) -> Command:
     """
 
     @click.argument("letter_ids", metavar="[ID]...", nargs=-1)
-    @click.option("--reason", type=click.Choice(REASONS), help="Only dead letters with this reason.")
+    @choice_option("--reason", choices=REASONS, help="Only dead letters with this reason.")
     @click.option(
         "--trace-id", metavar="ID", help="Only dead letters of the trace with this exact id; kp:trace: may be left out."
     )

@@ -8,7 +8,7 @@ from typing import get_args
 
 import click
 
-from kp_scorer.cli.options import follow_option, group_option, outcome_option, service_options
+from kp_scorer.cli.options import choice_option, follow_option, group_option, outcome_option, service_options
 from kp_scorer.cli.output import print_note
 from kp_scorer.client import read_decisions
 from kp_scorer.client.forwarding import Forwarder, Receiver
@@ -21,7 +21,7 @@ from kp_scorer.store.runs import ClaimedRun
 
 
 @click.command(epilog="Example: WEBHOOK_SECRET=… kp-scorer forward --to webhook --url https://hooks.example.org/kp --follow")
-@click.option("--to", "receiver", type=click.Choice(get_args(Receiver)), required=True, help="Kind of receiver.")
+@choice_option("--to", "receiver", choices=get_args(Receiver), required=True, help="Kind of receiver.")
 @click.option(
     "--url",
     metavar="URL",

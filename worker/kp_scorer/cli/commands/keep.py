@@ -12,7 +12,7 @@ from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank
 from kp_scorer.cli.kept_folder import KeptFolder
 from kp_scorer.cli.kept_rows import Best, Input, Request, rows_chosen, rows_decided
-from kp_scorer.cli.options import ledger_options, since_option
+from kp_scorer.cli.options import choice_option, ledger_options, since_option
 from kp_scorer.cli.output import json_line, open_output
 from kp_scorer.cli.training import Against, SecretsAction, Shape, TrainingFile
 from kp_scorer.settings import Settings
@@ -37,11 +37,10 @@ def _best(text: str) -> Best:
     metavar="SHARE|NUMBER",
     help="Keep 10% of all traces, or 500: the successes that cover all traces best.",
 )
-@click.option(
+@choice_option(
     "--rank",
-    type=click.Choice(get_args(Rank)),
+    choices=get_args(Rank),
     default="coverage",
-    show_default=True,
     help="With --best, choose for the best coverage, or the successes with the highest scores.",
 )
 @click.option("--most-by-task", type=click.IntRange(min=1), help="With --best, keep at most this many traces of each task.")
@@ -58,17 +57,16 @@ def _best(text: str) -> Best:
 )
 @click.option("--stored", is_flag=True, help="Read the decisions in the ledger instead of scoring FILE.")
 @since_option
-@click.option(
+@choice_option(
     "--as",
     "shape",
-    type=click.Choice(get_args(Shape)),
+    choices=get_args(Shape),
     default="traces",
-    show_default=True,
     help="Write traces, the records as they were read, chats for trainers, or pairs of a kept success and a failure.",
 )
-@click.option(
+@choice_option(
     "--secrets",
-    type=click.Choice(get_args(SecretsAction)),
+    choices=get_args(SecretsAction),
     help="With --as messages or pairs, drop runs with secrets or personal data, replace these (the default), or keep them.",
 )
 @click.option(

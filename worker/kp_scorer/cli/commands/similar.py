@@ -5,7 +5,7 @@ from typing import Annotated
 import click
 from pydantic import Field
 
-from kp_scorer.cli.options import ledger_options, settings_options
+from kp_scorer.cli.options import choice_option, ledger_options, settings_options
 from kp_scorer.cli.output import print_note, print_row, print_text
 from kp_scorer.errors import SettingsError
 from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
@@ -20,13 +20,8 @@ _tokens_option = click.option(
 @click.argument("task")
 @click.argument("file", metavar="[FILE|FOLDER]", required=False, type=click.Path(exists=True))
 @click.option("-k", "most", type=click.IntRange(1, MOST_RUNS), default=5, show_default=True, help="Number of runs.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["json", "prompt"]),
-    default="json",
-    show_default=True,
-    help="Print each run, or a prompt that holds them.",
+@choice_option(
+    "--format", "form", choices=("json", "prompt"), default="json", help="Print each run, or a prompt that holds them."
 )
 @_tokens_option
 @ledger_options
