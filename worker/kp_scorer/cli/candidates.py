@@ -21,7 +21,7 @@ import numpy as np
 
 from kp_scorer.checks.asking import Checks
 from kp_scorer.cli.converting import Line
-from kp_scorer.cli.display import progress
+from kp_scorer.cli.display import counted
 from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.output import note_damaged, print_note
@@ -173,7 +173,8 @@ def gather(
     """
     embedder = WordsEmbedder()
     checks = Checks(settings.checks) if settings.checks.names and not scores else None
-    for line, result in score_lines(batches, settings) if scores else _unscored(batches):
+    unscored = ((line, None) for batch in counted(batches, "read") for line in batch)
+    for line, result in score_lines(batches, settings) if scores else unscored:
         trace, decision = line.trace, result if isinstance(result, Decision) else None
         if isinstance(trace, InvalidTrace):
             continue
@@ -184,15 +185,6 @@ def gather(
         run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
         may_be_written = eligible or (failures and not success)
         candidates.add(run, _vector(embedder, trace), document(line, decision) if may_be_written else None)
-
-
-def _unscored(batches: Iterator[Sequence[Line]]) -> Iterator[tuple[Line, None]]:
-    done = 0
-    with progress("read") as advance:
-        for batch in batches:
-            yield from ((line, None) for line in batch)
-            done += len(batch)
-            advance(done, None)
 
 
 def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:

@@ -1,6 +1,6 @@
 """Converts logs of other tools on their way into a command: the options for it, and the notes on converted runs."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, get_args
@@ -165,7 +165,7 @@ class Conversion:
         return Line(number, trace, file=self._files[file])
 
 
-_OPTIONS: Final = (
+_OPTIONS: Final[Sequence[Callable[[Command], Command]]] = (
     choice_option("--from", "format_name", choices=FORMATS, help="Format of FILE; by default it is detected for each record."),
     click.option(
         "--confidence",
@@ -214,6 +214,7 @@ def converting_options(command: Command) -> Command:
             if is_read:
                 conversion.print_summary()
 
+    decorated: Command = with_conversion
     for option in reversed(_OPTIONS):
-        with_conversion = option(with_conversion)
-    return with_conversion
+        decorated = option(decorated)
+    return decorated

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -21,6 +21,8 @@ from kp_scorer.cli.output import NO_EMBEDDER, print_json, print_note, print_row,
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.phrases import CLOSE, plural, short_id, shortened, why
 from kp_scorer.settings import Settings
+
+Batch = TypeVar("Batch", bound=Sequence[object])
 
 _NOTE_EVERY_S: Final = 2.0
 _COLUMNS_WITHOUT_TERMINAL: Final = 160
@@ -62,6 +64,16 @@ def progress(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
     with bar:
         yield advance
+
+
+def counted(batches: Iterable[Batch], label: str, total: int | None = None) -> Iterator[Batch]:
+    """Yield batches, and show the number of items in those that are done as progress."""
+    done = 0
+    with progress(label) as advance:
+        for batch in batches:
+            yield batch
+            done += len(batch)
+            advance(done, total)
 
 
 def note_if_unmeasured(decision: Decision | None) -> None:

@@ -13,7 +13,7 @@ import click
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import Line
-from kp_scorer.cli.display import note_if_unmeasured, progress
+from kp_scorer.cli.display import counted, note_if_unmeasured, progress
 from kp_scorer.cli.input import read_traces
 from kp_scorer.cli.options import Command, ledger_options, since_option
 from kp_scorer.cli.output import note_damaged, print_note, refusal
@@ -188,20 +188,16 @@ def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
 def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result]]:
     """Score the traces of an input in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
-    done = 0
-    with progress("scored") as advance:
-        for batch in batches:
-            decider = decider or offline_decider(settings)
-            results = decide_offline(decider, [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)])
-            for line in batch:
-                result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
-                # Each trace has a result, because a ledger in memory has no other worker that could hold it.
-                assert isinstance(result, Result)
-                if isinstance(result, Decision):
-                    note_if_unmeasured(result)
-                yield line, result
-            done += len(batch)
-            advance(done, None)
+    for batch in counted(batches, "scored"):
+        decider = decider or offline_decider(settings)
+        results = decide_offline(decider, [line.trace for line in batch if not isinstance(line.trace, InvalidTrace)])
+        for line in batch:
+            result = line.trace if isinstance(line.trace, InvalidTrace) else next(results)
+            # Each trace has a result, because a ledger in memory has no other worker that could hold it.
+            assert isinstance(result, Result)
+            if isinstance(result, Decision):
+                note_if_unmeasured(result)
+            yield line, result
 
 
 def look_up_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:

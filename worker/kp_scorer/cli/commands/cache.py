@@ -5,12 +5,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from typing import Final
 
 import click
 import numpy as np
 
-from kp_scorer.cli.display import progress
+from kp_scorer.cli.display import counted, progress
 from kp_scorer.cli.input import read_files, read_traces
 from kp_scorer.cli.options import file_argument, service_options, yes_option
 from kp_scorer.cli.output import print_note, print_row, refusal
@@ -106,21 +107,19 @@ def warm(file: str | None, yes: bool, settings: Settings) -> bool:
 def _warm_from(file: str, store: Store, meter: NoveltyMeter, settings: Settings) -> tuple[int, int]:
     """Append the newest traces in a file; return how many were added and refused."""
     newest: deque[tuple[int, ReasoningTrace]] = deque(maxlen=settings.novelty.max_elements)
-    refused = warmed = 0
+    refused = 0
     for line in read_files([file], settings.limits):
         if isinstance(line.trace, InvalidTrace):
             refused += 1
             print_row(refusal(line.number, line.trace), "")
         else:
             newest.append((line.number, line.trace))
-    numbered, at_once = list(newest), settings.worker.batch_size
-    with progress("warmed") as advance:
-        for start in range(0, len(numbered), at_once):
-            warmed += warm_up(store, meter, numbered[start : start + at_once])
-            advance(min(start + at_once, len(numbered)), len(numbered))
-    if not numbered:
+    total, left = len(newest), iter(newest)
+    batches = iter(lambda: list(islice(left, settings.worker.batch_size)), [])
+    warmed = sum(warm_up(store, meter, batch) for batch in counted(batches, "warmed", total))
+    if not total:
         print_note(f"no traces in {file}")
-    return warmed, refused + len(numbered) - warmed
+    return warmed, refused + total - warmed
 
 
 def _follow(store: Store, meter: NoveltyMeter, log: RedisLog, settings: Settings) -> tuple[int, int]:
@@ -215,17 +214,15 @@ def pin(name: str, file: str, settings: Settings) -> bool:
         texts = list((_traces_in if is_json else _texts_in)(stream, embedder, settings.limits))
         if not 0 < len(texts) <= MOST_ENTRIES:
             raise click.BadParameter(f"expected 1 to {MOST_ENTRIES} traces or texts, got {len(texts)}", param_hint="FILE")
-        checked, vectors = CheckedEmbedder(embedder), list[Vector | None]()
-        with progress("embedded") as advance:
-            for start in range(0, len(texts), settings.worker.batch_size):
-                batch = texts[start : start + settings.worker.batch_size]
-                vectors += _embedded(checked, [(number, text) for number, _, text in batch], plain=not is_json)
-                advance(start + len(batch), len(texts))
-        embedded = [vector for vector in vectors if vector is not None]
+        checked, numbered = CheckedEmbedder(embedder), iter([(number, text) for number, _, text in texts])
+        batches = iter(lambda: list(islice(numbered, settings.worker.batch_size)), [])
+        found = (_embedded(checked, batch, plain=not is_json) for batch in counted(batches, "embedded", len(texts)))
+        entries = zip((entry_id for _, entry_id, _ in texts), chain.from_iterable(found), strict=True)
+        embedded = [(entry_id, vector) for entry_id, vector in entries if vector is not None]
         if not embedded:
             raise click.BadParameter("no text in it has a vector; nothing is pinned", param_hint="FILE")
-        ids = [entry_id for (_, entry_id, _), vector in zip(texts, vectors, strict=True) if vector is not None]
-        pinned = PinnedSet("traces" if is_json else "texts", ids, np.stack(embedded))
+        ids, vectors = zip(*embedded, strict=True)
+        pinned = PinnedSet("traces" if is_json else "texts", ids, np.stack(vectors))
         # As for warming, Redis must have room for submissions.
         store.pinned_sets(embedder.space).replace(name, pinned, check_room=lambda: store.ledger.submit(()))
         (described,) = (row for row in store.all_pinned_sets() if (row["space"], row["name"]) == (embedder.space, name))
