@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import Result
-from kp_scorer.cli.candidates import ids_in
+from kp_scorer.cli.candidates import rows_in
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.decision import Decision
 from kp_scorer.offline import score_traces
@@ -148,4 +148,4 @@ def test_line_of_kept_traces_without_an_id_is_refused(tmp_path: Path, line: str)
     file = tmp_path / "kept.jsonl"
     file.write_text(line)
     with pytest.raises(click.BadParameter, match=r"kept\.jsonl, line 1: expected an id"):
-        list(ids_in([file]))
+        list(rows_in([file]))

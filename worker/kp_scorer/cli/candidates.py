@@ -193,7 +193,7 @@ def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
 
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:
     """Add the decided traces whose vectors are in the newest novelty log, and the runs named in the ``earlier`` files."""
-    kept_rows = {_id_in(row): row for row in rows_in(earlier)}
+    kept_rows = dict(rows_in(earlier))
     first_ms = since.timestamp() * 1_000 if since else 0.0
     with Store.open(with_endpoints(settings)) as store:
         logs = sorted(store.novelty_logs(), key=lambda log: log.newest(1)[0].place)
@@ -222,23 +222,14 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
         print_note(f"{undecided} entries of the novelty log have no decision at their place, and are left out")
 
 
-def ids_in(files: Iterable[Path]) -> Iterator[str]:
-    """Yield the ids in files that `keep` wrote."""
-    return map(_id_in, rows_in(files))
-
-
-def rows_in(files: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of files that `keep` wrote, which are traces or lines about them."""
+def rows_in(files: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of files that `keep` wrote, which are traces or lines about them, with their trace ids."""
     for file in files:
         with open_input(str(file)) as opened:
             for number, line in lines_in(unpacked(opened), _LONGEST_ROW):
                 try:
                     row = json.loads(line)
-                    _id_in(row)
+                    trace_id = str(row.get("trace_id") or row["id"])
                 except (ValueError, AttributeError, KeyError, RecursionError):
                     raise click.BadParameter(f"{file.name}, line {number}: expected an id", param_hint="FILE") from None
-                yield row
-
-
-def _id_in(row: Mapping[str, Any]) -> str:
-    return str(row.get("trace_id") or row["id"])
+                yield trace_id, row

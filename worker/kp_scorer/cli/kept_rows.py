@@ -1,9 +1,12 @@
-"""Chooses the runs that ``kp-scorer keep`` writes, and makes their rows."""
+"""Chooses the runs that ``kp-scorer keep`` writes, makes their rows, and manages the folder of ``--into``."""
 
+import fcntl
 import math
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -11,21 +14,59 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Line
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.keeping import Rank, choices, print_summary
-from kp_scorer.cli.kept_folder import KeptFolder
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
 from kp_scorer.cli.training import Row, Shape, files_beside, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
 
+_KEPT_FILE: Final = re.compile(r"kept-([0-9]{1,18})\.jsonl(?:\.gz|\.zst)?")
 _DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
 
 Best = float | int
+
+
+class KeptFolder:
+    """A folder with a file of traces for each run of the command."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def earlier(self) -> list[Path]:
+        """Return the files of earlier runs of the command, in order; they may have been compressed since."""
+        return sorted(filter(_number_in, self.path.glob("kept-*.jsonl*")), key=_number_in)
+
+    def next_file(self) -> str:
+        """Return the name of the file to write next."""
+        last = max(map(_number_in, self.earlier()), default=0)
+        return str(self.path / f"kept-{last + 1:04}.jsonl")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the folder if it is missing, and let no other command add to it; raise BadParameter if one does already."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            problem = "another command adds to it" if isinstance(error, BlockingIOError) else error.strerror
+            raise click.BadParameter(escaped(f"{self.path}: {problem}"), param_hint="--into") from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _number_in(file: Path) -> int:
+    """Return the number in the name of a file, from 1; 0 if the command has not given that name."""
+    match = _KEPT_FILE.fullmatch(file.name)
+    return int(match[1]) if match else 0
 
 
 class Request(NamedTuple):

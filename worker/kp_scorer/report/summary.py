@@ -84,7 +84,12 @@ class Analysis(NamedTuple):
     tasks: Sequence[tuple[int, int, str]] = ()  # Each task's numbers of runs and successes, and the id of its first trace.
 
 
-def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[str, bool] = MappingProxyType({})) -> Analysis:
+def analyse(
+    decisions: Sequence[Decision],
+    dead_letters: int,
+    labels: Mapping[str, bool] = MappingProxyType({}),
+    tasks: Sequence[tuple[int, int, str]] = (),
+) -> Analysis:
     """Compute the figures of at least one decision, given in the order of their traces."""
     return Analysis(
         total=_summary(decisions),
@@ -95,6 +100,7 @@ def analyse(decisions: Sequence[Decision], dead_letters: int, labels: Mapping[st
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
         labels=labels,
+        tasks=tasks,
     )
 
 

@@ -10,8 +10,7 @@ from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Conversion, converting_options
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank
-from kp_scorer.cli.kept_folder import KeptFolder
-from kp_scorer.cli.kept_rows import Best, Input, Request, rows_chosen, rows_decided
+from kp_scorer.cli.kept_rows import Best, Input, KeptFolder, Request, rows_chosen, rows_decided
 from kp_scorer.cli.options import choice_option, ledger_options, since_option
 from kp_scorer.cli.output import json_line, open_output
 from kp_scorer.cli.training import Against, SecretsAction, Shape, TrainingFile

@@ -3,24 +3,25 @@
 import os
 import stat
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+import numpy as np
 
 from kp_scorer.characters import escaped_lines
-from kp_scorer.cli.candidates import ids_in
-from kp_scorer.cli.gathering import Gathered, gather_file, gathering_options, traces_named
+from kp_scorer.cli.candidates import rows_in
+from kp_scorer.cli.gathering import Gathered, GatheredTrace, gather_file, gathering_options, traces_named
 from kp_scorer.cli.ids import resolve_among, resolve_trace_id
-from kp_scorer.cli.mapping import Point, map_of, point_of
 from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import open_output, print_note, print_text
+from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
+from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.novelty.verification import with_nearest
 from kp_scorer.report.explanation import decided_words, flowing
@@ -32,9 +33,12 @@ from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.records import Record
+from kp_scorer.trace import ReasoningTrace
 
 _SAMPLE: Final = 20_000  # This many decisions take 100 MB.
 _FEW: Final = 5  # A file with more decisions needs --id.
+_MOST_POINTS: Final = 500  # The most points of kept runs, and of dropped ones. A page with all of them takes some 2 MB.
+_MOST_STEPS: Final = 12
 _FILES: Final = (".json", ".jsonl", ".ndjson", ".gz", ".zst")
 _REMEDIES: Final[dict[str, str]] = {
     "malformed": "Unchanged, it would fail again: have its producer send a trace.",
@@ -45,6 +49,11 @@ _REMEDIES: Final[dict[str, str]] = {
     "lost": "It was sent again and again, and never decided. Once the queue works, replay it.",
     "damaged": "Its record in Redis was changed: replay it. Or a later version has decided it: look at it with that version.",
 }
+
+Point = tuple[Vectors, dict[str, Any]]
+"""A trace on the map of kept and dropped ones: its vector, and the texts that a click shows."""
+
+_embedder = cache(WordsEmbedder)
 
 
 @click.command(epilog="Example: kp-scorer report decisions.jsonl --output report.html")
@@ -77,35 +86,66 @@ def report(
         check_installed()
     kept_ids = None
     if kept_path:
-        kept_ids = set(ids_in(sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]))
-    points = list[Point]()
-    rows = []
-    # The runs of each task, by the hash of the task; a task is named by the id of its first trace.
-    runs, solved, names = Counter[int](), Counter[int](), dict[int, str]()
+        kept_files = sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]
+        kept_ids = {trace_id for trace_id, _ in rows_in(kept_files)}
+    rows, points = list[GatheredTrace](), list[Point]()
+    # The numbers of runs and successes by the hash of the task, and the id of its first trace.
+    tasks: dict[int, tuple[int, int, str]] = {}
     for each in gathered.traces:
         if each.trace:
             task = hash(each.task)
-            runs[task] += 1
-            solved[task] += each.trace.metadata.success
-            names.setdefault(task, each.trace.id)
-        if kept_ids is not None and each.trace:
-            points.append(point_of(each.trace, is_kept=each.trace.id in kept_ids))
+            runs, solved, first_id = tasks.get(task, (0, 0, each.trace.id))
+            tasks[task] = runs + 1, solved + each.trace.metadata.success, first_id
+            if kept_ids is not None:
+                points.append(_point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # Drop the traces, which take more memory than their decisions.
         rows.append(each._replace(trace=None))
     if kept_path and not points:
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
-    analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters, labels)
-    analysis = analysis._replace(tasks=[(number, solved[task], names[task]) for task, number in runs.items()])
+    decisions = [each.revision or each.decision for each in rows]
+    analysis = analyse(decisions, gathered.dead_letters, labels, list(tasks.values()))
     named_decisions = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, named_decisions, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
     if as_text:
         print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
     else:
-        html = page(analysis, gathered.source, gathered.refused, objectives, map_of(points))
+        html = page(analysis, gathered.source, gathered.refused, objectives, _map_of(points))
         with open_output(output or ("-" if stat.S_ISREG(os.fstat(1).st_mode) else "report.html")) as write:
             write(html)
+
+
+def _point_of(trace: ReasoningTrace, *, is_kept: bool) -> Point:
+    steps = [f"{step.type} {step.tool.name if step.tool else ''} {step.content or ''}" for step in trace.steps[:_MOST_STEPS]]
+    more = [f"and {len(trace.steps) - _MOST_STEPS} more"] if len(trace.steps) > _MOST_STEPS else []
+    fields = {
+        "kept": is_kept,
+        "outcome": "succeeded" if trace.metadata.success else "failed",
+        "id": trace.id,
+        "domain": trace.metadata.task_domain,
+        "objective": shortened(trace.task.objective),
+        "steps": [*map(shortened, steps), *more],
+        "result": shortened(trace.outcome.result_summary),
+    }
+    embedder = _embedder()
+    return embedder.embed([embedder.recipe.text(trace)])[0], fields
+
+
+def _map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return points with places along the two directions in which their vectors differ most; of many, only some, evenly chosen.
+
+    The kept ones come last, to be drawn above the others.
+    """
+    if not points:
+        return []
+    vectors = np.array([vector for vector, _ in points])
+    centred = vectors - vectors.mean(axis=0)
+    _, directions = np.linalg.eigh(centred.T @ centred)
+    places = zip(points, (centred @ directions[:, :-3:-1]).tolist(), strict=True)
+    placed = [fields | {"x": round(x, 4), "y": round(y, 4)} for (_, fields), (x, y) in places]
+    groups = [[each for each in placed if each["kept"] == is_kept] for is_kept in (False, True)]
+    return [each for group in groups for each in group[:: -(-len(group) // _MOST_POINTS) or 1]]
 
 
 @click.command(epilog="Example: kp-scorer explain 4f1c20a9 --traces traces.jsonl")
