@@ -96,7 +96,7 @@ def test_examples_are_spread_over_the_scores_and_origins_are_counted() -> None:
     analysis = analyse(sample, 0)
     assert [each.score for each in analysis.examples["accepted"]] == [0.99, 0.93, 0.87, 0.81, 0.75]
     assert [each.score for each in analysis.examples["rejected"]][::4] == [0.74, 0.0]
-    rows = [line.split() for line in text(analysis, "here", 0, {}).splitlines()]
+    rows = [line.split() for line in text(analysis, "here", 0).splitlines()]
     assert ["2026-01-01", "81", "6", "7.4%", "0.40"] in rows
     assert ["agent", "False", "51", "0", "0%", "0.25"] in rows
 
@@ -149,7 +149,7 @@ def test_a_report_shows_weeks_of_enough_traces_by_domain() -> None:
         *decided(FEWEST, 9, domain="law"),
         *decided(FEWEST - 1, 0, domain="law"),
     ]
-    lines = text(analyse(sample, 0), "here", 0, {}).splitlines()
+    lines = text(analyse(sample, 0), "here", 0).splitlines()
     assert max(map(len, lines)) <= COLUMNS
     rows = [line.split() for line in lines[lines.index("Score of code changed most in a week: 12.75") :]]
     assert ["code", "300", "300", "0%", "100%"] in rows

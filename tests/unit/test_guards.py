@@ -124,4 +124,4 @@ def test_a_report_counts_traces_that_guards_reject_and_never_as_nearly_accepted(
     _, missed = analysis.closest
     assert missed == []
     assert analysis.total.accepted_at[0] == len(decisions) - guarded
-    assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0, {}).splitlines()]
+    assert ["guard", "copies", str(guarded)] in [line.split()[:3] for line in text(analysis, "here", 0).splitlines()]

@@ -60,12 +60,12 @@ class Elements(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page_html() -> str:
-    return page(analyse(hostile_decisions(), DEAD_LETTERS), HOSTILE, 3, {f"kp:trace:{HOSTILE}": HOSTILE})
+    return page(analyse(hostile_decisions(), DEAD_LETTERS)._replace(objectives={f"kp:trace:{HOSTILE}": HOSTILE}), HOSTILE, 3)
 
 
 @given(decisions())
 def test_text_fits_a_terminal_and_shows_nothing_that_acts(sample: list[Decision]) -> None:
-    for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1, {}).split("\n"):
+    for line in text(analyse(sample, DEAD_LETTERS), "some.jsonl", 1).split("\n"):
         # Only a line with a long id may be longer, as ids are never truncated; these decisions have short ids.
         assert cell_len(line) <= COLUMNS
         assert escaped(line) == line
@@ -75,7 +75,7 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
     scores = [number / 100 for number in range(100)]
     sample = [decision(f"kp:trace:{score}", score=score, domain="code" if score < 0.9 else HOSTILE) for score in scores]
     analysis = analyse([*sample, *hostile_decisions()], DEAD_LETTERS)
-    report_text = text(analysis, "some.jsonl", 2, {"kp:trace:0.99": "to be shown " * 20})
+    report_text = text(analysis._replace(objectives={"kp:trace:0.99": "to be shown " * 20}), "some.jsonl", 2)
     lines = report_text.split("\n")
     assert lines[0] == "26 of 102 traces accepted (25%)"
     assert lines[1].startswith("some.jsonl · decided 2026-01-01 · threshold 0.75")
@@ -91,11 +91,11 @@ def test_text_has_figures_domains_and_dead_letters() -> None:
 def test_thresholds_are_not_mentioned_where_a_gate_decides() -> None:
     gate = GateResult(adds=0.5, bar=0.7, share=0.1, eligible=True, nearest=None, as_of="0-0")
     sample = [decision(f"kp:trace:{number}", score=number / 20, gate=gate) for number in range(20)]
-    report_text = text(analyse(sample, 0), "some.jsonl", 0, {})
+    report_text = text(analyse(sample, 0), "some.jsonl", 0)
     assert "threshold none (gate)" in report_text
     assert "adds 0.50 of 0.70 runs" in report_text
     assert not re.search("closest call|one trace in ten", report_text)
-    assert "closest call" in text(analyse([*sample, decision()], 0), "some.jsonl", 0, {})
+    assert "closest call" in text(analyse([*sample, decision()], 0), "some.jsonl", 0)
 
 
 def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_tasks_are_counted_by_how_their_runs_end(tmp_path: Path) -> None:
 
 def test_ids_are_never_cut_off() -> None:
     long = decision(f"kp:trace:producer:{'x' * 180}")
-    assert "producer:" + "x" * 180 in text(analyse([long], 0), "some.jsonl", 0, {})
+    assert "producer:" + "x" * 180 in text(analyse([long], 0), "some.jsonl", 0)
 
 
 def test_page_escapes_all_content_of_traces(page_html: str) -> None:

@@ -1,6 +1,6 @@
 """Composes the sections of a report, which the page and the text draw."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 from typing import Any, Final, Literal, NamedTuple
@@ -8,20 +8,19 @@ from typing import Any, Final, Literal, NamedTuple
 from kp_scorer.characters import escaped
 from kp_scorer.decision import Decision, Outcome
 from kp_scorer.report.drift import FEWEST, MUCH, drift, time_of
-from kp_scorer.report.phrases import OUTCOME_WORDS, OVERRIDE_WORDS, plural, reasons, shown_id, spaced, why
+from kp_scorer.report.phrases import OUTCOME_WORDS, OVERRIDE_WORDS, bracketed, percent, plural, reasons, shown_id, spaced, why
 from kp_scorer.report.summary import NEAR, Analysis, DomainSummary, by_name, gap, is_near_duplicate, lowest_threshold
 
-Objectives = Mapping[str, str]  # The objectives of traces by id, for those whose content is available.
 DETAILS: Final = ("why", "objective")  # The columns of sentences, which come last.
 WORDS: Final = frozenset({"trace", "label", *DETAILS})  # The columns of tables that hold words, besides the first.
 _LABELS: Final = {True: "good", False: "bad", None: ""}
 _SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
 _QUARTILES = ("25%", "median", "75%")
 _COMPARED = ("complexity", "novelty", "tools", "confidence", "score", "outcome")
+_TWO_DIGITS = "{:.2f}".format
 _MOST_DRAWN = 3
 _MOST_DAYS = 31
 _MOST_TASKS = 10
-_FEWEST_SHARED = 10
 _UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
 _LEADS: Final = {
     "map": "Traces that are alike lie together, as far as two dimensions can show it. Kept ones are large and filled, failed "
@@ -87,42 +86,31 @@ def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Ma
     """
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
-    title = f"{accepted:,} of {plural(count, 'trace')} accepted{_share_in_brackets(accepted, count)}"
+    title = f"{accepted:,} of {plural(count, 'trace')} accepted{bracketed(accepted, count)}"
     # The first ten characters are the date.
     days = sorted(decision.decided_at[:10] for decision in total.decisions)
     decided = " to ".join(dict.fromkeys((days[0], days[-1])))
     by_outcome = ((OUTCOME_WORDS[outcome], total.outcomes[outcome]) for outcome in _outcomes(total))
-    figures = {name: f"{part:,}{_share_in_brackets(part, count)}" for name, part in by_outcome}
+    figures = {name: f"{part:,}{bracketed(part, count)}" for name, part in by_outcome}
     repeats = sum(map(is_near_duplicate, total.decisions))
     figures |= {"median score": f"{total.scores.quartiles.p50:.2f}", "near duplicates": f"{repeats:,}"}
-    if analysis.dead_letters:
-        figures["dead letters"] = f"{analysis.dead_letters:,}"
-    if refused:
-        figures["lines refused"] = f"{refused:,}"
+    rare = {"dead letters": analysis.dead_letters, "lines refused": refused}
+    figures |= {name: f"{number:,}" for name, number in rare.items() if number}
     return title, f"{source} · decided {decided} · threshold {_threshold_words(total)}", figures
 
 
-def sections_of(analysis: Analysis, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()) -> list[Section]:
-    """Return the sections for which an analysis has figures, and before them a map of kept runs if there are ``points``."""
-    has_thresholds = bool(analysis.total.thresholds)
-    first = (
-        _map(points),
-        _scores(analysis),
-        _thresholds(analysis) if has_thresholds else None,
-        _examples(analysis, objectives),
-        _closest(analysis, objectives) if has_thresholds else None,
-    )
-    others = (make(analysis) for make in (_tasks, _rejections, _origins, _dimensions, _novelty, _drift))
-    return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in (*first, *others) if section]
+def sections_of(analysis: Analysis) -> list[Section]:
+    """Return the sections for which an analysis has figures."""
+    parts = _map, _scores, _thresholds, _examples, _closest, _tasks, _rejections, _origins, _dimensions, _novelty, _drift
+    sections = (make(analysis) for make in parts)
+    return [section._replace(lead=section.lead or _LEADS[section.anchor]) for section in sections if section]
 
 
-def _map(points: Sequence[Mapping[str, Any]]) -> Section | None:
-    if not points:
-        return None
-    number = sum(point["kept"] for point in points)
-    caption = f"{number} kept and {len(points) - number} dropped ones are shown"
+def _map(analysis: Analysis) -> Section | None:
+    points, kept = analysis.points, sum(point["kept"] for point in analysis.points)
+    caption = f"{kept} kept and {len(points) - kept} dropped ones are shown"
     chart = Chart("map-0", "Kept and dropped", caption, "map", {"points": points})
-    return Section("map", "What was kept, among what was not", [chart])
+    return Section("map", "What was kept, among what was not", [chart]) if points else None
 
 
 def _scores(analysis: Analysis) -> Section:
@@ -133,17 +121,19 @@ def _scores(analysis: Analysis) -> Section:
             by_outcome = [(outcome, OUTCOME_WORDS[outcome], counts) for outcome, counts in summary.histograms.items()]
             figures = {"thresholds": _drawn(summary), "outcomes": by_outcome}
             accepted, count = summary.outcomes["accepted"], len(summary.decisions)
-            detail = f"{plural(count, 'trace')}, {accepted:,} accepted{_share_in_brackets(accepted, count)}"
+            detail = f"{plural(count, 'trace')}, {accepted:,} accepted{bracketed(accepted, count)}"
             histograms.append(Chart(f"scores-{number}", name, detail, "scores", figures, summary.scores.counts))
         numbers = [f"{count:,}" for count in (len(summary.decisions), *(summary.outcomes[outcome] for outcome in outcomes))]
-        rows.append([name, *numbers, *_two_digits(summary.scores.quartiles), _threshold_words(summary)])
+        rows.append([name, *numbers, *map(_TWO_DIGITS, summary.scores.quartiles), _threshold_words(summary)])
     headings = ["domain", "traces", *(OUTCOME_WORDS[outcome] for outcome in outcomes), *_QUARTILES, "threshold"]
     heading = f"Half of all scores lie between {middle.p25:.2f} and {middle.p75:.2f}"
     return Section("scores", heading, histograms, [Table("Scores by domain", headings, rows)], outcomes)
 
 
-def _thresholds(analysis: Analysis) -> Section:
+def _thresholds(analysis: Analysis) -> Section | None:
     total, curves, rows = analysis.total, list[Chart](), list[list[str]]()
+    if not total.thresholds:
+        return None
     for number, (name, summary) in enumerate(_with_total(analysis)):
         now, count = _threshold_words(summary), len(summary.decisions)
         figures = {"thresholds": _drawn(summary), "shares": [accepted / count for accepted in summary.accepted_at]}
@@ -161,10 +151,9 @@ def _drawn(summary: DomainSummary) -> Sequence[float]:
     return summary.thresholds if len(summary.thresholds) <= _MOST_DRAWN else [summary.thresholds[0], summary.thresholds[-1]]
 
 
-def _examples(analysis: Analysis, objectives: Objectives) -> Section:
-    examples = [(OUTCOME_WORDS[outcome].capitalize(), decisions) for outcome, decisions in analysis.examples.items()]
-    tables = [_calls(caption, decisions, objectives, analysis.labels) for caption, decisions in examples if decisions]
-    return Section("examples", "What is accepted, and what is not", tables=tables)
+def _examples(analysis: Analysis) -> Section:
+    examples = {OUTCOME_WORDS[outcome].capitalize(): decisions for outcome, decisions in analysis.examples.items()}
+    return Section("examples", "What is accepted, and what is not", tables=_calls(examples, analysis))
 
 
 def _rejections(analysis: Analysis) -> Section | None:
@@ -175,7 +164,7 @@ def _rejections(analysis: Analysis) -> Section | None:
     # This override raises a score, so it never explains a rejection.
     del kinds[OVERRIDE_WORDS["recovered_from_errors"]]
     counts = kinds.most_common()
-    rows = [[escaped(kind), f"{count:,}", _share(count, len(rejected))] for kind, count in counts]
+    rows = [[escaped(kind), f"{count:,}", percent(count, len(rejected))] for kind, count in counts]
     heading = f"Most often: {escaped(counts[0][0])}" if counts else "No single reason"
     table = Table("Reasons for rejection", ["reason", "traces", "share"], rows, is_open=True)
     return Section("rejections", heading, tables=[table])
@@ -216,29 +205,31 @@ def _origins(analysis: Analysis) -> Section | None:
 
 def _origin(group: DomainSummary, kind: str) -> list[str]:
     count, accepted = len(group.decisions), group.outcomes["accepted"]
-    return [_named(group, kind), f"{count:,}", f"{accepted:,}", _share(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
+    return [_named(group, kind), f"{count:,}", f"{accepted:,}", percent(accepted, count), f"{group.scores.quartiles.p50:.2f}"]
 
 
-def _closest(analysis: Analysis, objectives: Objectives) -> Section:
-    sides = zip(("Just accepted", "Just missed"), analysis.closest, strict=True)
+def _closest(analysis: Analysis) -> Section | None:
+    if not analysis.total.thresholds:
+        return None
     closest = min((gap(decision) for decisions in analysis.closest for decision in decisions), default=None)
     heading = "Guards rejected all traces" if closest is None else f"The closest call is {closest:.3f} from its threshold"
-    tables = [_calls(side, decisions, objectives, analysis.labels) for side, decisions in sides if decisions]
-    return Section("closest-calls", heading, tables=tables)
+    calls = dict(zip(("Just accepted", "Just missed"), analysis.closest, strict=True))
+    return Section("closest-calls", heading, tables=_calls(calls, analysis))
 
 
-def _calls(caption: str, decisions: Sequence[Decision], objectives: Objectives, labels: Mapping[str, bool]) -> Table:
-    """Return a table of decisions: the distance of each from its threshold, its reasons and, if available, its objective."""
-    rows = []
-    for each in decisions:
-        needs = ("", "") if each.gate else (f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}")
-        figures = f"{each.score:.3f}", *needs
-        label = [_LABELS[labels.get(each.trace_id)]] if labels else []
-        objective = [escaped(objectives.get(each.trace_id, ""))] if objectives else []
-        rows.append([escaped(each.domain), *figures, shown_id(each.trace_id), *label, escaped(why(each)), *objective])
+def _calls(calls: Mapping[str, Sequence[Decision]], analysis: Analysis) -> list[Table]:
+    """Return a table of the decisions under each caption: their distances from their thresholds, their reasons, and more."""
+    labels, objectives, rows = analysis.labels, analysis.objectives, defaultdict[str, list[list[str]]](list)
+    for caption, decisions in calls.items():
+        for each in decisions:
+            needs = ("", "") if each.gate else (f"{each.threshold:.4g}", f"{each.score - each.threshold:+.3f}")
+            label = [_LABELS[labels.get(each.trace_id)]] if labels else []
+            objective = [escaped(objectives.get(each.trace_id, ""))] if objectives else []
+            figures = escaped(each.domain), f"{each.score:.3f}", *needs, shown_id(each.trace_id)
+            rows[caption].append([*figures, *label, escaped(why(each)), *objective])
     before = ["domain", "score", "needs", "by", "trace", *(["label"] if labels else [])]
     headings = [*before, "why", *(["objective"] if objectives else [])]
-    return Table(caption, headings, rows, is_open=True)
+    return [Table(caption, headings, of_caption, is_open=True) for caption, of_caption in rows.items()]
 
 
 def _dimensions(analysis: Analysis) -> Section:
@@ -247,7 +238,7 @@ def _dimensions(analysis: Analysis) -> Section:
     for number, (name, spread) in enumerate(spreads):
         detail, counts = f"median {spread.quartiles.p50:.2f}", spread.counts
         histograms.append(Chart(f"dimensions-{number}", name, detail, "dimension", {"counts": counts}, counts))
-        rows.append([name, *_two_digits(spread.quartiles)])
+        rows.append([name, *map(_TWO_DIGITS, spread.quartiles)])
     widest, _ = max(spreads, key=lambda each: each[1].quartiles.p75 - each[1].quartiles.p25)
     table = Table("Quartiles of each dimension", ["dimension", *_QUARTILES], rows)
     return Section("dimensions", f"Traces differ most in {widest}", histograms, [table])
@@ -258,12 +249,11 @@ def _novelty(analysis: Analysis) -> Section:
     if not stretches:
         return Section("novelty", "Novelty was not measured", lead=_UNMEASURED)
     first, last = (f"{stretch.quartiles.p50:.2f}" for stretch in (stretches[0], stretches[-1]))
-    heading = f"Novelty went from {first} to {last} as traces came"
-    if len(stretches) == 1:
-        heading = f"Half of the traces have a novelty of {first} or less"
+    course_words = f"Novelty went from {first} to {last} as traces came"
+    heading = course_words if len(stretches) > 1 else f"Half of the traces have a novelty of {first} or less"
     about = "1 is like nothing before, 0 is a repeat"
     course = Chart("novelty-course", "Novelty", about, "novelty", analysis.novelty._asdict())
-    rows = [[f"{each.first:,} to {each.last:,}", *_two_digits(each.quartiles)] for each in stretches]
+    rows = [[f"{each.first:,} to {each.last:,}", *map(_TWO_DIGITS, each.quartiles)] for each in stretches]
     table = Table("Novelty in the order of traces", ["traces", *_QUARTILES], rows, is_in_text=False)
     return Section("novelty", heading, [course], [table])
 
@@ -271,45 +261,21 @@ def _novelty(analysis: Analysis) -> Section:
 def _drift(analysis: Analysis) -> Section | None:
     newest = max(map(time_of, analysis.total.decisions))
     drifts = [(name, drift(summary.decisions, newest)) for name, summary in _with_total(analysis)]
-    if not drifts[0][1].traces[0]:
-        # The earlier week has no decisions, so there is nothing to compare.
-        return None
     compared = [(name, each) for name, each in drifts if each.indices]
-    changes = [(index, part, name) for name, each in compared for part, index in each.indices.items()]
-    heading, tables = "Too few traces to compare two weeks", list[Table]()
-    if changes:
-        index, part, name = max(changes)
-        heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
-        counts = [[name, *map("{:,}".format, each.traces), *map(_share, each.accepted, each.traces)] for name, each in compared]
-        indices = [[name, *(f"{index:.2f}" for index in each.indices.values())] for name, each in compared]
-        tables = [
-            Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True),
-            Table("Stability index", ["domain", *_COMPARED], indices, is_open=True),
-        ]
-    return Section("drift", heading, tables=tables)
+    if not compared:
+        # If the earlier week has no decisions, there is nothing to compare.
+        return Section("drift", "Too few traces to compare two weeks") if drifts[0][1].traces[0] else None
+    index, part, name = max((index, part, name) for name, each in compared for part, index in each.indices.items())
+    heading = f"{spaced(part).capitalize()} of {name} changed most in a week: {index:.2f}"
+    counts = [[name, *map("{:,}".format, each.traces), *map(percent, each.accepted, each.traces)] for name, each in compared]
+    indices = [[name, *map(_TWO_DIGITS, each.indices.values())] for name, each in compared]
+    weeks = Table("Two weeks", ["domain", "traces before", "now", "accepted before", "now"], counts, is_open=True)
+    return Section("drift", heading, tables=[weeks, Table("Stability index", ["domain", *_COMPARED], indices, is_open=True)])
 
 
 def _outcomes(summary: DomainSummary) -> list[Outcome]:
     """Return the outcomes to show: accepted and rejected always, review only if there is any."""
     return [outcome for outcome, count in summary.outcomes.items() if count or outcome != "review"]
-
-
-def _two_digits(quartiles: Sequence[float]) -> list[str]:
-    return [f"{value:.2f}" for value in quartiles]
-
-
-def _share(part: int, total: int) -> str:
-    if not part or not total:
-        return "0%"
-    percent = 100 * part / total
-    if percent < 0.1:
-        return "<0.1%"
-    return f"{percent:.1f}%" if percent < 9.95 or 99 < percent < 100 else f"{percent:.0f}%"
-
-
-def _share_in_brackets(part: int, total: int) -> str:
-    """Return a space and a share in brackets; nothing for a total below ten, where a share means little."""
-    return f" ({_share(part, total)})" if total >= _FEWEST_SHARED else ""
 
 
 def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
@@ -318,10 +284,8 @@ def _with_total(analysis: Analysis) -> list[tuple[str, DomainSummary]]:
 
 
 def _threshold_words(summary: DomainSummary) -> str:
-    if not summary.thresholds:
-        return "none (gate)"
-    lowest, highest = min(summary.thresholds), max(summary.thresholds)
-    return f"{lowest:g} to {highest:g}" if lowest < highest else f"{lowest:g}"
+    ends = *summary.thresholds[:1], *summary.thresholds[-1:]
+    return " to ".join(dict.fromkeys(map("{:g}".format, ends))) or "none (gate)"
 
 
 def _named(group: DomainSummary, kind: str) -> str:

@@ -2,14 +2,13 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from typing import Any
 
 from kp_scorer.characters import escaped_lines
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.contents import DETAILS, Objectives, head_of, sections_of
+from kp_scorer.report.contents import DETAILS, head_of, sections_of
 from kp_scorer.report.phrases import OUTCOME_WORDS
 from kp_scorer.report.summary import Analysis
 
@@ -21,9 +20,7 @@ def check_installed() -> None:
             raise SettingsError(f"report: there is no {module}: install kp-scorer[report], or take --text")
 
 
-def page(
-    analysis: Analysis, source: str, refused: int, objectives: Objectives, points: Sequence[Mapping[str, Any]] = ()
-) -> str:
+def page(analysis: Analysis, source: str, refused: int) -> str:
     """Return the page for an analysis of decisions from ``source``, which had ``refused`` lines that could not be read."""
     # Import Jinja here, because everything but the page must work without it.
     from jinja2 import Environment, StrictUndefined
@@ -33,8 +30,8 @@ def page(
         return value if hasattr(value, "__html__") else escaped_lines(str(value))
 
     script, style = _drawing_script(), _asset("page.css")
-    sections = sections_of(analysis, objectives, points)
-    content = "the beginnings of traces" if points else "objectives of traces, but nothing else of their content"
+    sections = sections_of(analysis)
+    content = "objectives of traces, but nothing else of their content" if analysis.objectives else "no trace's content"
     title, facts, figures = head_of(analysis, source, refused)
     environment = Environment(
         autoescape=True, finalize=escaped_text, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -50,7 +47,7 @@ def page(
         sections=sections,
         classes={"trace": "id", "label": "", **dict.fromkeys(DETAILS, "sentence")},
         outcome_words=OUTCOME_WORDS,
-        content=content if objectives or points else "no trace's content",
+        content="the beginnings of traces" if analysis.points else content,
         charts={chart.chart_id: {"kind": chart.kind, **chart.figures} for each in sections for chart in each.charts},
         script=script,
     )

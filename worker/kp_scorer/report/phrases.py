@@ -15,6 +15,7 @@ OVERRIDE_WORDS: Final[dict[Override, str]] = {
 }
 _LOW: Final = 0.5
 _HIGH: Final = 0.8
+_FEWEST_SHARED: Final = 10
 CLOSE: Final = 0.6
 
 
@@ -27,6 +28,21 @@ def shortened(text: str, most_chars: int = 160) -> str:
 def plural(count: int, singular: str, many: str = "") -> str:
     """Return a count with the noun that it counts."""
     return f"{count:,} {singular if count == 1 else many or singular + 's'}"
+
+
+def percent(part: int, total: int) -> str:
+    """Return a share in percents, with a digit behind the point where that is much of it."""
+    if not part or not total:
+        return "0%"
+    share = 100 * part / total
+    if share < 0.1:
+        return "<0.1%"
+    return f"{share:.1f}%" if share < 9.95 or 99 < share < 100 else f"{share:.0f}%"
+
+
+def bracketed(part: int, total: int) -> str:
+    """Return a space and a share in brackets; nothing for a total below ten, where a share means little."""
+    return f" ({percent(part, total)})" if total >= _FEWEST_SHARED else ""
 
 
 def spaced(name: str) -> str:

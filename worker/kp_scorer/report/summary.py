@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from types import MappingProxyType
-from typing import Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class Analysis(NamedTuple):
     dead_letters: int
     labels: Mapping[str, bool]  # True for each labelled trace that is good, by id.
     tasks: Sequence[tuple[int, int, str]] = ()  # Each task's numbers of runs and successes, and the id of its first trace.
+    objectives: Mapping[str, str] = MappingProxyType({})  # By trace id, for those whose content is available.
+    points: Sequence[Mapping[str, Any]] = ()  # The traces on a map of kept and dropped ones, if there is one.
 
 
 def analyse(

@@ -11,7 +11,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from kp_scorer.characters import escaped
-from kp_scorer.report.contents import DETAILS, WORDS, Objectives, Section, Table, head_of, sections_of
+from kp_scorer.report.contents import DETAILS, WORDS, Section, Table, head_of, sections_of
 from kp_scorer.report.summary import Analysis
 
 COLUMNS: Final = 80
@@ -22,12 +22,12 @@ _LONGER_THAN_ANY_ID: Final = 400
 _HEIGHTS: Final = " ▁▂▃▄▅▆▇█"
 
 
-def text(analysis: Analysis, source: str, refused: int, objectives: Objectives) -> str:
+def text(analysis: Analysis, source: str, refused: int) -> str:
     """Return a report in 80 columns on the decisions from ``source``; ``refused`` of its lines could not be read."""
     title, facts, figures = head_of(analysis, source, refused)
     in_a_row = ", ".join(f"{name} {figure}" for name, figure in figures.items())
     lines = [line for part in (title, escaped(facts), in_a_row) for line in textwrap.wrap(part, COLUMNS)]
-    for section in sections_of(analysis, objectives):
+    for section in sections_of(analysis):
         lines += ["", *_section(section)]
     return "\n".join(line.rstrip() for line in lines)
 

@@ -108,10 +108,11 @@ def report(
     named_decisions = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, named_decisions, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
+    analysis = analysis._replace(objectives=objectives, points=[] if as_text else _map_of(points))
     if as_text:
-        print_text(escaped_lines(text(analysis, gathered.source, gathered.refused, objectives)) + "\n")
+        print_text(escaped_lines(text(analysis, gathered.source, gathered.refused)) + "\n")
     else:
-        html = page(analysis, gathered.source, gathered.refused, objectives, _map_of(points))
+        html = page(analysis, gathered.source, gathered.refused)
         with open_output(output or ("-" if stat.S_ISREG(os.fstat(1).st_mode) else "report.html")) as write:
             write(html)
 
