@@ -20,7 +20,7 @@ import click
 import numpy as np
 
 from kp_scorer.checks.asking import Checks
-from kp_scorer.cli.converting import Line
+from kp_scorer.cli.converting import Batches, Line
 from kp_scorer.cli.display import counted
 from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
@@ -158,13 +158,7 @@ Document = Callable[[Line, Decision | None], Mapping[str, Any]]
 
 
 def gather(
-    candidates: Candidates,
-    batches: Iterator[Sequence[Line]],
-    settings: Settings,
-    document: Document,
-    *,
-    scores: bool,
-    failures: bool,
+    candidates: Candidates, batches: Batches, settings: Settings, document: Document, *, scores: bool, failures: bool
 ) -> None:
     """Add the traces of an input.
 

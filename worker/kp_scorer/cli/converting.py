@@ -49,6 +49,9 @@ class Line(NamedTuple):
     run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
 
+Batches = Iterable[Sequence[Line]]
+
+
 def shape_of(value: object) -> str:
     """Return a description of a value's type, without its content."""
     if isinstance(value, list):

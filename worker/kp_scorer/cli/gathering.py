@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.converting import Line
+from kp_scorer.cli.converting import Batches, Line
 from kp_scorer.cli.display import counted, note_if_unmeasured, progress
 from kp_scorer.cli.input import read_traces
 from kp_scorer.cli.options import Command, ledger_options, since_option
@@ -185,7 +185,7 @@ def task_of(trace: ReasoningTrace, document: Mapping[str, Any]) -> str:
     return str(task) if isinstance(task, str | int) and task != "" else trace.task.objective
 
 
-def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result]]:
+def score_lines(batches: Batches, settings: Settings) -> Iterator[tuple[Line, Result]]:
     """Score the traces of an input in order; the embedder is loaded with the first batch."""
     decider: Decider | None = None
     for batch in counted(batches, "scored"):
@@ -200,7 +200,7 @@ def score_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterat
             yield line, result
 
 
-def look_up_lines(batches: Iterable[Sequence[Line]], settings: Settings) -> Iterator[tuple[Line, Result | str]]:
+def look_up_lines(batches: Batches, settings: Settings) -> Iterator[tuple[Line, Result | str]]:
     """Look up the decisions on the traces of an input, in order, or the states of those without one."""
     with Store.open(with_endpoints(settings)) as store:
         for batch in batches:

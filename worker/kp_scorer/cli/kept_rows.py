@@ -1,4 +1,4 @@
-"""Chooses the runs that ``kp-scorer keep`` writes, makes their rows, and manages the folder of ``--into``."""
+"""Chooses the runs that ``kp-scorer keep`` writes, makes their rows, and writes them."""
 
 import fcntl
 import math
@@ -16,12 +16,13 @@ import click
 
 from kp_scorer.characters import escaped
 from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
-from kp_scorer.cli.converting import CONVERTING, Line
+from kp_scorer.cli.converting import CONVERTING, Conversion, Line
 from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import look_up_lines, score_lines
+from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
 from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
-from kp_scorer.cli.training import Row, Shape, files_beside, row_of, rows_of_set
+from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, files_beside, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
@@ -83,9 +84,12 @@ class Request(NamedTuple):
     stored: bool
     since: datetime | None
     shape: Shape
+    secrets: SecretsAction | None
+    against: str | None
+    licence: str | None
     outcome: str
 
-    def check(self, against: str | None) -> None:
+    def check(self) -> None:
         """Raise UsageError for options that do not go together, and BadParameter for a file that would be overwritten."""
         if (self.why or self.into or self.since or self.rank == "score" or self.shape == "pairs") and not self.best:
             raise click.UsageError("--why, --into, --since, --rank and --as pairs are for --best")
@@ -106,10 +110,14 @@ class Request(NamedTuple):
         if not self.files and not (self.best and self.stored):
             raise click.UsageError("expected FILE")
         options = dict.fromkeys(written, "--output") | {self.into.path if self.into else "-": "--into", self.why: "--why"}
-        places = [Path(read).resolve() for read in (*self.files, against) if read]
+        places = [Path(read).resolve() for read in (*self.files, self.against) if read]
         for name, option in options.items():
             if name not in ("-", None) and any(Path(name).resolve().is_relative_to(place) for place in places):
                 raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
+        if self.against and not self.files:
+            raise click.UsageError("--against is for FILE, as Redis has no tasks")
+        if not beside and (self.licence or self.secrets not in (None, "keep")):
+            raise click.UsageError("--licence, and --secrets except keep, are for --as messages or pairs")
 
     def described(self, settings: Settings) -> dict[str, Any]:
         """Return how the runs are chosen, for their manifest: with options as given, and settings that are not the default."""
@@ -121,7 +129,8 @@ class Request(NamedTuple):
         params = click.get_current_context().params
         options = {name: params[name] for name in CONVERTING if params.get(name) is not None}
         sections = settings.model_dump(mode="json", include=_DECIDING, exclude_defaults=True).items()
-        return {"as": self.shape, **how, **options} | {f"{name}.{key}": value[key] for name, value in sections for key in value}
+        changed = {f"{name}.{key}": value[key] for name, value in sections for key in value}
+        return {"as": self.shape, **how, **options, **changed, "against": self.against}
 
     def document(self, line: Line, decision: Decision | None) -> Row:
         """Return the row of a run, to be written if it is kept."""
@@ -161,7 +170,27 @@ class Input:
         refusal(line.number, error, line.file if line.file != self.names[0] or len(self.names) > 1 else "")
 
 
-def rows_chosen(request: Request, source: Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
+def write_kept(request: Request, conversion: Conversion, settings: Settings) -> bool:
+    """Write the runs that are kept; return whether a line had no trace, or a trace no decision."""
+    training = TrainingFile(request.output, request.secrets or "replace") if request.shape in ("messages", "pairs") else None
+    against = Against(request.against) if request.against else None
+    conversion.keeps_runs = request.shape != "traces"
+    batches = ReadAhead(request.files, settings.limits, settings.worker.batch_size, conversion).batches()
+    source = Input(against.filtered(batches) if against else batches, request.files)
+    with request.into.locked() if request.into else nullcontext(), Candidates() as candidates:
+        rows = _rows_chosen(request, source, candidates, settings) if request.best else _rows_decided(request, source, settings)
+        if training:
+            training.write(rows)
+            training.describe(request.described(settings), source.files, against, request.licence)
+        else:
+            with open_output(request.into.next_file() if request.into else request.output) as write:
+                for row in rows:
+                    # Fields outside the schema are written as they were read, so they may hold NaN.
+                    write(json_line(row, allow_nan=True))
+    return source.refused + source.undecided > 0
+
+
+def _rows_chosen(request: Request, source: Input, candidates: Candidates, settings: Settings) -> Iterator[Row]:
     """Choose a set; return the row of each run in it."""
     earlier = request.into.earlier() if request.into else []
     if request.stored:
@@ -204,7 +233,7 @@ def _rows_in_files(kept_rows: Mapping[str, Row], source: Input, settings: Settin
         print_note(f"{len(missing)} of the kept traces are not in the files")
 
 
-def rows_decided(request: Request, source: Input, settings: Settings) -> Iterator[Row]:
+def _rows_decided(request: Request, source: Input, settings: Settings) -> Iterator[Row]:
     """Yield the row of each run with the requested outcome."""
     results = look_up_lines(source.batches(), settings) if request.stored else score_lines(source.batches(), settings)
     counts: Counter[str] = Counter()

@@ -16,7 +16,7 @@ import numpy as np
 from kp_scorer.adapters.chat import chat_of, chat_of_trace
 from kp_scorer.characters import without_halves
 from kp_scorer.cli.candidates import Candidates
-from kp_scorer.cli.converting import Line
+from kp_scorer.cli.converting import Batches, Line
 from kp_scorer.cli.gathering import task_of
 from kp_scorer.cli.output import complete_file, json_line, note_ids, open_output
 from kp_scorer.cli.unpacking import open_input, texts_in, unpacked
@@ -94,7 +94,7 @@ class Against:
         self._vectors = self._embedder.embed([task for _, task in tasks])
         self.left_out: list[Row] = []
 
-    def filtered(self, batches: Iterable[Sequence[Line]]) -> Iterator[list[Line]]:
+    def filtered(self, batches: Batches) -> Iterator[list[Line]]:
         """Yield the input without the runs whose task is in the file; at the end print which were left out."""
         for batch in batches:
             yield [line for line in batch if isinstance(line.trace, InvalidTrace) or not self._has(line.trace)]

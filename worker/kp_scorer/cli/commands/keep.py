@@ -1,19 +1,15 @@
 """``kp-scorer keep``: write the traces that are accepted, or the set of traces that covers all of them best."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
-from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.converting import Conversion, converting_options
-from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank
-from kp_scorer.cli.kept_rows import Best, Input, KeptFolder, Request, rows_chosen, rows_decided
+from kp_scorer.cli.kept_rows import Best, KeptFolder, Request, write_kept
 from kp_scorer.cli.options import choice_option, ledger_options, since_option
-from kp_scorer.cli.output import json_line, open_output
-from kp_scorer.cli.training import Against, SecretsAction, Shape, TrainingFile
+from kp_scorer.cli.training import SecretsAction, Shape
 from kp_scorer.settings import Settings
 
 
@@ -82,15 +78,7 @@ def _best(text: str) -> Best:
 @click.option("--rejected", "outcome", flag_value="rejected", help="Without --best, keep what is rejected instead.")
 @ledger_options
 @converting_options
-def keep(
-    files: tuple[str, ...],
-    secrets: SecretsAction | None,
-    against: str | None,
-    licence: str | None,
-    settings: Settings,
-    conversion: Conversion,
-    **options: Any,
-) -> bool:
+def keep(files: tuple[str, ...], settings: Settings, conversion: Conversion, **options: Any) -> bool:
     """Write the traces in FILE that are worth keeping, each once, as JSON Lines.
 
     With --best, these form a set: for each domain, the successful traces that together are most like all of its traces, failed
@@ -113,25 +101,5 @@ def keep(
     and counted in a note. In both cases the exit code is 1.
     """
     request = Request(files, bool(settings.checks.names), **options)
-    request.check(against)
-    if against and not files:
-        raise click.UsageError("--against is for FILE, as Redis has no tasks")
-    training = TrainingFile(request.output, secrets or "replace") if request.shape in ("messages", "pairs") else None
-    if not training and (licence or secrets not in (None, "keep")):
-        raise click.UsageError("--licence, and --secrets except keep, are for --as messages or pairs")
-    excluded = Against(against) if against else None
-    conversion.keeps_runs = request.shape != "traces"
-    batches = ReadAhead(files, settings.limits, settings.worker.batch_size, conversion).batches()
-    source = Input(excluded.filtered(batches) if excluded else batches, files)
-    with request.into.locked() if request.into else nullcontext(), Candidates() as candidates:
-        rows = rows_chosen(request, source, candidates, settings) if request.best else rows_decided(request, source, settings)
-        if training:
-            training.write(rows)
-            training.describe(request.described(settings) | {"against": against}, source.files, excluded, licence)
-        else:
-            output = request.into.next_file() if request.into else request.output
-            with open_output(output) as write:
-                for row in rows:
-                    # Fields outside the schema are written as they were read, so they may hold NaN.
-                    write(json_line(row, allow_nan=True))
-    return source.refused + source.undecided > 0
+    request.check()
+    return write_kept(request, conversion, settings)
