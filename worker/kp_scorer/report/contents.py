@@ -107,8 +107,8 @@ def sections_of(analysis: Analysis) -> list[Section]:
 
 
 def _map(analysis: Analysis) -> Section | None:
-    points, kept = analysis.points, sum(point["kept"] for point in analysis.points)
-    caption = f"{kept} kept and {len(points) - kept} dropped ones are shown"
+    points, number = analysis.points, sum(point["kept"] for point in analysis.points)
+    caption = f"{number} kept and {len(points) - number} dropped ones are shown"
     chart = Chart("map-0", "Kept and dropped", caption, "map", {"points": points})
     return Section("map", "What was kept, among what was not", [chart]) if points else None
 

@@ -216,8 +216,8 @@ def pin(name: str, file: str, settings: Settings) -> bool:
             raise click.BadParameter(f"expected 1 to {MOST_ENTRIES} traces or texts, got {len(texts)}", param_hint="FILE")
         checked, numbered = CheckedEmbedder(embedder), iter([(number, text) for number, _, text in texts])
         batches = iter(lambda: list(islice(numbered, settings.worker.batch_size)), [])
-        found = (_embedded(checked, batch, plain=not is_json) for batch in counted(batches, "embedded", len(texts)))
-        entries = zip((entry_id for _, entry_id, _ in texts), chain.from_iterable(found), strict=True)
+        by_batch = (_embedded(checked, batch, plain=not is_json) for batch in counted(batches, "embedded", len(texts)))
+        entries = zip((entry_id for _, entry_id, _ in texts), chain.from_iterable(by_batch), strict=True)
         embedded = [(entry_id, vector) for entry_id, vector in entries if vector is not None]
         if not embedded:
             raise click.BadParameter("no text in it has a vector; nothing is pinned", param_hint="FILE")

@@ -144,8 +144,8 @@ def _map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
     centred = vectors - vectors.mean(axis=0)
     _, directions = np.linalg.eigh(centred.T @ centred)
     places = zip(points, (centred @ directions[:, :-3:-1]).tolist(), strict=True)
-    placed = [fields | {"x": round(x, 4), "y": round(y, 4)} for (_, fields), (x, y) in places]
-    groups = [[each for each in placed if each["kept"] == is_kept] for is_kept in (False, True)]
+    rows = [fields | {"x": round(x, 4), "y": round(y, 4)} for (_, fields), (x, y) in places]
+    groups = [[each for each in rows if each["kept"] == is_kept] for is_kept in (False, True)]
     return [each for group in groups for each in group[:: -(-len(group) // _MOST_POINTS) or 1]]
 
 
