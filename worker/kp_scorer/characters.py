@@ -65,10 +65,8 @@ def _unusual(text: str) -> str:
 
 
 def normalized(form: Literal["NFC", "NFKD"], text: str) -> str:
-    """Return a text from ``without_unseen`` in a normal form of Unicode, with U+034F inserted into long runs of marks.
-
-    Python sorts each run of marks. Before the fix of its issue 149079 this takes quadratic time: seconds for 80 kB of marks.
-    """
+    """Return a text from ``without_unseen`` in a normal form of Unicode, with U+034F inserted into long runs of marks."""
+    # Python sorts each run of marks. Before the fix of its issue 149079 this takes quadratic time: seconds for 80 kB of marks.
     if form == "NFKD":
         # Replace the only letters that would become marks, and the ligature that would become 18 characters.
         text = text.replace("\uff9e", "\u3099").replace("\uff9f", "\u309a").replace("\ufdfa", " ")

@@ -88,10 +88,8 @@ def _is_writable_by_others(status: os.stat_result) -> bool:
 
 
 def _is_private_group(group_id: int, user_id: int) -> bool:
-    """Return whether a group is the private one of a user: it has the same name, and no other member.
-
-    Debian and others make such a group for each user, with a umask of 002, so that every file is writable by its group.
-    """
+    """Return whether a group is the private one of a user: it has the same name, and no other member."""
+    # Debian and others make such a group for each user, with a umask of 002, so that every file is writable by its group.
     try:
         user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)
     except KeyError:

@@ -65,10 +65,8 @@ def check_values(raw: bytes, most: int, depth: int = _MOST_NESTING) -> None:
 
 
 def compact_bytes(raw: bytes, most_values: int) -> int:
-    """Return the size in bytes that unparsed JSON would have without escapes and without white space between values.
-
-    A parsed text may take four times as much memory. Raises InvalidTrace if there are too many texts for ``most_values``.
-    """
+    """Return the bytes that unparsed JSON would have without escapes and spaces; raise InvalidTrace for too many texts."""
+    # A parsed text may take four times as much memory.
     escapes = raw.replace(b"\\\\", b"")
     # The character for which an escape of six bytes stands takes at least two bytes if it is a control, and one otherwise.
     saved = 5 * escapes.count(b"\\u") - escapes.count(b"\\u000") - escapes.count(b"\\u001") + escapes.count(b"\\/")

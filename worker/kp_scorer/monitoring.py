@@ -36,11 +36,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: "_Server"
 
     def handle(self) -> None:
-        """Answer a request once the blank line behind its headers has arrived.
-
-        Disconnect a peer whose headers do not arrive within the limits. ``http.server`` would read 6.5 MB of headers, and allow
-        each line its own time.
-        """
+        """Answer a request once the blank line behind its headers has arrived; disconnect a peer that exceeds the limits."""
+        # ``http.server`` would read 6.5 MB of headers, and allow each line its own time.
         request, deadline = b"", time.monotonic() + _TIMEOUT_S
         with suppress(OSError):
             while b"\n\r\n" not in request and b"\n\n" not in request:

@@ -210,10 +210,8 @@ class ReasoningTrace(_Part):
         return text if text.strip() else " ".join(step.content for step in self.steps if step.content)
 
     def digest(self) -> bytes:
-        """Return the 16-byte BLAKE2b digest of the content: everything but the id, ``created_at`` and the fields about quality.
-
-        Missing fields do not count, so a field that a later version adds changes only the digests of traces that have it.
-        """
+        """Return the 16-byte BLAKE2b digest of the content: all but the id, ``created_at`` and the fields about quality."""
+        # Missing fields do not count, so a field that a later version adds changes only the digests of traces that have it.
         return _hashed(self._canonical().encode())
 
     def digests(self) -> "Digests":

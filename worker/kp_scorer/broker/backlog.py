@@ -6,9 +6,9 @@ The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUna
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from celery import Celery
 from kombu import Exchange, Producer, Queue
@@ -22,11 +22,10 @@ from kp_scorer.settings import Settings
 from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
 from kp_scorer.store.condition import Condition
+from kp_scorer.store.connection import names_of
 from kp_scorer.store.decision_stream import bytes_in
 from kp_scorer.store.records import SubmissionCounts
 from kp_scorer.store.store import WorkerReport
-
-_SCANNED_AT_ONCE: Final = 1_000
 
 
 class UnreadDecisions(NamedTuple):
@@ -90,20 +89,17 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
         channel = producer.channel
         # With a pattern, Redis looks up the types of matching keys only. Looking up all types took most of the time.
         pattern = "*".join(["", *re.split(r"\W+", queue.name), ""])
-
-        def names_of(kind: str) -> Iterator[str]:
-            with suppress(NoPermissionError):
-                for name in channel.client.scan_iter(pattern, _SCANNED_AT_ONCE, kind):
-                    yield name.decode(errors="replace")
-
-        similar = {*names_of("list")} - {*channel.lists(queue.name)}
+        try:
+            similar = {*names_of(channel.client, pattern, "list")} - {*channel.lists(queue.name)}
+        except NoPermissionError:
+            return []
         parts = re.compile(rf"(.*){re.escape(queue.name)}(?:\W+\d{{1,3}})?").fullmatch
         prefixes = {name: found[1] for name in similar if (found := parts(name))}
         beside = {name for name, prefix in prefixes.items() if not prefix or prefix.endswith(":")}
         if prefixes.keys() - beside:
             # A list with any other prefix may belong to another program. Name it only if kombu has a binding with the same
             # prefix.
-            bound = {name.removesuffix(f"_kombu.binding.{queue.name}") for name in names_of("set")}
+            bound = {name.removesuffix(f"_kombu.binding.{queue.name}") for name in names_of(channel.client, pattern, "set")}
             beside |= {name for name, prefix in prefixes.items() if prefix in bound}
         return sorted(beside)
 
@@ -194,11 +190,11 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
 
 
 def look_at_backlog(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> Backlog:
-    """Measure the backlog, in one or two round trips for each queue, and about ten to measure memory.
+    """Measure the backlog; ``reports`` say which queues have no room, and which novelty logs exist.
 
-    The ``reports`` of workers say which queues have no room, and which novelty logs exist. A worker passes its own report only:
-    if each of many workers read all reports, Redis would do little else.
+    It takes one or two round trips for each queue, and about ten to measure memory.
     """
+    # A worker passes its own report only: if each of many workers read all reports, Redis would do little else.
     unread = unread_decisions(app, settings, store, reports)
     servers = conditions(app, settings.broker, settings.redis, store)
     spaces = {report.space for report in reports if report.space}

@@ -59,10 +59,7 @@ def make_celery(settings: Settings) -> Celery:
 
 
 def most_in_flight(settings: Settings, least: int = 0) -> int:
-    """Return how many messages of each queue may be in flight: ``worker.concurrency``, or ``least`` if that is more.
-
-    With several queues it is a third more, and on RabbitMQ no more than ``worker.in_flight_bytes`` allows.
-    """
+    """Return how many messages of each queue may be in flight: ``worker.concurrency``, or ``least`` if that is more."""
     most = max(settings.worker.concurrency, least)
     if len(settings.queues.traces) > 1:
         # A queue that has nearly all turns fills the two groups that are being decided and the one that is being published. It
@@ -74,10 +71,8 @@ def most_in_flight(settings: Settings, least: int = 0) -> int:
 
 
 def _in_flight_bytes(settings: Settings) -> int:
-    """Return how many bytes of messages of each queue a worker may have in flight.
-
-    An idle queue keeps its share: RabbitMQ sets the limit once, when consuming begins, and any queue may fill at any time.
-    """
+    """Return how many bytes of messages of each queue a worker may have in flight."""
+    # An idle queue keeps its share: RabbitMQ sets the limit once, when consuming begins, and any queue may fill at any time.
     return settings.worker.in_flight_bytes // len(settings.queues.traces)
 
 

@@ -25,10 +25,8 @@ def leave_packed(headers: dict[str, Any]) -> None:
 
 
 def result_id(message: Any) -> str:
-    """Return the id of the Celery task whose result a message's producer waits for; empty if it waits for none.
-
-    Only a UUID counts, which Celery uses: with any other id, a producer could forge the results of other calls.
-    """
+    """Return the id of the Celery task whose result a message's producer waits for; empty if it waits for none."""
+    # Only a UUID counts, which Celery uses: with any other id, a producer could forge the results of other calls.
     task_id = message.headers.get("id")
     # If its caller does not choose, Celery 5.7 sends null, and 5.1 to 5.6 send false; older versions omit this header.
     ignored = message.headers.get("ignore_result", True)

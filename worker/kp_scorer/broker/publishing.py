@@ -86,12 +86,8 @@ def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tup
 
 
 def check_room(app: Celery, queues: SubmissionQueues) -> None:
-    """Raise QueueFull if a queue of traces has reached its limit.
-
-    This comes before the ledger notes submissions that the queue would refuse.
-
-    On Redis nothing else enforces the limit, so clients that send at the same time may each exceed it by a batch.
-    """
+    """Raise QueueFull if a queue of traces is full, before the ledger notes submissions that the queue would refuse."""
+    # On Redis nothing else enforces the limit, so clients that send at the same time may each exceed it by a batch.
     if queues.limit:
         with suppress(NoQueue):
             if waiting(app, queues.passive_traces) >= queues.limit:

@@ -180,11 +180,8 @@ def confirming_channel(connection: Any) -> ConfirmingChannel:
 
 
 def set_aside(connection: Any) -> None:
-    """Take a blocked kombu connection out of use; keep one for each server, on which RabbitMQ reports the end of its alarm.
-
-    RabbitMQ reads nothing from a blocked connection, not even that it is closed: during an alarm, closed connections would pile
-    up there.
-    """
+    """Take a blocked kombu connection out of use; keep one for each server, on which RabbitMQ reports the end of its alarm."""
+    # RabbitMQ reads nothing from a blocked connection, not even that it is closed: during an alarm, closed ones would pile up.
     blocked = connection._connection  # noqa: SLF001 - the property would connect
     if (channel := _CHANNELS.get(blocked)) and channel.is_blocked:
         if _BLOCKED.setdefault(blocked.host, blocked) is blocked:

@@ -38,11 +38,9 @@ def task_body(argument: bytes) -> bytes:
 
 
 def largest_message_bytes(limits: Limits) -> int:
-    """Return the size in bytes up to which a message is parsed.
-
-    A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and a slightly larger one still gets a
-    dead letter with the exact reason.
-    """
+    """Return the size in bytes up to which a message is parsed."""
+    # A valid submission can be 8 times the limit, as escaped JSON within JSON in base64; and a slightly larger one still gets a
+    # dead letter with the exact reason.
     return 16 * limits.message_bytes + _BYTES_AROUND
 
 
@@ -160,11 +158,9 @@ def arguments_in(message: Any, limits: Limits) -> tuple[Sequence[Any], Mapping[s
 
 
 def submission_in(message: Any, limits: Limits) -> bytes:
-    """Return the submission in a message as UTF-8 JSON; the unchanged body if there is none.
-
-    A plain message and one from our client yield the submitted bytes, in every worker and whatever its limits: submissions are
-    recognised by their bytes.
-    """
+    """Return the submission in a message as UTF-8 JSON; the unchanged body if there is none."""
+    # A plain message and one from our client yield the submitted bytes, in every worker and whatever its limits: submissions
+    # are recognised by their bytes.
     try:
         body, payload, is_plain = _parse(message, limits)
     except InvalidTrace:

@@ -101,10 +101,7 @@ class Admission:
             return group
 
     def resolve(self, ends: Sequence[tuple[Delivery, Revised | Exception | None]]) -> None:
-        """Pass each delivery on to ``on_resolved``, with the decision or the error that resolves its trace.
-
-        Those with None are decided again instead, each while no other is being decided.
-        """
+        """Pass deliveries on, each with the decision or error that resolves its trace; with None, decide it again, alone."""
         resolved = [(delivery, end) for delivery, end in ends if end is not None]
         with self._changed:
             self._alone.extend(delivery for delivery, end in ends if end is None)

@@ -16,11 +16,12 @@ from kp_scorer.broker.publishing import acknowledge_all
 from kp_scorer.broker.wire import arguments_in, checked_id, only_argument, raw_body, trace_id_of
 from kp_scorer.decision import Received
 from kp_scorer.decoding import check_late_outcome, check_trace, decode_trace, is_late_outcome
-from kp_scorer.errors import InvalidTrace, ServiceUnavailable
+from kp_scorer.errors import InvalidTrace
 from kp_scorer.limits import Limits, is_surely_within
 from kp_scorer.process.acknowledge import RETRY_AFTER_S
 from kp_scorer.process.delivery import Delivery
 from kp_scorer.process.runtime import Runtime
+from kp_scorer.process.startup import StartupRetry
 from kp_scorer.store.dead_letters import DeadLettering
 
 _DELAYED_DELIVERY: Final = "celery.worker.consumer.delayed_delivery:DelayedDelivery"
@@ -91,15 +92,13 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
         super().on_close()
 
     def ensure_connected(self, conn: Any) -> Any:
-        """Connect to the broker, however long that takes, once Redis answers.
-
-        Without Redis, messages would only wait; and RabbitMQ counts a lost connection as a delivery of all messages on it.
-        """
+        """Connect to the broker, however long that takes, once Redis answers."""
+        # Without Redis, messages would only wait; and RabbitMQ counts a lost connection as a delivery of all messages on it.
 
         def log_failure(error: Exception, _interval_s: float) -> None:
             log.error("consumer: Cannot connect to", server=server_of(conn), detail=described(error))
 
-        self._wait_for_ledger()
+        StartupRetry(math.inf, maybe_shutdown).wait_for("redis", self._runtime.store.ping)
         try:
             connected = conn.ensure_connection(log_failure, callback=maybe_shutdown)
         except self.connection_errors + self.channel_errors as error:
@@ -109,15 +108,6 @@ class KeepingConsumer(Consumer):  # type: ignore[misc]  # celery ships no types
             raise
         self._connected_at_s = time.monotonic()
         return connected
-
-    def _wait_for_ledger(self) -> None:
-        while True:
-            try:
-                return self._runtime.store.ping()
-            except ServiceUnavailable as error:
-                log.warning("service_unavailable", service="redis", detail=str(error))
-            maybe_shutdown()
-            time.sleep(RETRY_AFTER_S)
 
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the connection after it has failed, or after the broker has refused something that the consumer needs."""

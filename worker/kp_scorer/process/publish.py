@@ -84,10 +84,7 @@ class PublishStage:
                 raise resolved
 
     def complete(self, deliveries: Sequence[Delivery]) -> dict[Delivery, BaseException]:
-        """Store dead letters, which is idempotent, and publish decisions, which a retry may publish twice.
-
-        Return the errors by delivery; all other deliveries are to be acknowledged.
-        """
+        """Store dead letters and publish decisions, which a retry may repeat; return errors of those not to acknowledge."""
         errors: dict[Delivery, BaseException] = {}
         self._dead_letter(deliveries, errors)
         self._publish(deliveries, errors)

@@ -87,10 +87,8 @@ def tls_options(server: ServerUrl) -> dict[str, Any]:
 
 
 def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float) -> dict[str, Any]:
-    """Return options for :func:`primary_pool` and Celery's backend; none if the URL names no sentinels.
-
-    Asking all sentinels takes no longer than ``timeout_s``, which is the limit for a single server.
-    """
+    """Return options for :func:`primary_pool` and Celery's backend; none if the URL names no sentinels."""
+    # Asking all sentinels takes no longer than ``timeout_s``, which is the limit for a single server.
     server = settings.server()
     if server.sentinels is None:
         return {}
@@ -134,10 +132,8 @@ class _LeavesReplicas:
 
 
 def reports_outages(part: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator of classes: public methods raise ServiceUnavailable, which names ``part``, for errors of redis-py.
-
-    This includes refusals: they are the fault of the server, not of a trace.
-    """
+    """Return a decorator of classes: public methods raise ServiceUnavailable, which names ``part``, for errors of redis-py."""
+    # This includes refusals: they are the fault of the server, not of a trace.
 
     def decorate(kind: type[T]) -> type[T]:
         for name, method in list(vars(kind).items()):
@@ -197,10 +193,8 @@ def in_one_trip(client: redis.Redis, commands: Iterable[tuple[Any, ...]], **opti
 
 
 def names_of(client: redis.Redis, pattern: str, kind: str) -> Iterator[str]:
-    """Yield the keys of one type whose names match a pattern, in no order; a key may come twice.
-
-    Redis looks through the names of all keys, which blocks it for a millisecond or two at a time.
-    """
+    """Yield the keys of one type whose names match a pattern, in no order; a key may come twice."""
+    # Redis looks through the names of all keys, which blocks it for a millisecond or two at a time.
     for key in client.scan_iter(pattern, _SCANNED_AT_ONCE, _type=kind):
         yield key.decode("utf-8", "backslashreplace")
 

@@ -126,10 +126,7 @@ class RedisLedger(LedgerReader):
         self.facts = RedisFacts(client, keys, "", GateBounds(0, 0))  # Commits store facts here; without a gate there are none.
 
     def load_scripts(self) -> None:
-        """Load the script that clients call: they may not load scripts themselves, and a restarted Redis has none.
-
-        Also make the secret of late outcomes, unless Redis has one.
-        """
+        """Load the script that clients call but may not load; make the secret of late outcomes, unless there is one."""
         if not self._client.script_exists(_submit.sha)[0]:
             _submit.load(self._client)
         self._client.set(self._keys.outcome_secret, secrets.token_hex(16), nx=True)

@@ -131,10 +131,8 @@ class LedgerReader:
         return list(dict.fromkeys(nsmallest(most, counted, key=hash))), next(numbers)
 
     def ids_beginning(self, beginning: str, most: int) -> list[str] | None:
-        """Return the ids of at most ``most`` traces with this beginning, in no order; None without the permission to look.
-
-        Redis scans the names of all its keys, which takes a second for a million.
-        """
+        """Return the ids of at most ``most`` traces with this beginning, in no order; None without the permission to look."""
+        # Redis scans the names of all its keys, which takes a second for a million.
         try:
             return list(islice((each for each in self._scan(beginning) if has_beginning(each, beginning)), most))
         except redis.exceptions.NoPermissionError:
@@ -154,11 +152,9 @@ class LedgerReader:
         return Tallies(*(dict(tallies[kind].most_common()) for kind in ("decided", "guard", "revised")))
 
     def oldest_pending_s(self) -> float:
-        """Return the seconds since the oldest pending trace was last sent, by Redis' clock; 0 if none is pending.
-
-        Late outcomes do not count: each may wait for its trace as long as records last. Where the 10,000 oldest submissions are
-        all outcomes, the result is 0.
-        """
+        """Return the seconds since the oldest pending trace was last sent, by Redis' clock; 0 if there is none."""
+        # Late outcomes do not count: each may wait for its trace as long as records last. So it is 0 where the 10,000 oldest
+        # submissions are all outcomes.
         seconds, microseconds = self._client.time()
         # A time before 1970 was written by another application; the submission resender removes the entry.
         sent_ms = (at_ms for name, at_ms in self._pending() if at_ms > 0 and not name.startswith(OUTCOME_ID_PREFIX))

@@ -121,10 +121,7 @@ class RedisLog:
 def erase_entries(
     client: redis.Redis, keys: LogKeys, record_prefix: str, trace_ids: Sequence[str], ttl_ms: int, most: int
 ) -> Counter[str]:
-    """Erase the entries of traces, and note each erasure for the mirrors; return the number of entries by trace.
-
-    The notes expire after ``ttl_ms``; only about the newest ``most`` are kept.
-    """
+    """Erase the entries of traces, and count them by trace. About ``most`` of the notes for mirrors last for ``ttl_ms``."""
     erased, start = Counter[str](), "-"
     while start:
         last, owners = _erase_entries(

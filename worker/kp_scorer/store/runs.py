@@ -197,10 +197,7 @@ class Runs:
         return by_sender
 
     def claim(self, full: Sequence[str] = (), preferred: str = "") -> ClaimedRun | None:
-        """Claim a run that is quiet, if possible the ``preferred`` one; return None if none is. The claim ends after a minute.
-
-        Quiet runs of the queues that are ``full`` wait for two seconds more.
-        """
+        """Claim a quiet run for a minute, if possible the ``preferred`` one; None if none is. ``full`` queues wait 2 s more."""
         return _claim_run(
             self._client,
             keys=self._keys,
@@ -245,10 +242,8 @@ class Runs:
         )
 
     def recorded_before(self, run: ClaimedRun, recording: Recording) -> str:
-        """Return the id of the run that another instrumentation recorded at the same time; empty if there is none.
-
-        Only runs of the same sender count: otherwise a sender could keep another's run from being decided.
-        """
+        """Return the id of the run that another instrumentation recorded at the same time; empty if there is none."""
+        # Only runs of the same sender count: otherwise a sender could keep another's run from being decided.
         key, own = self._keys.recording(run.sender + recording.digest), json.dumps([run.run_id, *recording[1:]])
         self._client.set(key, own, nx=True, px=_REMEMBERED_MS)
         other_id, scope, began_ns, ended_ns = json.loads(self._client.get(key) or own)

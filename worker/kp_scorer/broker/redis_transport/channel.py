@@ -116,10 +116,8 @@ class Channel(kombu_redis.Channel):  # type: ignore[misc]
         return pool
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **kwargs: Any) -> Any:
-        """Consume a queue; each one after the first gets a channel and a connection of its own, with the same limits in flight.
-
-        A single connection that waits at an empty queue could not receive from the others.
-        """
+        """Consume a queue; each after the first gets a channel and a connection of its own, with the same limits in flight."""
+        # A single connection that waits at an empty queue could not receive from the others.
         if not self._active_queues:
             return super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
         channel = self._channels[consumer_tag] = self.connection.create_channel(self.connection)
