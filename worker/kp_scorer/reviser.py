@@ -73,17 +73,10 @@ class Reviser:
         at = max(datetime.now(UTC), datetime.fromisoformat(record.decision.decided_at) + timedelta(milliseconds=1))
         changed = {"received": received, "decided_at": at.isoformat(timespec="milliseconds")}
         decision = revise(record.decision, late, self.gate.admits).model_copy(update=changed)
-        return revision._replace(
-            supersedes=record.decision.decided_at,
-            decision=decision.model_dump_json().encode(),
-            outcome=decision.outcome,
-            change=_change_of_kept(record.decision, decision),
-        )
-
-
-def _change_of_kept(before: Decision, after: Decision) -> Change:
-    was_accepted, is_accepted = (each.outcome == "accepted" for each in (before, after))
-    return "" if not after.gate or was_accepted == is_accepted else "kept" if is_accepted else "dropped"
+        was_kept, is_kept = (bool(each.gate) and each.outcome == "accepted" for each in (record.decision, decision))
+        change: Change = "" if was_kept == is_kept else "kept" if is_kept else "dropped"
+        raw = decision.model_dump_json().encode()
+        return revision._replace(supersedes=record.decision.decided_at, decision=raw, outcome=decision.outcome, change=change)
 
 
 def _result(revision: Revision, committed: Committed) -> Revised | None:

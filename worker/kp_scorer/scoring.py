@@ -1,8 +1,4 @@
-"""Scores a trace by four dimensions, each in 0..1, their weighted sum and the overrides, and decides by a policy.
-
-The score is a pure function of a trace and its novelty, by the formulas of the KnowledgePulse reference SDK's
-``evaluateValue``.
-"""
+"""Scores a trace, by the reference SDK's pure function of the trace and its novelty, and decides by a policy."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

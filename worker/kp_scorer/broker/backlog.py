@@ -1,7 +1,4 @@
-"""The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
-
-The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
-"""
+"""The backlog of queues and of the ledger, and the condition of Redis; raises the errors of :mod:`~kp_scorer.broker.calls`."""
 
 import math
 import re

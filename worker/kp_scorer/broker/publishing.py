@@ -1,7 +1,4 @@
-"""Publishes messages: batches that are confirmed as one, and submissions to the queue of traces.
-
-The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
-"""
+"""Publishes batches that are confirmed as one, and submissions; raises the errors of :mod:`~kp_scorer.broker.calls`."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

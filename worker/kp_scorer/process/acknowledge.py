@@ -39,9 +39,7 @@ class Acknowledger(Protocol):
 
 
 class AcknowledgeStage:
-    """Completes each delivery: publishes its decision or stores its dead letter, then acknowledges its message.
-
-    At-least-once: a message is acknowledged only after its decision is published or its dead letter is stored.
+    """Completes each delivery: publishes its decision or stores its dead letter, and only then acknowledges its message.
 
     Backpressure: a delivery that fails in an outage stays in flight and is retried here. So the prefetch limit stops the broker
     from delivering more, and an outage does not raise the messages' counts of deliveries.

@@ -49,10 +49,8 @@ class Admission:
     """Admits deliveries to the stages that decide. They return each one, either resolved or to be decided again.
 
     Isolation: deliveries that fail together are decided again, each while no other is being decided, so that a trace that
-    causes a failure fails alone. An outage is no trace's fault, so its error resolves all of them.
-
-    At most two groups of ``group_size`` are being decided. If the worker dies, each of these traces is charged with an attempt
-    and is decided alone from then on.
+    causes a failure fails alone. An outage is no trace's fault, so its error resolves all of them. At most two groups are being
+    decided, as each of these traces is charged with an attempt if the worker dies.
     """
 
     def __init__(

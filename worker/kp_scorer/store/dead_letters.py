@@ -97,9 +97,8 @@ class DeadLetters:
     """The dead letters, each kept for 30 days after it was last dead-lettered, unless others need its room.
 
     There are two kinds, each within the same bounds: junk, which is malformed, invalid or in conflict with another submission,
-    and the rest. Over its bounds the oldest of a kind make room, so that no junk pushes out a trace that failed.
-
-    Raises ServiceUnavailable if Redis cannot be reached.
+    and the rest. Over its bounds the oldest of a kind make room, so that no junk pushes out a trace that failed. Methods raise
+    ServiceUnavailable without Redis.
     """
 
     def __init__(self, client: redis.Redis, keys: Keys, settings: LedgerSettings) -> None:
