@@ -286,7 +286,7 @@ def test_a_worker_that_may_not_receive_is_not_ready_until_it_may(tmp_path: Path)
         admin.acl_setuser("administrator", enabled=True, nopass=True, keys=["*"], commands=["+@all"])
         admin.auth("any", "administrator")
         with at_work(apart, tmp_path) as (_, client):
-            admin.execute_command("ACL", "SETUSER", "default", "-rpop")
+            admin.execute_command("ACL", "SETUSER", "default", "-lrange")
             trace_id = client.submit(fresh_samples(1)[0])
             refusal = "broker: the broker refuses: NOPERM"
             wait_until(lambda: [each for each in health(apart.metrics.port, "--ready")[1] if each.startswith(refusal)])
@@ -294,7 +294,7 @@ def test_a_worker_that_may_not_receive_is_not_ready_until_it_may(tmp_path: Path)
             until_s = time.monotonic() + 3
             while time.monotonic() < until_s:
                 assert scraped(apart)["kp_scorer_ready"] == 0
-            admin.execute_command("ACL", "SETUSER", "default", "+rpop")
+            admin.execute_command("ACL", "SETUSER", "default", "+lrange")
             assert client.wait(trace_id, timeout_s=PATIENCE_S)
             wait_until(lambda: health(apart.metrics.port, "--ready")[0] == 0)
 
