@@ -7,8 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from kp_scorer.trace import Fraction, PrivacyLevel, Visibility
 
-Outcome = Literal["accepted", "review", "rejected"]
-"""The outcomes, from the mildest to the strictest."""
+Outcome = Literal["accepted", "review", "rejected"]  # From the mildest to the strictest.
 DecisionKind = Literal["accepted", "review", "rejected", "revised"]
 """The kind under which a decision is published: its outcome if it is the first decision on the trace, else revised."""
 KINDS: Final[tuple[DecisionKind, ...]] = get_args(DecisionKind)
@@ -16,16 +15,13 @@ ThresholdSource = Literal["default", "domain", "submission"]
 NoveltySource = Literal["embedding", "empty_cache", "no_embedder", "unreadable"]
 Override = Literal["single_thought", "recovered_from_errors", "single_tool"]
 GuardName = Literal["max_confidence", "min_novelty", "copies"]
-Demand = Literal["review", "rejected"]
-"""The outcomes that a check may demand, whatever the score."""
+Demand = Literal["review", "rejected"]  # The outcomes that a check may demand, whatever the score.
 CheckFailure = Literal["timeout", "error"]
 CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 """The pattern is so narrow that no text of a trace gets through as a name."""
 
 MOST_FINDINGS: Final = 32
 FAILURE_FACTOR: Final = 0.3  # The part of its confidence that counts for a failure; a larger outcome dimension is a success's.
-_UNREADABLE: Final = 0.3
-"""Texts with a larger share of unknown tokens look alike: such a token stands for a whole word, so most of the text is lost."""
 
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 
@@ -121,8 +117,8 @@ class Novelty(_Part):
 
     @property
     def is_unreadable(self) -> bool:
-        """True if the model knows so few words of the text that it looks like any other such text."""
-        return (self.unknown_tokens or 0) > _UNREADABLE * (self.embedded_tokens or 0)
+        """True if so many tokens are unknown, each of which stands for a whole word, that it looks like other such texts."""
+        return (self.unknown_tokens or 0) > 0.3 * (self.embedded_tokens or 0)
 
 
 class GateResult(_Part):
