@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from kp_scorer import KeptRuns, ScorerError, as_prompt, load_settings
+from kp_scorer import KeptRuns, ScorerError, SimilarRun, as_prompt, load_settings
 from kp_scorer.cli.main import commands
 from kp_scorer.decider import Decider
 from kp_scorer.decoding import decode_trace
@@ -27,6 +27,7 @@ from tests.support.changed_settings import with_changed
 from tests.support.commands import invoked, jsonl_file
 from tests.support.http_server import open_server
 from tests.support.processes import wait_until
+from tests.support.slopes import is_steep
 
 BY_WORDS = load_settings({"embedding.embedder": "words"})
 WORDS = ("--set", "embedding.embedder=words")
@@ -122,6 +123,11 @@ def test_a_prompt_has_whole_lines_of_json_within_its_budget(file: Path) -> None:
     assert '{"role": "user", "content": "Refund the order of the blue bicycle"}' in as_prompt(runs, 200)
     done = invoked(commands, "similar", REFUND, file, "--format", "prompt", "--tokens", "400", *WORDS)
     assert done.stdout == as_prompt(runs, 400)
+
+
+def test_the_time_for_a_prompt_is_linear_in_the_runs_that_do_not_fit() -> None:
+    messages = [{"role": "assistant", "content": "x" * 3_000}] * 20
+    assert not is_steep(as_prompt, lambda size: [SimilarRun(0.5, "kp:trace:x", "qa", "", None, messages)] * size, 25)
 
 
 def decide_by_words(settings: Settings, store: Store) -> None:

@@ -10,8 +10,9 @@ import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from heapq import nlargest
-from itertools import islice, product
+from itertools import accumulate, islice, product
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -259,16 +260,22 @@ def as_prompt(runs: Sequence[SimilarRun], most_tokens: int = 2_000) -> str:
     message is JSON on a line of its own, so that none can look like another part of the block.
     """
     most_bytes = most_tokens * _BYTES_PER_TOKEN
-    # Write the messages only once, because the loop below tries several lengths and numbers of runs.
+    # Write each run only once for each length, because the loop below tries several lengths and numbers of runs.
     spoken = [[message for message in run.messages if message.get("role") != "system"] for run in runs]
     written = [[escaped(json.dumps(message, ensure_ascii=False)) for message in messages] for messages in spoken]
-    text = ""
+    blocks = {longest: list(map(partial(_block, longest=longest), runs, written)) for longest in _LONGEST_MESSAGES}
+    sizes = {
+        longest: list(accumulate((len(block.encode()) for block in blocks[longest]), initial=len(_INTRODUCTION)))
+        for longest in blocks
+    }
     for number, longest in product(range(len(runs), 0, -1), _LONGEST_MESSAGES):
-        text = _INTRODUCTION
-        for run, lines in zip(runs[:number], written, strict=False):
-            cut = (line if len(line) <= longest else f"{line[:longest]}…" for line in lines)
-            text += "\n".join([f"\n## A run of similarity {run.similarity:.2f}", *cut]) + "\n"
-        if len(text.encode()) <= most_bytes:
-            return text
+        if sizes[longest][number] <= most_bytes:
+            return "".join([_INTRODUCTION, *blocks[longest][:number]])
     # Cut even the nearest run, which does not fit as a whole.
+    text = "".join([_INTRODUCTION, *blocks[_LONGEST_MESSAGES[-1]][:1]]) if runs else ""
     return text.encode()[:most_bytes].rpartition(b"\n")[0].decode()
+
+
+def _block(run: SimilarRun, lines: Sequence[str], longest: int) -> str:
+    cut = (line if len(line) <= longest else f"{line[:longest]}…" for line in lines)
+    return "\n".join([f"\n## A run of similarity {run.similarity:.2f}", *cut]) + "\n"
