@@ -553,6 +553,16 @@ def test_pairs_are_a_kept_success_and_a_failure_of_its_task(rank: Sequence[str],
     assert (pair["trace_id"][-3:], pair["rejected_id"][-3:], pair["line"]) == ("ben", "ann", 2)
 
 
+def test_no_pair_has_one_chat_twice(chats_file: Path, tmp_path: Path) -> None:
+    # The second failure says what the success says, as where a test sometimes fails without a reason.
+    copy = CHATS[1] | {"id": "eli", "success": False}
+    jsonl_file(chats_file, CHATS[1], copy, CHATS[2], CHATS[2] | {"id": "fay", "success": False}, CHATS[0])
+    output = tmp_path / "pairs.jsonl"
+    done = keep(chats_file, "--best", "100%", "--as", "pairs", "--output", output, *CONVERTING)
+    pairs = rows(output.read_text("utf-8"))
+    assert [(pair["trace_id"][-3:], pair["rejected_id"][-3:]) for pair in pairs] == [("ben", "ann")], done.output
+
+
 def test_source_is_the_record_as_it_came_with_its_score_and_decision(chats_file: Path) -> None:
     done = keep(chats_file, "--as", "source", *CONVERTING, *BANDS[:2], "--set", "scoring.threshold=0.1")
     kept_rows = rows(done.stdout)

@@ -54,29 +54,30 @@ def row_of(line: Line, shape: Shape, trace: ReasoningTrace, decision: Decision |
 
 def rows_of_set(shape: Shape, candidates: Candidates, places: Sequence[int], stands_for: Mapping[str, Any]) -> Iterator[Row]:
     """Yield the rows of the runs at these places. ``stands_for`` has by id how many other runs each of them stands for."""
-    failures = _failures(candidates, places) if shape == "pairs" else {}
+    failures = _failures(candidates) if shape == "pairs" else {}
     for place in places:
         run = candidates.runs[place]
         if shape == "traces":
             yield candidates.document(place)
         elif shape != "pairs":
             yield candidates.document(place) | {"stands_for": stands_for[run.trace_id]}
-        elif run.success and (of_task := failures.get((run.domain, run.task))):
-            about, failure = candidates.document(place), candidates.document(of_task.pop(0))
-            pair = {"chosen": about.pop("messages"), "rejected": failure["messages"]}
-            yield pair | about | {"stands_for": stands_for[run.trace_id], "rejected_id": failure["trace_id"]}
+        elif run.success:
+            about = candidates.document(place)
+            pair = {"chosen": about.pop("messages")}
+            # The same chat may have succeeded once and failed once. As a pair, these two would teach nothing.
+            others = (each for each in failures.get((run.domain, run.task), ()) if each["messages"] != pair["chosen"])
+            if failure := next(others, None):
+                pair |= {"rejected": failure["messages"]} | about
+                yield pair | {"stands_for": stands_for[run.trace_id], "rejected_id": failure["trace_id"]}
 
 
-def _failures(candidates: Candidates, places: Sequence[int]) -> Mapping[tuple[str, int], list[int]]:
-    """Return the places of failed runs by task, in order; a task has no more failed runs than kept successes."""
-    kept_runs = (candidates.runs[place] for place in places)
-    wanted = Counter((run.domain, run.task) for run in kept_runs if run.success)
-    failures = defaultdict[tuple[str, int], list[int]](list)
+def _failures(candidates: Candidates) -> Mapping[tuple[str, int], Iterator[Row]]:
+    """Return the rows of failed runs by task, in order."""
+    places = defaultdict[tuple[str, int], list[int]](list)
     for place, run in enumerate(candidates.runs):
-        key = run.domain, run.task
-        if not run.success and len(failures[key]) < wanted[key]:
-            failures[key].append(place)
-    return failures
+        if not run.success:
+            places[run.domain, run.task].append(place)
+    return {task: map(candidates.document, each) for task, each in places.items()}
 
 
 class Against:
