@@ -122,8 +122,10 @@ def test_revisions_are_handed_on_apart(settings: Settings, receiving: Receiving)
     assert len({json.loads(row["body"])["id"] for row in receiving.rows()}) == 1
 
 
-def forward(settings: Settings, receiver: str, url: str, *arguments: str | Path) -> Any:
-    variables = as_environment(settings) | VARIABLES
+def forward(
+    settings: Settings, receiver: str, url: str, *arguments: str | Path, variables: Mapping[str, str] = VARIABLES
+) -> Any:
+    variables = {**as_environment(settings), **variables}
     return invoked(commands, "forward", "--to", receiver, "--url", url, *arguments, env=variables)
 
 
@@ -235,6 +237,30 @@ def test_an_address_is_checked_and_not_quoted(url: str, settings: Settings) -> N
     problem = str(forward(settings, "webhook", url).exception)
     assert "--url: expected" in problem
     assert "secret" not in problem
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_$", "whsec_é", "whsec_a", "whsec_\udcff"])
+def test_a_secret_without_a_key_signs_nothing(secret: str, settings: Settings, receiving: Receiving) -> None:
+    publish(settings, decisions(1))
+    with receiving.process():
+        done = forward(settings, "webhook", receiving.url, variables={"WEBHOOK_SECRET": secret})
+    assert "WEBHOOK_SECRET: expected base64 after whsec_" in str(done.exception)
+    assert receiving.rows() == []
+
+
+def test_secrets_may_have_any_bytes(settings: Settings, receiving: Receiving) -> None:
+    publish(settings, decisions(2))
+    odd = dict.fromkeys(("WEBHOOK_SECRET", "LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY"), "\udcff")
+    with receiving.process():
+        forward(settings, "webhook", receiving.url, variables=odd)
+        publish(settings, decisions(1))
+        forward(settings, "langfuse", receiving.url, variables=odd)
+    *signed, scored = receiving.rows()
+    for row in signed:
+        head = f"{row['webhook-id']}.{row['webhook-timestamp']}.".encode()
+        signature = base64.b64encode(hmac.digest(b"\xff", head + row["body"].encode(), "sha256")).decode()
+        assert row["webhook-signature"] == f"v1,{signature}"
+    assert base64.b64decode(scored["authorization"].split()[1]) == b"\xff:\xff"
 
 
 def collect(settings: Settings, run_id: str, *bodies: bytes | Mapping[str, Any]) -> None:

@@ -1,9 +1,9 @@
 """Hands decisions, or the spans of their runs, on to another program, each at least once."""
 
 import base64
-import binascii
 import hmac
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -169,9 +169,12 @@ class Forwarder:
         head = f"{uuid5(NAMESPACE_URL, f'{decision.trace_id} {decision.mark}')}.{int(time.time())}"
         secret = self._variables["WEBHOOK_SECRET"]
         try:
-            key = base64.b64decode(secret.removeprefix("whsec_")) if secret.startswith("whsec_") else secret.encode()
-        except binascii.Error:
-            raise SettingsError("WEBHOOK_SECRET: expected base64 after whsec_") from None
+            key = base64.b64decode(secret.removeprefix("whsec_")) if secret.startswith("whsec_") else os.fsencode(secret)
+        except ValueError:
+            key = b""
+        # Anybody could make the signature of an empty key.
+        if not key:
+            raise SettingsError("WEBHOOK_SECRET: expected base64 after whsec_")
         signature = base64.b64encode(hmac.digest(key, f"{head}.".encode() + body, "sha256")).decode()
         names = "webhook-id", "webhook-timestamp", "webhook-signature"
         return "", body, dict(zip(names, (*head.split("."), f"v1,{signature}"), strict=True))
@@ -187,7 +190,7 @@ class Forwarder:
             "dataType": "NUMERIC",
             "comment": decision.outcome,
         }
-        authorization = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        authorization = f"Basic {base64.b64encode(os.fsencode(pair)).decode()}"
         return "/api/public/scores", json.dumps(score).encode(), {"Authorization": authorization}
 
     def _as_event(self, decision: Decision) -> _Request:
