@@ -116,12 +116,20 @@ def test_list_of_traces_is_numbered_by_item(indent: int | None) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"[" + FIRST, b"[" + FIRST + b",\n" + SECOND + b"\n", b"[" + FIRST + b"] " + SECOND),
-        *(pretty(minimal_payload())[:-2], pretty(minimal_payload()) + b"{}", b"[" * 100_000, b'["'),
+        *(b"[" + FIRST, b"[" + FIRST + b",\n" + SECOND + b"\n", FIRST + b", " + SECOND, FIRST + SECOND[:-1], FIRST + b" 5"),
+        *(pretty(minimal_payload())[:-2], pretty(minimal_payload()) + b"5", b"[" * 100_000, b'["'),
     ],
 )
 def test_broken_document_is_an_invalid_trace(raw: bytes) -> None:
     assert read(raw) == [(1, INVALID)]
+
+
+@pytest.mark.parametrize("between", [b"", b" ", b"\r", b" \n", b"\xef\xbb\xbf"], ids=ascii)
+def test_documents_need_no_line_breaks_between_them(between: bytes) -> None:
+    compact, indented = (between.join(documents) for documents in ([FIRST, b"{}", SECOND], [pretty(json.loads(FIRST)), SECOND]))
+    assert [each for _, each in read(compact)] == ["kp:trace:1", INVALID, "kp:trace:2"]
+    assert [each for _, each in read(b"\n" + indented)] == ["kp:trace:1", "kp:trace:2"]
+    assert read(b"[" + FIRST + b"]" + between.strip() + SECOND) == [(1, "kp:trace:1"), (1, "kp:trace:2")]
 
 
 def test_limit_on_bytes_applies_to_each_trace_of_a_list() -> None:

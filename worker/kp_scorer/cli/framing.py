@@ -5,7 +5,8 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from typing import IO, Final
+from contextlib import suppress
+from typing import IO, Final, cast
 
 import click
 
@@ -26,6 +27,8 @@ _FIELD_OF_OTHERS: Final = re.compile(
 )
 FIELD_OF_TRACES: Final = re.compile(rb"""(?<!\\)"@(type|context)"\s*:""")
 _QUOTED: Final = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)', re.DOTALL)  # A string that is cut off extends to the end.
+_DECODER: Final = json.JSONDecoder()
+_SPACE: Final = re.compile(r"[\s\ufeff]*")  # With the byte order mark of a file that was joined to another.
 _CUT: Final = b"\0"  # Marks the end of a part of a line: it is in a string if that is open there.
 
 
@@ -122,6 +125,22 @@ def _documents(stream: IO[bytes], number: int, line: bytes, most_bytes: int) -> 
         if not (document := b"".join(pieces)).isspace():
             yield first, document, size_bytes
         line = read_bytes(stream.readline, most_bytes + 1)
+
+
+def divided(raw: bytes) -> list[bytes]:
+    """Return the objects and lists in a text that consists of several; nothing for any other text.
+
+    Files that were joined make such texts if they do not end in a line break, and so do services that write none.
+    """
+    documents, place = list[bytes](), 0
+    with suppress(ValueError, RecursionError):
+        text = raw.decode()
+        while place < len(text) and text[place] in "{[":
+            end = _DECODER.raw_decode(text, place)[1]
+            documents.append(text[place:end].encode())
+            place = cast("re.Match[str]", _SPACE.match(text, end)).end()
+        return documents if place == len(text) else []
+    return []
 
 
 def _may_be_large(beginning: bytes) -> bool:

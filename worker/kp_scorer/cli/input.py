@@ -21,7 +21,7 @@ import click
 from kp_scorer.adapters import format_of
 from kp_scorer.characters import escaped
 from kp_scorer.cli.converting import MOST_PLACES, UNKNOWN, Conversion, Line
-from kp_scorer.cli.framing import FIELD_OF_TRACES, MOST_BYTES, MOST_VALUES, framed
+from kp_scorer.cli.framing import FIELD_OF_TRACES, MOST_BYTES, MOST_VALUES, divided, framed
 from kp_scorer.cli.output import print_note
 from kp_scorer.cli.unpacking import open_input, unpacked
 from kp_scorer.decoding import check_trace, decode_trace, parse_json, parsed_or_refused
@@ -32,6 +32,7 @@ _SUFFIXES: Final = (".json", ".jsonl", ".ndjson", ".jl", ".traj")
 _MOST_SUFFIXES: Final = 5
 _CONVERT: Final = "a log of another tool: `kp-scorer convert` makes traces of it"
 _AHEAD_BYTES: Final = 4_194_304  # The most bytes to read ahead: a batch of traces of a few kilobytes, or a few large ones.
+_MORE: Final = "Extra data"  # Python's error for JSON with anything behind it.
 _OF_DOCUMENTS: Final = {"message_bytes": MOST_BYTES, "values": MOST_VALUES}
 
 
@@ -144,21 +145,25 @@ def read_traces(stream: io.BufferedReader, limits: Limits, conversion: Conversio
             yield Line(number, InvalidTrace([problem]), len(raw))
             continue
         # A file that was joined from several may have byte order marks within it.
-        raw = raw.strip().removeprefix(codecs.BOM_UTF8).lstrip()
-        own = _decoded(number, raw, limits, most_bytes) if FIELD_OF_TRACES.search(raw) else None
-        if own and not isinstance(own.trace, InvalidTrace):
-            yield own
-            continue
-        value = parsed_or_refused(raw, limits.model_copy(update=_OF_DOCUMENTS))
-        if isinstance(value, InvalidTrace) and not own and not raw.startswith((b"{", b"[")):
-            yield Line(number, UnknownFormat(value.problems, [number]), len(raw))
-        elif isinstance(value, InvalidTrace) or (own and _is_trace(value)):
-            yield own or Line(number, cast("InvalidTrace", value), len(raw))
-        elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
-            for item, each in enumerate(value, start=1):
-                yield from _read(item, each, limits, conversion)
-        else:
-            yield from _read(number, value, limits, conversion)
+        left = [raw.strip().removeprefix(codecs.BOM_UTF8).lstrip()]
+        while left:
+            raw = left.pop()
+            own = _decoded(number, raw, limits, most_bytes) if FIELD_OF_TRACES.search(raw) else None
+            if own and not isinstance(own.trace, InvalidTrace):
+                yield own
+                continue
+            value = parsed_or_refused(raw, limits.model_copy(update=_OF_DOCUMENTS))
+            if isinstance(value, InvalidTrace) and _MORE in str(value) and (documents := divided(raw)):
+                left += reversed(documents)
+            elif isinstance(value, InvalidTrace) and not own and not raw.startswith((b"{", b"[")):
+                yield Line(number, UnknownFormat(value.problems, [number]), len(raw))
+            elif isinstance(value, InvalidTrace) or (own and _is_trace(value)):
+                yield own or Line(number, cast("InvalidTrace", value), len(raw))
+            elif number == first and isinstance(value, list) and (not value or any(map(_is_trace, value))):
+                for item, each in enumerate(value, start=1):
+                    yield from _read(item, each, limits, conversion)
+            else:
+                yield from _read(number, value, limits, conversion)
 
 
 def _is_trace(value: object) -> bool:
