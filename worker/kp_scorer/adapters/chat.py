@@ -6,9 +6,9 @@ shapes in the records of the run: requests to models, attributes of spans, and t
 
 import json
 import re
-from collections import defaultdict, deque
-from collections.abc import Container, Iterator, Sequence
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from kp_scorer.adapters.attributes import attributes_of
@@ -125,35 +125,23 @@ def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
     result names by an id. Of several calls, it answers the first in the newest turn. A second result of a call answers none.
     """
     call_ids = {piece.call_id for piece in pieces if piece.kind == "call" and piece.call_id}
-    turns = list(accumulate(piece.kind not in ("agent", "call") for piece in pieces))
     answered: dict[int, int] = {}
     with_result = set[int]()
     for by_id in (True, False):
-        # The calls by what results name them by, and all by None; those of each turn, the newest turn last.
-        waiting = defaultdict[str | None, dict[int, deque[int]]](dict)
-        for place, piece in enumerate(pieces):
-            names = (piece.call_id,) if by_id else (piece.name, None)
-            if piece.kind == "call" and place not in with_result:
-                for name in names:
-                    waiting[name].setdefault(turns[place], deque()).append(place)
-            elif piece.kind == "result" and (piece.call_id in call_ids) is by_id:
-                found = (_next_call(waiting[name], with_result) for name in names)
-                if (call := next((each for each in found if each is not None), None)) is not None:
-                    answered[place] = call
-                    with_result.add(call)
+        # The open calls by what results name them by, and all by None; the one to answer first is last.
+        waiting = defaultdict[str | None, list[int]](list)
+        for is_turn, group in groupby(enumerate(pieces), lambda each: each[1].kind in ("agent", "call")):
+            for place, piece in reversed(list(group)) if is_turn else group:
+                for name in (piece.call_id,) if by_id else (piece.name, None):
+                    if piece.kind == "call":
+                        waiting[name].append(place)
+                    elif piece.kind == "result" and (piece.call_id in call_ids) is by_id and place not in answered:
+                        while waiting[name] and waiting[name][-1] in with_result:
+                            waiting[name].pop()
+                        if waiting[name]:
+                            answered[place] = waiting[name].pop()
+                            with_result.add(answered[place])
     return answered
-
-
-def _next_call(waiting: dict[int, deque[int]], with_result: Container[int]) -> int | None:
-    """Remove and return the first call without a result in the newest turn that has one."""
-    while waiting:
-        turn, calls = waiting.popitem()
-        while calls:
-            call = calls.popleft()
-            if call not in with_result:
-                waiting[turn] = calls
-                return call
-    return None
 
 
 def _arguments(call: Piece) -> str:
