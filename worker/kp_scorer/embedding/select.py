@@ -4,8 +4,9 @@ import math
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path, PurePath
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from kp_scorer.embedding.embedder import RECIPES, Embedder, Recipe
 from kp_scorer.embedding.model import WEIGHTS_PACKAGE, ModelFiles, find_model, has_torch, is_installed
@@ -106,26 +107,20 @@ def _has_gpu() -> bool:
     return any(any(Path("/dev").glob(pattern)) for pattern in _GPU_DEVICES) and has_torch()
 
 
-def _load_torch_on_gpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
+def _load_torch(device: Literal["cpu", "cuda"], model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     import torch
 
     from kp_scorer.embedding.torch_engine import TorchEmbedder
 
-    if not torch.cuda.is_available():
+    if device == "cuda" and not torch.cuda.is_available():
         raise EngineUnavailable("torch sees no GPU")
-    return TorchEmbedder(model, recipe, threads, "cuda")
+    return TorchEmbedder(model, recipe, threads, device)
 
 
 def _load_openvino(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
     from kp_scorer.embedding.openvino_engine import OpenVinoEmbedder
 
     return OpenVinoEmbedder(model, recipe, threads)
-
-
-def _load_torch_on_cpu(model: ModelFiles, recipe: Recipe, threads: int) -> Embedder:
-    from kp_scorer.embedding.torch_engine import TorchEmbedder
-
-    return TorchEmbedder(model, recipe, threads, "cpu")
 
 
 class _Candidate(NamedTuple):
@@ -135,8 +130,8 @@ class _Candidate(NamedTuple):
 
 
 _TORCH: Final = (
-    _Candidate("torch", lambda: "" if _has_gpu() else "there is no GPU", _load_torch_on_gpu),
-    _Candidate("torch", lambda: "" if has_torch() else "sentence-transformers is not installed", _load_torch_on_cpu),
+    _Candidate("torch", lambda: "" if _has_gpu() else "there is no GPU", partial(_load_torch, "cuda")),
+    _Candidate("torch", lambda: "" if has_torch() else "sentence-transformers is not installed", partial(_load_torch, "cpu")),
 )
 _OPENVINO: Final = _Candidate(
     "openvino", lambda: "" if is_installed("openvino") else "openvino is not installed", _load_openvino
