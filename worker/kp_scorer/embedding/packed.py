@@ -4,7 +4,8 @@ Any texts share a pass, whatever their lengths. On a GPU, a padded pass would co
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import layer_norm, linear, normalize, pad, scaled_dot_product_attention
+from torch.nn.functional import linear, normalize, pad, scaled_dot_product_attention
 
 from kp_scorer.embedding.embedder import Ids, Vectors
 from kp_scorer.embedding.model import BERT_FAMILY, OFFSET_POSITIONS
@@ -34,27 +35,20 @@ class _Layer(NamedTuple):
     norm: Any
 
 
-class _Attention(NamedTuple):
-    """Torch's own flash attention, within each text."""
-
-    starts: torch.Tensor
-    longest: int
-
-    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        attended = varlen_attn(query, key, value, self.starts, self.starts, self.longest, self.longest)
-        assert isinstance(attended, torch.Tensor)
-        return attended
+def _attend_on_gpu(
+    starts: torch.Tensor, longest: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    """Attend within each text, by torch's own flash attention."""
+    attended = varlen_attn(query, key, value, starts, starts, longest, longest)
+    assert isinstance(attended, torch.Tensor)
+    return attended
 
 
-class _PlainAttention(NamedTuple):
-    """Attention over one text after the other, on CPU."""
-
-    lengths: list[int]
-
-    def __call__(self, *parts: torch.Tensor) -> torch.Tensor:
-        by_text = (part.transpose(0, 1).split(self.lengths, 1) for part in parts)
-        attended = [scaled_dot_product_attention(*each) for each in zip(*by_text, strict=True)]
-        return torch.cat(attended, 1).transpose(0, 1)
+def _attend_on_cpu(lengths: list[int], *parts: torch.Tensor) -> torch.Tensor:
+    """Attend within one text after the other."""
+    by_text = (part.transpose(0, 1).split(lengths, 1) for part in parts)
+    attended = [scaled_dot_product_attention(*each) for each in zip(*by_text, strict=True)]
+    return torch.cat(attended, 1).transpose(0, 1)
 
 
 class PackedModel:
@@ -92,8 +86,8 @@ class PackedModel:
         starts = pad(sizes.cumsum(0), (1, 0))
         # The text of each token; for tokens that belong to none, a number beyond the last.
         texts = torch.searchsorted(starts[1:], torch.arange(len(ids), device=ids.device), right=True)
-        hidden = self._normalized(self._norm, self._words(ids) + self._places[self._positions(ids, texts, starts)])
-        attend = _Attention(starts.int(), longest) if ids.is_cuda else _PlainAttention(sizes.tolist())
+        hidden = self._norm(self._words(ids) + self._places[self._positions(ids, texts, starts)])
+        attend = partial(_attend_on_gpu, starts.int(), longest) if ids.is_cuda else partial(_attend_on_cpu, sizes.tolist())
         for layer in self._layers:
             hidden = self._run(layer, hidden, attend)
         if self._pools_mean:
@@ -112,18 +106,15 @@ class PackedModel:
         positions = (counted[1:] - counted[starts[texts]]) * is_counted + self._padding_id
         return positions.clamp(max=len(self._places) - 1)
 
-    def _run(self, layer: _Layer, hidden: torch.Tensor, attend: "_Attention | _PlainAttention") -> torch.Tensor:
+    def _run(self, layer: _Layer, hidden: torch.Tensor, attend: Callable[..., torch.Tensor]) -> torch.Tensor:
         parts = self._product(hidden, layer.attention).view(len(hidden), 3, self._heads, -1).unbind(1)
         attended = self._product(attend(*parts).flatten(1), layer.attended)
-        hidden = self._normalized(layer.attended_norm, hidden + attended)
+        hidden = layer.attended_norm(hidden + attended)
         widened = layer.activation(self._product(hidden, layer.widened))
-        return self._normalized(layer.norm, hidden + self._product(widened, layer.narrowed))
+        return layer.norm(hidden + self._product(widened, layer.narrowed))
 
     def _product(self, hidden: torch.Tensor, weights: _Weights) -> torch.Tensor:
         return linear(hidden.to(self._products), *weights)
-
-    def _normalized(self, norm: Any, hidden: torch.Tensor) -> torch.Tensor:
-        return layer_norm(hidden, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
 
     def _converted(self, layer: Any) -> _Layer:
         inputs, output = layer.attention.self, layer.attention.output
