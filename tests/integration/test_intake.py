@@ -201,6 +201,26 @@ def test_an_intake_that_is_a_stream_stops_neither_workers_nor_counting(
         assert client.wait(second["id"], timeout_s=PATIENCE_S).trace_id == second["id"]
 
 
+def test_an_intake_that_is_exclusive_to_its_producer_stops_neither_workers_nor_counting(
+    rabbitmq: RabbitMQ, settings_here: Settings, tmp_path: Path
+) -> None:
+    name, trace = intake_name(settings_here.queues.first), short_traces(1, seed=4)[0]
+    with confirming(settings_here.broker.url) as connection:
+        connection.default_channel.queue_declare(name, durable=False, exclusive=True, auto_delete=False)
+        with at_work(settings_here, tmp_path) as (worker, client), make_celery(settings_here) as app:
+            assert client.wait(client.submit(trace), timeout_s=PATIENCE_S).trace_id == trace["id"]
+            assert [event["queue"] for event in worker.logged("intake_unusable")] == [name]
+            with Store.open(settings_here) as store:
+                assert list(look_at_backlog(app, settings_here, store, ()).submissions) == [settings_here.queues.first]
+                wait_until(lambda: [each for report in store.worker_reports() for each in report.failing.values()])
+                (failures,) = (report.failing for report in store.worker_reports())
+            assert failures.keys() == {"intake_drainer"}
+            assert "close the connection that declared it" in failures["intake_drainer"]
+            # The queue goes with its connection, and the worker makes it anew.
+            connection.release()
+            wait_until(lambda: _is_declared(settings_here))
+
+
 def _is_declared(settings: Settings) -> bool:
     try:
         with confirming(settings.broker.url) as connection:

@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError
 from kp_scorer.broker.calls import broker_condition, check_publishing, waiting, with_producer, with_redis
 from kp_scorer.broker.queues import results_queues, results_streams, submission_queues
 from kp_scorer.broker.redis_transport.queue import QueueKeys
-from kp_scorer.errors import BrokerBlocked, NoQueue, Reason
+from kp_scorer.errors import BrokerBlocked, NoQueue, Reason, SettingsError
 from kp_scorer.settings import Settings
 from kp_scorer.settings.server_sections import BrokerSettings, RedisSettings
 from kp_scorer.store import Store
@@ -179,8 +179,8 @@ def _submissions(app: Celery, settings: Settings) -> dict[str, int]:
         submissions[queues.traces.name] = waiting(app, queues.traces)
         if queues.intake:
             # Declare the intake passively: a producer may have declared it with other arguments, which RabbitMQ would refuse
-            # here.
-            with suppress(NoQueue):
+            # here, or as an exclusive one, which nobody else may look at.
+            with suppress(NoQueue, SettingsError):
                 intake = Queue(queues.intake.name, exchange=Exchange(""), no_declare=True)
                 submissions[intake.name] = waiting(app, intake)
     return submissions

@@ -1,7 +1,7 @@
 """Calls to the broker, each within ``broker.timeout_s``, and retried on a new connection.
 
 They raise ServiceUnavailable if the broker cannot be reached, has no such queue, refuses, or does not confirm in time; and
-SettingsError if RabbitMQ has a queue of this name with other arguments.
+SettingsError if RabbitMQ has a queue of this name with other arguments, or one that is exclusive to another connection.
 """
 
 import time
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from amqp.exceptions import AccessRefused, AMQPError, NotFound, PreconditionFailed
+from amqp.exceptions import AccessRefused, AMQPError, NotFound, PreconditionFailed, ResourceLocked
 from celery import Celery
 from kombu import Producer, Queue
 from kombu.exceptions import LimitExceeded, OperationalError
@@ -62,8 +62,10 @@ def with_producer(app: Celery, purpose: str, use: Callable[[Producer], T], if_mi
                 # message, and closing would wait for a peer that may be gone.
                 connection.collect()
                 cause = error.__cause__ or error
-                if isinstance(cause, PreconditionFailed):
+                if isinstance(cause, PreconditionFailed | ResourceLocked):
                     remedy = "make the settings equal, or delete the queue"
+                    if isinstance(cause, ResourceLocked):
+                        remedy = "close the connection that declared it"
                     if "limit" in str(error) and "inequivalent" not in str(error):
                         remedy = "raise the limit of the virtual host, or delete other queues"
                     raise SettingsError(f"{purpose}: {error}; {remedy}") from error

@@ -10,7 +10,7 @@ from typing import Final
 
 import structlog
 
-from kp_scorer.errors import ServiceUnavailable
+from kp_scorer.errors import ServiceUnavailable, SettingsError
 from kp_scorer.logs import flush_logs, raised_at
 
 EXIT_CODE: Final = 4
@@ -85,7 +85,7 @@ class PeriodicTask(VitalThread):
             pause_s = max(self._every_s, _BACKOFF_S)
             try:
                 self._do()
-            except ServiceUnavailable as error:
+            except (ServiceUnavailable, SettingsError) as error:
                 self.failure = str(error)
                 log.warning("work_put_off", work=self.name, detail=self.failure)
             except Exception as error:
