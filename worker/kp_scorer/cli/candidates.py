@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple
 
 import click
 import numpy as np
@@ -55,14 +55,13 @@ class Run(NamedTuple):
     line: int = 0
 
 
-class Candidates:
+class Candidates(ExitStack):
     """All runs to choose from. Their documents and vectors are in temporary files; some 400 bytes a run are in memory."""
 
     def __init__(self) -> None:
-        with ExitStack() as files:
-            self._documents = files.enter_context(tempfile.TemporaryFile())
-            self._vectors = files.enter_context(tempfile.TemporaryFile())
-            self._files = files.pop_all()
+        super().__init__()
+        self._documents = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - this stack closes it
+        self._vectors = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - this stack closes it
         self.runs: list[Run] = []
         self.repeated = 0  # The number of traces that have the id of an earlier one.
         self._offsets = array("q", [0])  # The offset of each document, and the end of the last one.
@@ -70,12 +69,6 @@ class Candidates:
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
         self.space = ""  # The space of the vectors from a novelty log.
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._files.close()
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
         """Add a run that was kept before. It can stand for other runs of its domain, and is no candidate itself."""
@@ -117,13 +110,6 @@ class Candidates:
         runs = self._earlier.get(domain, [])
         vectors = [vector.reshape(1, -1) for _, vector in runs]
         return [trace_id for trace_id, _ in runs], np.concatenate([np.empty((0, self._dimensions), np.float32), *vectors])
-
-    def by_domain(self) -> dict[str, list[int]]:
-        """Return the places of each domain's runs, in the order of the input."""
-        places: dict[str, list[int]] = {}
-        for place, run in enumerate(self.runs):
-            places.setdefault(run.domain, []).append(place)
-        return places
 
     def by_score(self, places: Iterable[int]) -> list[int]:
         """Return places in the order of their scores, the highest first; equal scores stay in the order of the places."""

@@ -68,11 +68,12 @@ class Conversion:
 
     def __init__(self, supplied: SuppliedFields, limits: Limits, name: str = "") -> None:
         """Convert sources of the format of this ``name``; without one, detect the format of each source by its shape."""
-        defaults = {name: lambda _, value=value: value for name, value in _ASSUMED.items()} | {"created_at": self._time_of_file}
-        self._converter = Converter(supplied._replace(defaults=defaults), limits, name)
-        self._limits, self._name = limits, name
         self._files = [""]
         self._times: list[str | None] = [None]  # The time when each file was written.
+        defaults: dict[str, Any] = {name: lambda _, value=value: value for name, value in _ASSUMED.items()}
+        defaults["created_at"] = lambda line: self._times[line // _MOST_LINES]
+        self._converter = Converter(supplied._replace(defaults=defaults), limits, name)
+        self._limits, self._name = limits, name
         self.runs = 0  # The number of runs that were converted or refused.
         self.keeps_runs = False  # True if lines keep their runs, which take more memory than traces.
         self._unknown = 0  # The number of sources in the current file that have no known format.
@@ -85,9 +86,6 @@ class Conversion:
         """Start a file, whose lines are counted from 1 again."""
         self._files.append(name)
         self._times.append(written_at)
-
-    def _time_of_file(self, line: int) -> str | None:
-        return self._times[line // _MOST_LINES]
 
     def feed(self, line: int, value: object) -> Iterator[Line]:
         """Convert the runs that a source completes."""

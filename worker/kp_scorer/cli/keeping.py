@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import Any, Final, Literal
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.display import cell, console, progress
@@ -147,7 +147,9 @@ def choices(candidates: Candidates, best: float | int, rank: Rank, most_by_task:
 
 def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, list[int], int]]:
     """Yield each domain with the places of its runs, and how many of them a choice may keep."""
-    domains = candidates.by_domain()
+    domains = defaultdict[str, list[int]](list)
+    for place, run in enumerate(candidates.runs):
+        domains[run.domain].append(place)
     most = round(best * len(candidates.runs)) if isinstance(best, float) else best
     shares = apportioned([len(places) for places in domains.values()], most)
     yield from zip(domains, domains.values(), shares, strict=True)
@@ -155,13 +157,11 @@ def _shares(candidates: Candidates, best: float | int) -> Iterator[tuple[str, li
 
 def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candidates) -> None:
     """Print the choice to stderr: a table of the domains, or of those with the most runs if there are many, and notes."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     summaries = [choice.summary() for choice in chosen]
+    columns = (Column(each, justify="left" if each == "domain" else "right") for summary in summaries[:1] for each in summary)
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
     many = len(summaries) > _MOST_ROWS
     for summary in nlargest(_MOST_ROWS, summaries, key=itemgetter("runs")) if many else summaries:
-        if not table.columns:
-            for heading in summary:
-                table.add_column(heading, justify="left" if heading == "domain" else "right")
         table.add_row(*(cell(str(value)) for value in summary.values()))
     console().print(table)
     if many:

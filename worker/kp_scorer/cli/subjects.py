@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import wraps
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
@@ -22,8 +23,6 @@ from kp_scorer.store import Store
 from kp_scorer.store.dead_letters import DeadLetter
 from kp_scorer.store.runs import MOST_VALUES, ClaimedRun
 from kp_scorer.trace import OUTCOME_ID_PREFIX, TRACE_ID_PREFIX, namespace_of
-
-Advance = Callable[[int, int | None], None]
 
 _ENTRIES_AT_ONCE: Final = 1_000
 _SHOWN_EVERY: Final = 1_000
@@ -61,25 +60,23 @@ def subject_options(command: Command) -> Command:
     return with_subject
 
 
+@dataclass(slots=True)
 class Search:
     """Searches every place in Redis for the data of a subject, in chunks. An item may come twice if it changes meanwhile."""
 
-    def __init__(self, store: Store, app: Celery, settings: Settings, subject: Subject, advance: Advance) -> None:
-        """Prepare the search, which calls ``advance`` now and then with the number of items that it has searched."""
-        self.unread = 0
-        """The number of dead letters so far that do not say whose they are."""
-        self._store = store
-        self._app = app
-        self._settings = settings
-        self._subject = subject
-        self._advance = advance
-        self._searched = 0
+    store: Store
+    app: Celery
+    settings: Settings
+    subject: Subject
+    advance: Callable[[int, int | None], None]  # Called now and then with the number of items that were searched.
+    searched: int = 0
+    unread: int = 0  # The number of dead letters so far that do not say whose they are.
 
     def records(self) -> Iterator[tuple[str, dict[str, str]]]:
         """Yield the subject's records of traces and of late outcomes, each with its id."""
-        namespace = self._subject.namespace
+        namespace = self.subject.namespace
         for part in (f"{TRACE_ID_PREFIX}{namespace}:", OUTCOME_ID_PREFIX) if namespace else ("",):
-            for trace_id, fields in self._store.ledger.records(part=part):
+            for trace_id, fields in self.store.ledger.records(part=part):
                 if self._owns(self._owner_of_record(trace_id, fields)):
                     yield trace_id, fields
 
@@ -88,9 +85,9 @@ class Search:
 
         Only the records of the traces tell which of these belong to an agent.
         """
-        for log in self._store.novelty_logs():
+        for log in self.store.novelty_logs():
             yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))
-        for facts in self._store.all_facts():
+        for facts in self.store.all_facts():
             stored = (each for each in chain(facts.all(), facts.all_kept()) if each.fact)
             rows = ((str(each.place), each.fact.trace_id, each.fact.vector) for each in stored if each.fact)
             yield from self._owned(facts.space, rows)
@@ -99,16 +96,16 @@ class Search:
         while chunk := list(islice(rows, _ENTRIES_AT_ONCE)):
             ids = {trace_id for _, trace_id, _ in chunk if trace_id}
             owners: dict[str, object] = dict.fromkeys(ids, "")
-            if self._subject.agent:
-                owners |= {each: self._owner_of_record(each, fields).agent for each, fields in self._store.ledger.records(ids)}
+            if self.subject.agent:
+                owners |= {each: self._owner_of_record(each, fields).agent for each, fields in self.store.ledger.records(ids)}
             for place, trace_id, vector in chunk:
                 if trace_id and self._owns(Owner(trace_id, owners[trace_id])):
                     yield space, place, trace_id, vector
 
     def dead_letters(self) -> Iterator[tuple[str, DeadLetter, bytes]]:
         """Yield the subject's dead letters, each with the id of its trace, which may be empty, and its content."""
-        for letter in self._store.dead_letters.read():
-            payload = self._store.dead_letters.payload(letter.letter_id)
+        for letter in self.store.dead_letters.read():
+            payload = self.store.dead_letters.payload(letter.letter_id)
             content = _parsed(payload)
             owner = self._owner(content)
             owner = owner._replace(trace_id=owner.trace_id or letter.trace_id)
@@ -119,19 +116,19 @@ class Search:
 
     def runs(self) -> Iterator[ClaimedRun]:
         """Yield the subject's runs that are being collected or kept."""
-        for run in self._store.runs.collected():
+        for run in self.store.runs.collected():
             if self._owns(Owner(run.trace_id, owner_of(_parsed(run.export)).agent)):
                 yield run
 
     def messages(self, *, remove: bool = False) -> Iterator[tuple[str, Any]]:
         """Yield the subject's messages on queues in Redis and on streams, each with its place; with ``remove``, remove them."""
-        settings = self._settings
+        settings = self.settings
         if settings.broker.is_redis:
             for name in [*settings.queues.traces, *results_queues(settings, settings.kinds)]:
-                for content in search_queue(self._app, name, settings.limits, self._is_owned, remove=remove):
+                for content in search_queue(self.app, name, settings.limits, self._is_owned, remove=remove):
                     yield name, content
         for name in results_streams(settings, settings.kinds):
-            stream = self._store.decision_stream(name)
+            stream = self.store.decision_stream(name)
             for entry, decision in stream.entries():
                 if self._is_owned(content := _parsed(decision)):
                     if remove:
@@ -142,38 +139,38 @@ class Search:
         """Print which places may hold data of the subject and were not searched."""
         if self.unread:
             print_note(f"{self.unread} dead letters do not say whose they are: look at them by `kp-scorer dead-letter show`")
-        if not self._settings.broker.is_redis:
+        if not self.settings.broker.is_redis:
             print_note("the queues of RabbitMQ are not searched: what waits there is scored, or read by others")
             return
-        for name in [*self._settings.queues.traces, *results_queues(self._settings, self._settings.kinds)]:
-            if count := count_in_flight(self._app, name):
+        for name in [*self.settings.queues.traces, *results_queues(self.settings, self.settings.kinds)]:
+            if count := count_in_flight(self.app, name):
                 print_note(f"{count} messages of {name} are in flight and were not searched: repeat this once they are done")
 
     def _owns(self, owner: Owner) -> bool:
-        self._searched += 1
-        if not self._searched % _SHOWN_EVERY:
-            self._advance(self._searched, None)
-        return self._subject.owns(owner)
+        self.searched += 1
+        if not self.searched % _SHOWN_EVERY:
+            self.advance(self.searched, None)
+        return self.subject.owns(owner)
 
     def _is_owned(self, content: object) -> bool:
         return self._owns(self._owner(content))
 
     def _owner(self, content: object) -> Owner:
         owner = owner_of(content)
-        if self._subject.agent and isinstance(content, dict) and content.get("@type") == "LateOutcome":
+        if self.subject.agent and isinstance(content, dict) and content.get("@type") == "LateOutcome":
             # Only the record of its trace tells whose a late outcome is.
-            for trace_id, fields in self._store.ledger.records([owner.trace_id]):
+            for trace_id, fields in self.store.ledger.records([owner.trace_id]):
                 return self._owner_of_record(trace_id, fields)
         return owner
 
     def _owner_of_record(self, record_id: str, fields: dict[str, str]) -> Owner:
         text, is_outcome = fields.get("decision") or fields.get("submission") or "", record_id.startswith(OUTCOME_ID_PREFIX)
         # JSON without escapes contains each text as it is, so most records need no parsing, which would take twice as long.
-        is_of_others = text and self._subject.agent not in text and "\\" not in text
-        if not is_outcome and (self._subject.namespace or is_of_others):
+        is_of_others = text and self.subject.agent not in text and "\\" not in text
+        if not is_outcome and (self.subject.namespace or is_of_others):
             return Owner(record_id)
         # Only the dead letter tells whose a dead trace is.
-        content = text.encode() or self._store.dead_letters.payload(fields.get("letter", ""))
+        content = text.encode() or self.store.dead_letters.payload(fields.get("letter", ""))
         owner = self._owner(_parsed(content))
         return owner if is_outcome else Owner(record_id, owner.agent)
 

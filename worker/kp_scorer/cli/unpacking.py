@@ -50,11 +50,6 @@ class _AvailableBytes:
         return self._stream.read(most_bytes) if most_bytes <= 2 else self._stream.read1(most_bytes)
 
 
-def _is_zstandard(beginning: bytes) -> bool:
-    # A file of pzstd begins with a skippable frame.
-    return beginning.startswith(b"(") or beginning[1:4] == b"*M\x18"
-
-
 def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
     """Return the stream, or the content of a gzip or Zstandard file, which is unpacked as it is read.
 
@@ -63,15 +58,16 @@ def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
     """
     # No JSON begins with the first byte of either.
     beginning = read_bytes(stream.peek, 4)
-    match beginning[:1]:
-        case b"\x1f":
-            stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
-        case _ if _zstd is None and _is_zstandard(beginning):
-            reason = "a Zstandard file, which Python reads from 3.14 on: `pip install backports.zstd`, or unpack it"
-            raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
-        case _ if _is_zstandard(beginning):
-            options = {_zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW}
-            stream = _zstd.ZstdFile(_AvailableBytes(stream), options=options)
+    # A file of pzstd begins with a skippable frame.
+    is_zstandard = beginning.startswith(b"(") or beginning[1:4] == b"*M\x18"
+    if is_zstandard and _zstd is None:
+        reason = "a Zstandard file, which Python reads from 3.14 on: `pip install backports.zstd`, or unpack it"
+        raise click.BadParameter(f"it cannot be read: {reason}", param_hint="FILE")
+    if is_zstandard:
+        options = {_zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW}
+        stream = _zstd.ZstdFile(_AvailableBytes(stream), options=options)
+    elif beginning.startswith(b"\x1f"):
+        stream = gzip.GzipFile(mode="rb", fileobj=_AvailableBytes(stream))  # type: ignore[call-overload]  # it seeks only if asked to
     return stream
 
 

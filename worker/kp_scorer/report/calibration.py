@@ -10,7 +10,6 @@ import numpy as np
 
 from kp_scorer.decision import Decision
 from kp_scorer.errors import SettingsError
-from kp_scorer.report.intervals import Share
 from kp_scorer.report.suggestion import BAD, GOOD, SAME, STEPS, UNLABELLED, Sample, Suggestion, Target, nearest_shares, suggest
 from kp_scorer.scoring import decide_again
 from kp_scorer.settings import Settings, load_settings
@@ -154,13 +153,12 @@ def _cohort(sample: Sample, target: Target) -> Cohort:
     if sample.is_too_small(target):
         return Cohort(sample.traces, lack="too_few")
     suggestion = suggest(sample, target)
-    if suggestion and target.of == "accept" and _misses(suggestion.accepted, target.share):
+    if not suggestion:
+        return Cohort(sample.traces, lack="out_of_reach")
+    share, low, high = suggestion.accepted
+    if target.of == "accept" and not low <= target.share <= high and abs(share - target.share) > _FAR:
         return Cohort(sample.traces, None, "too_alike", nearest_shares(sample, target))
-    return Cohort(sample.traces, suggestion, None if suggestion else "out_of_reach")
-
-
-def _misses(accepted: Share, wanted: float) -> bool:
-    return not accepted.low <= wanted <= accepted.high and abs(accepted.value - wanted) > _FAR
+    return Cohort(sample.traces, suggestion)
 
 
 def with_thresholds(calibration: Calibration, scoring: ScoringSettings) -> ScoringSettings:

@@ -80,18 +80,13 @@ class Analysis(NamedTuple):
     closest: tuple[list[Decision], list[Decision]]  # The decisions just accepted, and those just missed.
     examples: Mapping[Outcome, list[Decision]]  # Some of each outcome, evenly spaced from the highest score to the lowest.
     dead_letters: int
-    labels: Mapping[str, bool]  # True for each labelled trace that is good, by id.
+    labels: Mapping[str, bool] = MappingProxyType({})  # True for each labelled trace that is good, by id.
     tasks: Sequence[tuple[int, int, str]] = ()  # Each task's numbers of runs and successes, and the id of its first trace.
     objectives: Mapping[str, str] = MappingProxyType({})  # By trace id, for those whose content is available.
     points: Sequence[Mapping[str, Any]] = ()  # The traces on a map of kept and dropped ones, if there is one.
 
 
-def analyse(
-    decisions: Sequence[Decision],
-    dead_letters: int,
-    labels: Mapping[str, bool] = MappingProxyType({}),
-    tasks: Sequence[tuple[int, int, str]] = (),
-) -> Analysis:
+def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
     """Compute the figures of at least one decision, given in the order of their traces."""
     return Analysis(
         total=_summary(decisions),
@@ -101,8 +96,6 @@ def analyse(
         closest=closest_calls(decisions),
         examples={outcome: _spaced(decisions, outcome) for outcome in OUTCOMES},
         dead_letters=dead_letters,
-        labels=labels,
-        tasks=tasks,
     )
 
 

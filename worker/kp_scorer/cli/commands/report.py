@@ -103,8 +103,8 @@ def report(
     if kept_path and not points:
         raise click.BadParameter("expected it beside a FILE of traces, which the map shows", param_hint="--kept")
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
-    decisions = [each.revision or each.decision for each in rows]
-    analysis = analyse(decisions, gathered.dead_letters, labels, list(tasks.values()))
+    analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters)
+    analysis = analysis._replace(labels=labels, tasks=list(tasks.values()))
     named_decisions = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
     named = traces_named(traces, named_decisions, settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
