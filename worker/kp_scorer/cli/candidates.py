@@ -139,8 +139,7 @@ def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits
             candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, _vector(embedder, line.trace))
 
 
-Document = Callable[[Line, Decision | None], Mapping[str, Any]]
-"""Makes the row that is written for a run if it is kept."""
+Document = Callable[[Line, Decision | None], Mapping[str, Any]]  # Makes the row that is written for a run if it is kept.
 
 
 def gather(

@@ -120,12 +120,10 @@ class BehindFailures:
 
 
 class DecisionTable:
-    """Prints decisions, and traces without one, as they come: to a terminal as rows of a table of 80 columns.
-
-    With ``has_tasks``, a wider terminal also shows the beginnings of the objectives.
-    """
+    """Prints decisions, and traces without one, as they come: to a terminal as rows of a table of 80 columns."""
 
     def __init__(self, *, has_tasks: bool = False) -> None:
+        """With ``has_tasks``, a wider terminal also shows the beginnings of the objectives."""
         self._is_begun = False
         # Render rows to text, and print that rather than to the console's own stream: a progress bar may be drawn below.
         self._console = Console(width=None if sys.stdout.isatty() else _COLUMNS_WITHOUT_TERMINAL)

@@ -36,10 +36,7 @@ def resolve_trace_id(id_or_beginning: str, ledger: RedisLedger, ids_elsewhere: C
 
 
 def resolve_among(id_or_beginning: str, ids: Iterable[str]) -> str:
-    """Return the only one of these ids, of traces or of dead letters, that matches.
-
-    It returns the argument itself if none does, and raises BadParameter if several do.
-    """
+    """Return the only one of these ids that matches, or the argument itself if none does; raise BadParameter if several do."""
     exact = exact_trace_id(id_or_beginning)
     if id_or_beginning == exact:
         return exact

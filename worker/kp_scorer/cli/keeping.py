@@ -16,8 +16,7 @@ from kp_scorer.cli.display import cell, console, progress
 from kp_scorer.cli.output import note_ids, print_note
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
-_NEAR_COPY: Final = 0.7
-"""From this similarity by words on, people take two runs for the same task, done in the same way."""
+_NEAR_COPY: Final = 0.7  # From this similarity by words on, people take two runs for the same task, done in the same way.
 # The runs that are compared with all kept ones at once: with 10,000 of these, their similarities take 20 MB.
 _COMPARED: Final = 512
 _MOST_ROWS: Final = 50

@@ -51,10 +51,7 @@ def json_line(row: Mapping[str, Any], *, allow_nan: bool) -> str:
 
 
 def print_row(row: dict[str, Any], text: str | None = None) -> None:
-    """Print a row: to a pipe as a JSON line, to a terminal as ``text``, by default its fields.
-
-    Print nothing for an empty text.
-    """
+    """Print a row: to a pipe as a JSON line, to a terminal as ``text``, by default its fields; nothing for an empty text."""
     if not sys.stdout.isatty():
         print_json(row)
     elif text or text is None:
@@ -86,10 +83,7 @@ def print_text(text: str) -> None:
 
 @contextmanager
 def open_output(name: str, option: str = "--output", *, is_new: bool = False) -> Iterator[Callable[[str], object]]:
-    """Open the file that this option names, or stdout for ``-``; yield a function that writes to it.
-
-    See :func:`complete_file`.
-    """
+    """Open stdout for ``-``, or else a file as :func:`complete_file` does; yield a function that writes to it."""
     if name == "-":
         yield print_text
         return

@@ -29,8 +29,7 @@ Shape = Literal["traces", "source", "messages", "pairs"]
 SecretsAction = Literal["drop", "replace", "keep"]
 Row = dict[str, Any]
 
-NEAR_TASK: Final = 0.8
-"""The similarity by words from which two objectives are one task."""
+NEAR_TASK: Final = 0.8  # The similarity by words from which two objectives are one task.
 _ROWS_AT_ONCE: Final = 1_000
 _LONGEST_LINE: Final = 2**20
 _TASK_FIELDS: Final = ("objective", "task", "question", "prompt", "instruction", "problem_statement", "input", "text")
@@ -203,10 +202,7 @@ class TrainingFile:
 
 
 def _in_utf8(value: Any) -> Any:
-    """Return JSON without half characters, which readers would refuse.
-
-    Texts that were cut off may have them, and names of files.
-    """
+    """Return JSON without half characters, which cut texts and names of files may have, and readers would refuse."""
     return json.loads(without_halves(json.dumps(value, ensure_ascii=False)))
 
 

@@ -51,11 +51,7 @@ class _AvailableBytes:
 
 
 def unpacked(stream: io.BufferedReader) -> io.BufferedReader:
-    """Return the stream, or the content of a gzip or Zstandard file, which is unpacked as it is read.
-
-    Raises:
-        BadParameter: it cannot be read, or nothing is installed that unpacks it.
-    """
+    """Return the stream, or what is in a gzip or Zstandard file, unpacked as it is read; raise BadParameter if that fails."""
     # No JSON begins with the first byte of either.
     beginning = read_bytes(stream.peek, 4)
     # A file of pzstd begins with a skippable frame.

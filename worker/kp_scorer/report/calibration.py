@@ -91,10 +91,8 @@ def re_decide(decisions: Iterable[Decision], settings: Settings | None = None) -
 
 
 def domain_of(decision: Decision, aliases: Mapping[str, str]) -> str:
-    """Return the domain whose threshold applies to a decision.
-
-    The alias by which it was decided applies only where ``aliases`` has none.
-    """
+    """Return the domain whose threshold applies to a decision."""
+    # The alias by which it was decided applies only where there is none now.
     decided_as = decision.taken_for or decision.domain
     return aliases.get(decision.domain) or aliases.get(decided_as, decided_as)
 

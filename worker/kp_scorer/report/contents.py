@@ -80,10 +80,7 @@ class Section(NamedTuple):
 
 
 def head_of(analysis: Analysis, source: str, refused: int) -> tuple[str, str, Mapping[str, str]]:
-    """Return the title of a report, its facts (source, days and threshold), and its main figures by name.
-
-    ``refused`` lines of ``source`` held neither a trace nor a decision.
-    """
+    """Return a report's title, its facts (source, days, threshold) and its main figures; ``refused`` lines held no decision."""
     total = analysis.total
     accepted, count = total.outcomes["accepted"], len(total.decisions)
     title = f"{accepted:,} of {plural(count, 'trace')} accepted{bracketed(accepted, count)}"

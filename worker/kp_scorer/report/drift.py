@@ -10,8 +10,7 @@ from typing import Final, NamedTuple, get_args
 from kp_scorer.decision import Decision, Dimensions, Outcome
 
 DIMENSIONS: Final = tuple(Dimensions.model_fields)
-MUCH: Final = 0.25
-"""Above this stability index two populations count as different (Siddiqi, Credit Risk Scorecards, 2006)."""
+MUCH: Final = 0.25  # Above this stability index two populations count as different (Siddiqi, Credit Risk Scorecards, 2006).
 FEWEST: Final = 300
 """The number of traces that each week needs. Two weeks of this size reach ``MUCH`` by chance once in 40,000 comparisons."""
 _WEEK: Final = timedelta(days=7)

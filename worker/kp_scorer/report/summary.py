@@ -17,7 +17,7 @@ THRESHOLDS: Final = tuple(number / 100 for number in range(101))
 BINS: Final = 20  # The bins of a histogram, all equally wide. A round threshold such as 0.75 lies between two of them.
 NEAR: Final = 0.95  # From this similarity to an earlier trace on, a trace is a near duplicate.
 
-_MOST_DOMAINS: Final = 7
+_MOST_DOMAINS: Final = 7  # Producers may invent any number of domains and agents.
 _MOST_CALLS: Final = 8
 _MOST_EXAMPLES: Final = 5
 _MOST_STRETCHES: Final = 40
@@ -102,10 +102,7 @@ def analyse(decisions: Sequence[Decision], dead_letters: int) -> Analysis:
 def by_name(
     decisions: Sequence[Decision], name_of: Callable[[Decision], str], most: int = _MOST_DOMAINS
 ) -> list[DomainSummary]:
-    """Summarise the decisions of each name, the most frequent first; beyond ``most`` names, the rest together as the last.
-
-    Producers may invent any number of domains and agents.
-    """
+    """Summarise the decisions of each name, the most frequent first; beyond ``most`` names, the rest together as the last."""
     groups: defaultdict[str, list[Decision]] = defaultdict(list)
     for decision in decisions:
         groups[name_of(decision)].append(decision)
@@ -153,10 +150,7 @@ def accepted_at(scores: Sequence[float]) -> tuple[int, ...]:
 
 
 def lowest_threshold(accepted: Sequence[int], most: float) -> float | None:
-    """Return the lowest of ``THRESHOLDS`` that accepts at most ``most`` traces; None if even 1 accepts more.
-
-    ``accepted`` is the result of :func:`accepted_at`.
-    """
+    """Return the lowest threshold that accepts at most ``most`` traces, by :func:`accepted_at`; None if even 1 accepts more."""
     return next((threshold for threshold, count in zip(THRESHOLDS, accepted, strict=True) if count <= most), None)
 
 

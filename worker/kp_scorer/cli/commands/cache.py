@@ -50,17 +50,16 @@ def info(settings: Settings) -> None:
     with Store.open(settings) as store:
         for log in store.novelty_logs():
             state = log.info()
-            print_row(
-                {
-                    "space": state.space,
-                    "model": state.space.rpartition("-")[0],
-                    "entries": state.entries,
-                    "oldest_age_s": round(time.time() - state.oldest.time_ms / 1_000, 1) if state.oldest else None,
-                    "bytes": state.bytes,
-                    "window": state.window.as_settings() if state.window else None,
-                    "window_filled": _filled(state),
-                }
-            )
+            row = {
+                "space": state.space,
+                "model": state.space.rpartition("-")[0],
+                "entries": state.entries,
+                "oldest_age_s": round(time.time() - state.oldest.time_ms / 1_000, 1) if state.oldest else None,
+                "bytes": state.bytes,
+                "window": state.window.as_settings() if state.window else None,
+                "window_filled": _filled(state),
+            }
+            print_row(row)
         for facts in store.all_facts():
             print_row(facts.info())
         for pinned in store.all_pinned_sets():
@@ -150,9 +149,7 @@ def _embedder(embedding: EmbeddingSettings, recipe: RecipeName) -> Embedder:
 
 
 def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, ReasoningTrace]]) -> int:
-    """Embed numbered traces together and append them in order; return the number of those that are added.
-
-    Prints a line for each one that is refused.
+    """Embed numbered traces together, append them in order and print those that are refused; return the number of the others.
 
     Raises ServiceUnavailable if Redis is nearly full.
     """
@@ -174,10 +171,7 @@ def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, Reaso
 def _embedded(
     checked: CheckedEmbedder, texts: Sequence[tuple[int, str]], *, plain: bool, alone: bool = False
 ) -> Iterator[Vector | None]:
-    """Yield the vectors of numbered texts, embedded together or, if that fails, each alone.
-
-    For a text without a vector, print a refusal and yield None.
-    """
+    """Yield the vectors of numbered texts, embedded together or, if that fails, alone; refuse and yield None for some."""
     try:
         yield from checked.embed(checked.tokenize_all([text for _, text in texts], alone=alone, plain=plain), alone=alone)
     except ServiceUnavailable:
@@ -263,13 +257,9 @@ def unpin(name: str, settings: Settings) -> None:
 def clear(yes: bool, settings: Settings) -> None:
     """Empty the cache: the next traces are compared with nothing, not even with kept traces. Decisions stay."""
     with Store.open(settings) as store:
-        for log in store.novelty_logs():
-            entries = log.info().entries
-            if yes or click.confirm(f"Remove the {entries} entries of {log.space}?", err=True):
-                log.clear()
-                print_note(f"removed {entries} entries of {log.space}")
-        for facts in store.all_facts():
-            count = facts.info()["kept"]
-            if yes or click.confirm(f"Remove the {count} kept traces of {facts.space}?", err=True):
-                facts.clear()
-                print_note(f"removed {count} kept traces of {facts.space}")
+        entries = ((f"{log.info().entries} entries of {log.space}", log.clear) for log in store.novelty_logs())
+        facts = ((f"{each.info()['kept']} kept traces of {each.space}", each.clear) for each in store.all_facts())
+        for words, remove in chain(entries, facts):
+            if yes or click.confirm(f"Remove the {words}?", err=True):
+                remove()
+                print_note(f"removed {words}")

@@ -96,10 +96,7 @@ def calibrate(accept: float | None, precision: float | None, output: str, gather
 
 
 def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list[str]) -> dict[str, Sample]:
-    """Return samples of the decisions with their labels, by domain.
-
-    Print notes on them, and add those for the file to ``notes``.
-    """
+    """Return samples of decisions with labels, by domain; print notes on them, and add those for the file to ``notes``."""
     needs_labels = gathered.labels is not None or target.of == "precision"
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.

@@ -24,9 +24,7 @@ _PLACES: Final = ("vectors", "records", "dead_letters", "runs")
 _ERASED_AT_ONCE: Final = 1_000
 _MOST_ID_BYTES: Final = 2**20  # The longest line with an id.
 
-
-Letters = defaultdict[str, list[DeadLetter]]
-"""Dead letters by the id of their trace, which is empty if they name none."""
+Letters = defaultdict[str, list[DeadLetter]]  # Dead letters by the id of their trace, which is empty if they name none.
 
 
 @click.command(epilog="Example: kp-scorer forget kp:trace:4f1c20a9-7d0e-4f3b-9c55-2b1f6f0d8a11")

@@ -134,10 +134,7 @@ def _point_of(trace: ReasoningTrace, *, is_kept: bool) -> Point:
 
 
 def _map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """Return points with places along the two directions in which their vectors differ most; of many, only some, evenly chosen.
-
-    The kept ones come last, to be drawn above the others.
-    """
+    """Return points placed along the two directions in which their vectors differ most; of many, only some, evenly chosen."""
     if not points:
         return []
     vectors = np.array([vector for vector, _ in points])
@@ -145,6 +142,7 @@ def _map_of(points: Sequence[Point]) -> list[dict[str, Any]]:
     _, directions = np.linalg.eigh(centred.T @ centred)
     places = zip(points, (centred @ directions[:, :-3:-1]).tolist(), strict=True)
     rows = [fields | {"x": round(x, 4), "y": round(y, 4)} for (_, fields), (x, y) in places]
+    # The kept ones come last, to be drawn above the others.
     groups = [[each for each in rows if each["kept"] == is_kept] for is_kept in (False, True)]
     return [each for group in groups for each in group[:: -(-len(group) // _MOST_POINTS) or 1]]
 
