@@ -4,8 +4,7 @@ import io
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -77,28 +76,21 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
     ``only_labelled``, decisions without a label are left out, and not even read from the ledger. Reading the decisions raises
     ScorerError if there is none. The exit code is 1 if a line held neither a trace nor a decision.
     """
-    at_least_1 = click.IntRange(min=1)
+    filter_option = partial(click.option, multiple=True)
 
     @click.argument("file", metavar="[FILE|-]", type=click.Path(allow_dash=True), required=False)
     @click.option("--stored", is_flag=True, help="Read the decisions in the ledger instead of FILE.")
     @click.option(
         "--sample",
-        type=at_least_1,
+        type=click.IntRange(min=1),
         default=sample,
         show_default=True,
         help="With --stored, read at most this many records, chosen at random.",
     )
     @since_option
-    @click.option("--domain", metavar="NAME", multiple=True, help="Only traces submitted with this domain; repeatable.")
-    @click.option(
-        "--namespace",
-        metavar="NAME",
-        multiple=True,
-        help="Only traces with this namespace in their id; '' for none; repeatable.",
-    )
-    @click.option(
-        "--agent", metavar="ID", multiple=True, help="Only traces with this metadata.agent_id; '' for none; repeatable."
-    )
+    @filter_option("--domain", metavar="NAME", help="Only traces submitted with this domain; repeatable.")
+    @filter_option("--namespace", metavar="NAME", help="Only traces with this namespace in their id; '' for none; repeatable.")
+    @filter_option("--agent", metavar="ID", help="Only traces with this metadata.agent_id; '' for none; repeatable.")
     @ledger_options
     @wraps(command)
     def with_decisions(file: str | None, stored: bool, sample: int | None, settings: Settings, **kwargs: Any) -> int:
@@ -110,23 +102,15 @@ def gathering_options(command: Command, sample: int | None = None, *, only_label
             gathered = _gather_stored(settings, sample, labels, only_labelled=only_labelled)
         else:
             gathered = gather_file(file, settings)
-        _choose(gathered, labels, only_labelled=only_labelled, **filters)
+        _choose(gathered, labels, filters, only_labelled=only_labelled)
         return command(gathered=gathered, settings=settings, **kwargs) or gathered.refused > 0
 
     return with_decisions
 
 
-def _choose(
-    gathered: Gathered,
-    labels: Mapping[str, bool] | None,
-    since: datetime | None,
-    domain: Collection[str],
-    namespace: Collection[str],
-    agent: Collection[str],
-    *,
-    only_labelled: bool,
-) -> None:
-    gathered.labels, gathered.are_of_domains = labels, bool(domain)
+def _choose(gathered: Gathered, labels: Mapping[str, bool] | None, filters: Mapping[str, Any], *, only_labelled: bool) -> None:
+    since, domains, namespaces, agents = (filters[name] for name in _FILTERS)
+    gathered.labels, gathered.are_of_domains = labels, bool(domains)
     if labels is not None:
         gathered.traces = (each._replace(label=labels.get(each.decision.trace_id)) for each in gathered.traces)
     if only_labelled:
@@ -135,9 +119,9 @@ def _choose(
     gathered.traces = _some(gathered.traces, f"there are no {gathered.kind} in {gathered.source}")
     first_s, times = (since.timestamp(), [f"{since:%F %T}"]) if since else (0.0, [])
     gathered.filter("--since", times, lambda decision: time_of(decision).timestamp() >= first_s)
-    gathered.filter("--domain", domain, lambda decision: decision.domain in domain)
-    gathered.filter("--namespace", namespace, lambda decision: namespace_of(decision.trace_id) in namespace)
-    gathered.filter("--agent", agent, lambda decision: (decision.agent_id or "") in agent)
+    gathered.filter("--domain", domains, lambda decision: decision.domain in domains)
+    gathered.filter("--namespace", namespaces, lambda decision: namespace_of(decision.trace_id) in namespaces)
+    gathered.filter("--agent", agents, lambda decision: (decision.agent_id or "") in agents)
 
 
 def _some(traces: Iterable[GatheredTrace], problem: str) -> Iterator[GatheredTrace]:
