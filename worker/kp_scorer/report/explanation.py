@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from kp_scorer.decision import Decision, GateResult, Received, ThresholdSource
+from kp_scorer.decision import Decision, GateResult, ThresholdSource
 from kp_scorer.report.phrases import OVERRIDE_WORDS, plural, shortened, shown_id, spaced
 from kp_scorer.scoring import (
     DEFAULT_PROFILE,
@@ -125,8 +125,12 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
         f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
         f"weighed by the profile {decision.profile}."
     )
-    if decision.received:
-        yield from flowing(_course_words(decision, decision.received))
+    if received := decision.received:
+        times = {**received.model_dump(), **decision.timings.model_dump()}
+        spent = ", ".join(f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms"))
+        yield from flowing(
+            f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
+        )
     yield ""
     yield from _arithmetic(decision, terms, trace)
     if decision.gate is None:
@@ -170,12 +174,6 @@ def _gate_words(gate: GateResult) -> str:
     effect = "it is accepted by that" if gate.accepts else "that is not enough" if gate.eligible else "it may not be kept"
     requirement = "" if gate.eligible else " It does not meet the requirement of routing.requires."
     return f"{bar}; it adds {gate.adds:.4f}{nearest} and {effect}.{requirement}"
-
-
-def _course_words(decision: Decision, received: Received) -> str:
-    times = {**received.model_dump(), **decision.timings.model_dump()}
-    spent = [f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms")]
-    return f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {', '.join(spent)}."
 
 
 def _arithmetic(decision: Decision, terms: Sequence[Term], trace: ReasoningTrace | None) -> Iterator[str]:

@@ -66,22 +66,16 @@ def up(workers: int, fresh: bool, settings: Settings) -> None:
         settings = with_endpoints(settings)
         print_note(f"embedded Redis and {workers} worker(s) are starting; Ctrl-C stops them")
         print_note(f"other programs reach this Redis, now and the next time, at {url}")
-        print_note(_kept_words(settings, data_dir))
+        with Store.open(settings) as store:
+            decided = store.ledger.counts().decided
+        stand = "they stand, whatever the settings are now; `kp-scorer up --fresh` starts empty"
+        earlier = f"{data_dir} has {decided:,} decisions from earlier: {stand}"
+        print_note(earlier if decided else f"it keeps its data in {data_dir}; there is no decision yet")
         if not is_embedder_installed(settings.embedding):
             print_note(NO_EMBEDDER)
         with worker_processes(settings, ports) as processes:
             _supervise(processes, settings, ports, stopping)
             print_note("stopping: workers finish what they have in flight")
-
-
-def _kept_words(settings: Settings, data_dir: Path) -> str:
-    """Return words on the decisions that the embedded Redis holds from earlier."""
-    with Store.open(settings) as store:
-        decided = store.ledger.counts().decided
-    if not decided:
-        return f"it keeps its data in {data_dir}; there is no decision yet"
-    stand = "they stand, whatever the settings are now; `kp-scorer up --fresh` starts empty"
-    return f"{data_dir} has {decided:,} decisions from earlier: {stand}"
 
 
 def _supervise(processes: list[Process], settings: Settings, ports: Sequence[int], stopping: Event) -> None:
