@@ -24,7 +24,7 @@ from kp_scorer.cli.converting import Batches, Line
 from kp_scorer.cli.display import counted
 from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
-from kp_scorer.cli.output import note_damaged, print_note
+from kp_scorer.cli.output import note_count, note_damaged
 from kp_scorer.cli.unpacking import lines_in, open_input, unpacked
 from kp_scorer.coverage import Vectors
 from kp_scorer.decision import Decision
@@ -193,12 +193,9 @@ def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: dateti
                     candidates.add(Run(entry.trace_id, each.decision.domain, eligible, each.succeeded), entry.vector)
         note_damaged(store.ledger.damaged)
     unlike = sum(not candidates.restore_earlier(row) for row in kept_rows.values())
-    if unlike:
-        print_note(f"{unlike} runs that were kept earlier have no vector of this embedder, and stand for no others")
-    if len(logs) > 1:
-        print_note(f"{len(logs) - 1} older novelty logs, of other embedders, are not read")
-    if undecided:
-        print_note(f"{undecided} entries of the novelty log have no decision at their place, and are left out")
+    note_count(unlike, "runs that were kept earlier have no vector of this embedder, and stand for no others")
+    note_count(len(logs[:-1]), "older novelty logs, of other embedders, are not read")
+    note_count(undecided, "entries of the novelty log have no decision at their place, and are left out")
 
 
 def rows_in(files: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from kp_scorer.cli.candidates import Candidates
 from kp_scorer.cli.display import cell, console, progress
-from kp_scorer.cli.output import note_ids, print_note
+from kp_scorer.cli.output import note_count, note_ids, print_note
 from kp_scorer.coverage import BATCH, NOTHING, Coverage, StandIn, apportioned
 
 _NEAR_COPY: Final = 0.7  # From this similarity by words on, people take two runs for the same task, done in the same way.
@@ -166,8 +166,7 @@ def print_summary(chosen: Sequence[Choice], kept_number: int, candidates: Candid
     if many:
         print_note(f"and {len(summaries) - _MOST_ROWS} smaller domains")
     print_note(f"kept {kept_number} of {len(candidates.runs)} traces")
-    if candidates.repeated:
-        print_note(f"{candidates.repeated} have the id of an earlier trace, and are left out")
+    note_count(candidates.repeated, "have the id of an earlier trace, and are left out")
     roomy = [choice.domain for choice in chosen if choice.had_room]
     note_ids(roomy, "of the domains had room for every success, so nothing was chosen there, and only copies are left out")
 

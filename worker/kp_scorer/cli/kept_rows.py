@@ -21,7 +21,7 @@ from kp_scorer.cli.display import BehindFailures
 from kp_scorer.cli.gathering import look_up_lines, score_lines
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
-from kp_scorer.cli.output import OWN_SHARE, json_line, open_output, print_note, refusal
+from kp_scorer.cli.output import OWN_SHARE, json_line, note_count, open_output, print_note, refusal
 from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingFile, files_beside, row_of, rows_of_set
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
@@ -229,8 +229,7 @@ def _rows_in_files(kept_rows: Mapping[str, Row], source: Input, settings: Settin
         else:
             missing.remove(line.trace.id)
             yield dict(line.document)
-    if missing:
-        print_note(f"{len(missing)} of the kept traces are not in the files")
+    note_count(len(missing), "of the kept traces are not in the files")
 
 
 def _rows_decided(request: Request, source: Input, settings: Settings) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 from pydantic import BaseModel, ValidationError
 
-from kp_scorer.cli.output import print_note
+from kp_scorer.cli.output import note_count
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.decision import KINDS
 from kp_scorer.endpoints import with_endpoints
@@ -82,8 +82,7 @@ def read_labels(_: Any, __: Any, name: str | None) -> dict[str, bool] | None:
     except click.BadParameter as error:
         # Drop the hint at FILE, so that click names the option.
         raise click.BadParameter(error.message) from None
-    if contradicting:
-        print_note(f"{contradicting} labels contradict an earlier one of the same trace: the latest counts")
+    note_count(contradicting, "labels contradict an earlier one of the same trace: the latest counts")
     return labels
 
 

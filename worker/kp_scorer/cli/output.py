@@ -157,6 +157,12 @@ def note_ids(trace_ids: Sequence[str], what_became: str) -> None:
         print_note(f"{len(trace_ids)} {what_became}: {', '.join(trace_ids[:_MOST_NAMED])}{more}")
 
 
+def note_count(number: int, words: str) -> None:
+    """Print a number and what it counts; print nothing for none."""
+    if number:
+        print_note(f"{number} {words}")
+
+
 def note_damaged(damaged: Mapping[str, str]) -> int:
     """Print the damaged records that a command skips, each with its problem; return their number."""
     for trace_id, problem in damaged.items():

@@ -15,7 +15,7 @@ from kp_scorer.broker.queues import results_queues, results_streams
 from kp_scorer.broker.searching import count_in_flight, search_queue
 from kp_scorer.broker.wire import trace_id_of
 from kp_scorer.cli.options import Command
-from kp_scorer.cli.output import print_note
+from kp_scorer.cli.output import note_count, print_note
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.limits import check_values
 from kp_scorer.settings import Settings
@@ -137,14 +137,13 @@ class Search:
 
     def note_unsearched(self) -> None:
         """Print which places may hold data of the subject and were not searched."""
-        if self.unread:
-            print_note(f"{self.unread} dead letters do not say whose they are: look at them by `kp-scorer dead-letter show`")
+        note_count(self.unread, "dead letters do not say whose they are: look at them by `kp-scorer dead-letter show`")
         if not self.settings.broker.is_redis:
             print_note("the queues of RabbitMQ are not searched: what waits there is scored, or read by others")
             return
         for name in [*self.settings.queues.traces, *results_queues(self.settings, self.settings.kinds)]:
-            if count := count_in_flight(self.app, name):
-                print_note(f"{count} messages of {name} are in flight and were not searched: repeat this once they are done")
+            searched_later = f"messages of {name} are in flight and were not searched: repeat this once they are done"
+            note_count(count_in_flight(self.app, name), searched_later)
 
     def _owns(self, owner: Owner) -> bool:
         self.searched += 1

@@ -12,7 +12,7 @@ from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.cli.display import progress
 from kp_scorer.cli.ids import exact_trace_id
 from kp_scorer.cli.options import service_options
-from kp_scorer.cli.output import in_words, print_json, print_note, print_row
+from kp_scorer.cli.output import in_words, note_count, print_json, print_note, print_row
 from kp_scorer.cli.subjects import Search, Subject, subject_options
 from kp_scorer.cli.unpacking import lines_in, open_input
 from kp_scorer.errors import ServiceUnavailable
@@ -71,8 +71,8 @@ def _forget_traces(store: Store, typed_ids: Iterator[str]) -> tuple[int, int]:
         print_row(row)
         nothing = f"{row['trace_id']}: nothing is kept of this trace: it is unknown, or what was kept has expired"
         print_note(f"erased {row['trace_id']}" if is_known else nothing)
-    if nameless := len(letters[""]):
-        print_note(f"{nameless} dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those")
+    nameless = "dead letters name no trace: look for this one by `kp-scorer dead-letter show`, and drop those"
+    note_count(len(letters[""]), nameless)
     return erased, unknown
 
 
@@ -164,8 +164,7 @@ def _note_oversized(settings: Settings) -> None:
             print_note(f"{settings.queues.first}.oversized could not be looked at: {error}")
         else:
             for name, count in oversized.items():
-                if count:
-                    print_note(f"{count} messages too large for a worker are in the list {name} of the broker")
+                note_count(count, f"messages too large for a worker are in the list {name} of the broker")
 
 
 def _ids_in_stdin() -> Iterator[str]:

@@ -11,7 +11,7 @@ from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
 from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, follow_option, group_option, outcome_option, read_labels, service_options
-from kp_scorer.cli.output import note_damaged, print_note, print_row, refusal
+from kp_scorer.cli.output import note_count, note_damaged, print_note, print_row, refusal
 from kp_scorer.client import Client, Status, Submitted, read_decisions
 from kp_scorer.decision import DecisionKind
 from kp_scorer.errors import InvalidTrace, OutputFailed
@@ -80,8 +80,7 @@ def submit(
         if failure:
             raise OutputFailed(f"{failure}; {summary} all the same")
         print_note(summary)
-        if decided:
-            print_note(f"{decided} of them were decided before: those decisions stand")
+        note_count(decided, "of them were decided before: those decisions stand")
         undecided = _wait(client, list(dict.fromkeys(trace_ids)), timeout_s) if wait else 0
     return len(trace_ids) < total or undecided > 0
 
@@ -114,10 +113,8 @@ def _wait(client: Client, trace_ids: Sequence[str], timeout_s: float) -> int:
     for trace_id, last in zip(left, client.look_up(list(left)) if left else [], strict=True):
         _print_status(table, trace_id, last)
         states[last.state if last else "unknown"] += 1
-    if pending := states["pending"]:
-        print_note(f"{pending} still pending after {timeout_s:g} s; see `kp-scorer doctor`")
-    if unknown := states["unknown"]:
-        print_note(f"{unknown} unknown: forgotten, or dropped as dead letters, since they were submitted")
+    note_count(states["pending"], f"still pending after {timeout_s:g} s; see `kp-scorer doctor`")
+    note_count(states["unknown"], "unknown: forgotten, or dropped as dead letters, since they were submitted")
     return len(trace_ids) - states["decided"]
 
 

@@ -12,7 +12,7 @@ import click
 from kp_scorer.cli.display import cell, print_table
 from kp_scorer.cli.gathering import Gathered, gathering_options
 from kp_scorer.cli.options import labels_option, settings_options
-from kp_scorer.cli.output import print_note, print_row
+from kp_scorer.cli.output import note_count, print_note, print_row
 from kp_scorer.errors import ScorerError
 from kp_scorer.report.intervals import counted_share
 from kp_scorer.report.quality import LEAST_LABELS, Quality, qualities
@@ -135,10 +135,8 @@ def _note_flips(counts: Mapping[str, Counter[str]]) -> None:
         print_note(f"{cell(name)}: {_flips(counts[name])}")
     if len(flipping) > _MOST_DOMAINS:
         print_note(f"and {len(flipping) - _MOST_DOMAINS} more domains")
-    if weighed := total["weighed"]:
-        print_note(f"{weighed} have other weights than they were decided with, and so another score")
-    if capped := total["capped"]:
-        print_note(f"{capped} were decided by another scoring.max_confidence, which only scoring their traces anew applies")
+    note_count(total["weighed"], "have other weights than they were decided with, and so another score")
+    note_count(total["capped"], "were decided by another scoring.max_confidence, which only scoring their traces anew applies")
 
 
 def _flips(counts: Counter[str]) -> str:
