@@ -60,6 +60,7 @@ class Candidates(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
+        self._embedder = WordsEmbedder()
         self._documents = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - this stack closes it
         self._vectors = self.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - this stack closes it
         self.runs: list[Run] = []
@@ -69,6 +70,10 @@ class Candidates(ExitStack):
         self._earlier: dict[str, list[tuple[str, Vectors]]] = {}
         self.space = ""  # The space of the vectors from a novelty log.
         self._dimensions = 0  # The dimensions of all vectors, which the first one determines.
+
+    def vector_of(self, trace: ReasoningTrace) -> Vectors:
+        """Return the vector of a trace by its words."""
+        return self._embedder.embed([self._embedder.recipe.text(trace)])
 
     def add_earlier(self, trace_id: str, domain: str, vector: Vectors) -> None:
         """Add a run that was kept before. It can stand for other runs of its domain, and is no candidate itself."""
@@ -131,12 +136,11 @@ class Candidates(ExitStack):
 
 def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits) -> None:
     """Add the traces in the files of earlier kept runs; raise BadParameter for a line that is not a trace."""
-    embedder = WordsEmbedder()
     for file in files:
         for line in read_files([str(file)], limits):
             if isinstance(line.trace, InvalidTrace):
                 raise click.BadParameter(f"{file.name}, line {line.number}: {line.trace}", param_hint="--into")
-            candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, _vector(embedder, line.trace))
+            candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, candidates.vector_of(line.trace))
 
 
 Document = Callable[[Line, Decision | None], Mapping[str, Any]]  # Makes the row that is written for a run if it is kept.
@@ -150,7 +154,6 @@ def gather(
     Candidates are the successes that no check keeps back, or with ``scores`` all traces that no guard or check keeps back. With
     ``failures``, the documents of failed runs are stored, too.
     """
-    embedder = WordsEmbedder()
     checks = Checks(settings.checks) if settings.checks.names and not scores else None
     unscored = ((line, None) for batch in counted(batches, "read") for line in batch)
     for line, result in score_lines(batches, settings) if scores else unscored:
@@ -163,11 +166,7 @@ def gather(
             eligible = all(result.outcome is None for result in checks.run(trace))
         run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
         may_be_written = eligible or (failures and not success)
-        candidates.add(run, _vector(embedder, trace), document(line, decision) if may_be_written else None)
-
-
-def _vector(embedder: WordsEmbedder, trace: ReasoningTrace) -> Vectors:
-    return embedder.embed([embedder.recipe.text(trace)])
+        candidates.add(run, candidates.vector_of(trace), document(line, decision) if may_be_written else None)
 
 
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:

@@ -26,6 +26,7 @@ from kp_scorer.cli.training import Against, Row, SecretsAction, Shape, TrainingF
 from kp_scorer.decision import Decision
 from kp_scorer.errors import InvalidTrace, TraceConflict, TraceDead
 from kp_scorer.settings import Settings
+from kp_scorer.trace import ReasoningTrace
 
 _KEPT_FILE: Final = re.compile(r"kept-([0-9]{1,18})\.jsonl(?:\.gz|\.zst)?")
 _DECIDING: Final = {"routing", "gate", "review", "scoring", "novelty", "embedding", "checks"}
@@ -134,8 +135,7 @@ class Request(NamedTuple):
 
     def document(self, line: Line, decision: Decision | None) -> Row:
         """Return the row of a run, to be written if it is kept."""
-        if isinstance(line.trace, InvalidTrace):
-            raise TypeError("expected a line with a trace")
+        assert isinstance(line.trace, ReasoningTrace)
         if self.shape != "traces":
             return row_of(line, self.shape, line.trace, decision)
         is_checked = self.is_checked or (decision is not None and bool(decision.checks))

@@ -88,7 +88,7 @@ class Search:
         for log in self.store.novelty_logs():
             yield from self._owned(log.space, ((str(each.place), each.trace_id, each.vector) for each in log.entries()))
         for facts in self.store.all_facts():
-            stored = (each for each in chain(facts.all(), facts.all_kept()) if each.fact)
+            stored = chain(facts.all(), facts.all_kept())
             rows = ((str(each.place), each.fact.trace_id, each.fact.vector) for each in stored if each.fact)
             yield from self._owned(facts.space, rows)
 

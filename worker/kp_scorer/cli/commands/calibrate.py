@@ -16,7 +16,6 @@ from kp_scorer.cli.keeping import compared
 from kp_scorer.cli.options import labels_option
 from kp_scorer.cli.output import open_output, print_note
 from kp_scorer.decision import Decision
-from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.report.calibration import Calibration, Cohort, calibrate_samples, samples_of, with_thresholds
 from kp_scorer.report.suggestion import Sample, Target
 from kp_scorer.settings import Settings
@@ -121,12 +120,11 @@ def _labelled(
     gathered: Gathered, namespaces: Counter[str], agents: Counter[str], caveats: dict[str, None], candidates: Candidates
 ) -> Iterator[tuple[Decision, bool | None]]:
     """Yield each decision with its label, or None; count namespaces and agents, and collect caveats and traces of a file."""
-    embedder = WordsEmbedder()
     for decision, label, trace, _, named_task in gathered.traces:
         if trace and gathered.labels:
             success, task = trace.metadata.success, hash(named_task)
             run = Run(trace.id, decision.domain, success and not decision.is_guarded, success, task, decision.score)
-            candidates.add(run, embedder.embed([embedder.recipe.text(trace)]))
+            candidates.add(run, candidates.vector_of(trace))
         if decision.gate:
             caveats[_GATED] = None
         namespaces[namespace_of(decision.trace_id)] += 1

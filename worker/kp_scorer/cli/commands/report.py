@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,7 +84,7 @@ def report(
     if not as_text:
         # Check this first, because scoring traces may take minutes.
         check_installed()
-    kept_ids = None
+    kept_ids = set[str]()
     if kept_path:
         kept_files = sorted(kept_path.glob("*.jsonl")) if kept_path.is_dir() else [kept_path]
         kept_ids = {trace_id for trace_id, _ in rows_in(kept_files)}
@@ -96,7 +96,7 @@ def report(
             task = hash(each.task)
             runs, solved, first_id = tasks.get(task, (0, 0, each.trace.id))
             tasks[task] = runs + 1, solved + each.trace.metadata.success, first_id
-            if kept_ids is not None:
+            if kept_path:
                 points.append(_point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # Drop the traces, which take more memory than their decisions.
         rows.append(each._replace(trace=None))
@@ -105,8 +105,7 @@ def report(
     labels = {each.decision.trace_id: each.label for each in rows if each.label is not None}
     analysis = analyse([each.revision or each.decision for each in rows], gathered.dead_letters)
     analysis = analysis._replace(labels=labels, tasks=list(tasks.values()))
-    named_decisions = [decision for decisions in (*analysis.examples.values(), *analysis.closest) for decision in decisions]
-    named = traces_named(traces, named_decisions, settings.limits)
+    named = traces_named(traces, list(chain(*analysis.examples.values(), *analysis.closest)), settings.limits)
     objectives = {trace_id: shortened(trace.task.objective) for trace_id, trace in named.items()}
     analysis = analysis._replace(objectives=objectives, points=[] if as_text else _map_of(points))
     if as_text:
