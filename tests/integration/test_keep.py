@@ -635,6 +635,8 @@ def test_tasks_of_a_benchmark_are_left_out_and_named(chats_file: Path, tmp_path:
     benchmark.write_text('{"id": 1}\n')
     done = keep(chats_file, "--best", "1", "--against", benchmark, *CONVERTING)
     assert (done.exit_code, "line 1: expected a text, or an object with" in done.stderr) == (2, True)
+    # A variable that is not set must not let the benchmark in.
+    assert keep(chats_file, "--best", "1", "--against", "", *CONVERTING).exit_code == 2
 
 
 def test_a_benchmark_is_refused_where_there_are_no_tasks(fleet: tuple[str, ...], tmp_path: Path) -> None:

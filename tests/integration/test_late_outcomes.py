@@ -129,6 +129,8 @@ def test_the_command_submits_an_outcome(on_broker: SettingsWith, store: Store, t
     settings, (trace,) = on_broker(), fresh_samples(1)
     with at_work(settings, tmp_path) as (_, client):
         trace_id = client.wait(client.submit(trace), PATIENCE_S).trace_id
+        # A variable that is not set says nothing about the trace.
+        assert command(settings, "outcome", trace_id, "--success", "").exit_code == 2
         done = command(settings, "outcome", trace_id.removeprefix("kp:trace:")[:12], "--success", "false", "--reason", "late")
         row = json.loads(done.stdout)
         assert (done.exit_code, row["trace_id"], row["state"]) == (0, trace_id, "pending")

@@ -115,7 +115,7 @@ class Request(NamedTuple):
         for name, option in options.items():
             if name not in ("-", None) and any(Path(name).resolve().is_relative_to(place) for place in places):
                 raise click.BadParameter("it lies where traces are read: name a file elsewhere", param_hint=option)
-        if self.against and not self.files:
+        if self.against is not None and not self.files:
             raise click.UsageError("--against is for FILE, as Redis has no tasks")
         if not beside and (self.licence or self.secrets not in (None, "keep")):
             raise click.UsageError("--licence, and --secrets except keep, are for --as messages or pairs")
@@ -173,7 +173,7 @@ class Input:
 def write_kept(request: Request, conversion: Conversion, settings: Settings) -> bool:
     """Write the runs that are kept; return whether a line had no trace, or a trace no decision."""
     training = TrainingFile(request.output, request.secrets or "replace") if request.shape in ("messages", "pairs") else None
-    against = Against(request.against) if request.against else None
+    against = None if request.against is None else Against(request.against)
     conversion.keeps_runs = request.shape != "traces"
     batches = ReadAhead(request.files, settings.limits, settings.worker.batch_size, conversion).batches()
     source = Input(against.filtered(batches) if against else batches, request.files)

@@ -129,9 +129,16 @@ def _print_status(table: DecisionTable, trace_id: str, status: Status | Record |
     table.print_row(row, status.decision if status else None)
 
 
+def _truth(text: str) -> bool:
+    # Click takes an empty text, as from a variable that is not set, for false.
+    if not text.strip():
+        raise click.BadParameter("expected true or false")
+    return bool(click.BOOL(text))
+
+
 @click.command(epilog='Example: kp-scorer outcome 4f1c20a9 --success false --reason "two tests failed"')
 @click.argument("trace_id", metavar="ID")
-@click.option("--success", type=bool, required=True, help="Whether the task was solved: true or false.")
+@click.option("--success", type=_truth, metavar="BOOLEAN", required=True, help="Whether the task was solved: true or false.")
 @click.option("--confidence", type=click.FloatRange(0, 1), help="How certain that is, from 0 to 1; by default as in the trace.")
 @click.option("--reason", help="Reason, in at most 200 characters; the revision repeats it.")
 @click.option(
