@@ -183,7 +183,10 @@ def parsed(value: object) -> Any:
     try:
         content = json.loads(value)
     except (ValueError, RecursionError):
-        content = _shown_by_python(value)
+        content = None
+        if len(value) <= _MOST_SHOWN and ("'" in value or "=" in value):
+            with suppress(ValueError):
+                content = shown_by_python(value, MOST_DEPTH)
     return value if content is None or _is_too_deep(content) else content
 
 
@@ -217,15 +220,6 @@ def unwrapped(value: object, *, are_arguments: bool = False) -> Any:
             break
         value = inner
     return value
-
-
-def _shown_by_python(text: str) -> Any:
-    """Return the object or list that a text is the ``repr`` of; None if the text is too long, or something else."""
-    if len(text) > _MOST_SHOWN or not ("'" in text or "=" in text):
-        return None
-    with suppress(ValueError):
-        return shown_by_python(text, MOST_DEPTH)
-    return None
 
 
 def as_json(value: object) -> str:
