@@ -10,14 +10,9 @@ from typing import Final
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.node import objects_in
 
-
-def _load_formats() -> dict[str, Format]:
-    names = [module.name for module in iter_modules(__path__)]
-    formats = {name.replace("_", "-"): import_module(f"{__name__}.{name}").FORMAT for name in names}
-    return dict(sorted(formats.items(), key=lambda item: item[1].is_general))
-
-
-FORMATS: Final = _load_formats()
+_NAMES: Final = [module.name for module in iter_modules(__path__)]
+_FORMATS: Final = {name.replace("_", "-"): import_module(f"{__name__}.{name}").FORMAT for name in _NAMES}
+FORMATS: Final[dict[str, Format]] = dict(sorted(_FORMATS.items(), key=lambda item: item[1].is_general))
 """Every format by its name, in the order in which a source is tried on them."""
 
 
