@@ -45,7 +45,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
-        self.context: slice | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
+        self._context: range | None = None  # The places of the pieces of earlier turns, once a list of messages has come.
         # The texts of the agent that belong before the call at a place, if they became known after the call.
         self._before: defaultdict[int, list[Piece]] = defaultdict(list)
         self._has_answer = False  # True once a model has answered.
@@ -60,8 +60,7 @@ class Conversation:
     def turn(self) -> list[Piece]:
         """Return the pieces since the user spoke last, in their order; each result has the id of its call."""
         self._name_results()
-        context = range(self.context.start, self.context.stop) if self.context else ()
-        places = (place for place in range(len(self.pieces)) if place not in context)
+        places = (place for place in range(len(self.pieces)) if place not in (self._context or ()))
         return [piece for place in places for piece in (*self._before.get(place, ()), self.pieces[place])]
 
     def add(self, number: int, span: Span, *, is_end: bool, has_failed: bool) -> None:
@@ -78,8 +77,8 @@ class Conversation:
             case "model", False:
                 before = len(self.pieces)
                 self._add_history(span.inputs)
-                if self.context is None and span.inputs:
-                    self.context = slice(before, len(self.pieces) - len(last_turn(self.pieces[before:])))
+                if self._context is None and span.inputs:
+                    self._context = range(before, len(self.pieces) - len(last_turn(self.pieces[before:])))
             case "tool", True:
                 for piece in span.outputs:
                     self._add_result(self._of_span[number], piece._replace(is_error=piece.is_error or has_failed))
@@ -179,7 +178,8 @@ class Conversation:
                 if unanswered := self._calls.unanswered.first("id", piece.call_id):
                     self._add_result(unanswered, piece)
             else:
-                self._add_text(piece)
+                self._texts[piece.kind, piece.text.strip()] += 1
+                self.pieces.append(piece)
 
     def _begin_tool(self, piece: Piece, span: Span) -> Call:
         """Return the call that a tool carries out, and note its times and its arguments."""
@@ -222,10 +222,6 @@ class Conversation:
             # Replace an empty result, because the spans of some tools lack it.
             is_error = piece.is_error or self.pieces[call.result].is_error
             self.pieces[call.result] = piece._replace(is_error=is_error)
-
-    def _add_text(self, piece: Piece) -> None:
-        self._texts[piece.kind, piece.text.strip()] += 1
-        self.pieces.append(piece)
 
 
 def _key(result: Piece) -> tuple[str, ...]:
