@@ -48,11 +48,6 @@ class Span(NamedTuple):
     has_failed: bool = False
 
 
-def kind_of(name: str) -> SpanKind:
-    """Return the kind of a span by the name that a convention gives to its kind or operation."""
-    return _KINDS.get(name.strip('"').lower(), "other")
-
-
 class Spans:
     """Reads the spans of a run into ``all``, in their order. A message that cannot be read is left out; the run is not."""
 
@@ -159,7 +154,7 @@ class Spans:
 
 def _kind(attributes: Node) -> SpanKind:
     named = values_of(attributes, "kind")
-    kinds = [kind_of(text_in(each.value)) for each in named]
+    kinds = [_KINDS.get(text_in(each.value).strip('"').lower(), "other") for each in named]
     kind: SpanKind = next((kind for kind in kinds if kind != "other"), "other")
     has_tool = any(key in attributes.value for key in ("gen_ai.tool.name", "tool.name", "ai.toolCall.name"))
     if kind == "tool" != kinds[0] and OWN_KIND in attributes.value and not has_tool:
