@@ -108,7 +108,9 @@ def _pieces_of(spans: Sequence[Span], roots: Sequence[Span]) -> list[Piece]:
         pieces = _with_question(pieces, asked[0])
     texts = ([piece for piece in span.outputs if piece.kind == "agent" and not _is_json(piece)] for span in outermost)
     answers = next(filter(None, texts), [])
-    if answers and not _places(answers[-1], pieces) and not _is_summary(answers[-1], pieces):
+    # An answer that contains the last text of the run is a summary, which joins all texts.
+    last = [piece for piece in pieces if piece.kind == "agent"][-1:]
+    if answers and not _places(answers[-1], pieces) and not any(_places(each, answers[-1:]) for each in last):
         pieces = [*pieces, answers[-1]]
     kinds = {piece.kind for piece in pieces}
     if "user" not in kinds:
@@ -178,12 +180,6 @@ def _conversation(span: Span) -> list[Piece]:
 
 def _count_calls(pieces: Sequence[Piece]) -> int:
     return sum(piece.kind == "call" for piece in pieces)
-
-
-def _is_summary(answer: Piece, pieces: Sequence[Piece]) -> bool:
-    """Return whether an answer contains the last text of a run, as one that joins all texts does."""
-    last = next((piece for piece in reversed(pieces) if piece.kind == "agent"), None)
-    return last is not None and _spaced(last) in _spaced(answer)
 
 
 def _with_question(pieces: list[Piece], asked: Piece) -> list[Piece]:
