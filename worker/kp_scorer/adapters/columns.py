@@ -34,14 +34,14 @@ def span_of_row(row: Node) -> Node:
         (fields[key] for key in ("span_data", "span_attributes") if isinstance(fields.get(key), dict)), {}
     )
     parent = row.at_plain(*_PARENTS).value
-    ids = [
-        row.at_plain(*TRACES).value,
-        row.at_plain(*SPANS).value,
-        parent[0] if isinstance(parent, list) and parent else parent,
-    ]
+    ids = {
+        "traceId": row.at_plain(*TRACES).value,
+        "spanId": row.at_plain(*SPANS).value,
+        "parentSpanId": parent[0] if isinstance(parent, list) and parent else parent,
+    }
     name = str(named.get("name") or row.at_plain("name", "opname").value or "")
     span = {
-        **dict(zip(("traceId", "spanId", "parentSpanId"), map(_without_prefix, ids), strict=True)),
+        **{key: each.removeprefix("0x") if isinstance(each, str) else each for key, each in ids.items()},
         **_times(row),
         "name": name.rpartition("/")[2].partition(":")[0] or name if "op_name" in fields else name,
         "status": _status(row),
@@ -70,10 +70,6 @@ def _times(row: Node) -> dict[str, Any]:
     if end_ns is None and start_ns is not None and (duration_us := row.at("duration").number()) is not None:
         end_ns = start_ns + int(duration_us * 1_000)
     return {"startTimeUnixNano": start_ns, "endTimeUnixNano": end_ns}
-
-
-def _without_prefix(own_id: Any) -> Any:
-    return own_id.removeprefix("0x") if isinstance(own_id, str) else own_id
 
 
 def _time_ns(row: Node, names: tuple[str, ...]) -> int | None:
