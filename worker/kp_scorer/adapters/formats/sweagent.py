@@ -35,7 +35,9 @@ def run(_own_id: str, trajectories: Sequence[Node]) -> Run:
     if steps.value is not None:
         framework, pieces = "SWE-agent", _pieces_of_steps(trajectory, steps)
     elif messages.value is not None:
-        framework, pieces = "mini-swe-agent", _pieces_of_messages(messages.items())
+        # Skip the submission, which ``info`` holds as well.
+        spoken = (message for message in messages.items() if message.at("role").value != "exit")
+        framework, pieces = "mini-swe-agent", with_written_calls(list(pieces_of(spoken)), acts_by_fences=True)
     else:
         raise steps.refusal("expected the list of steps")
     answer = trajectory.at("info", "submission")
@@ -52,12 +54,6 @@ def _pieces_of_steps(trajectory: Node, steps: Node) -> Sequence[Piece]:
     objective = [piece for message in tasks for piece in pieces_of_message(message)]
     calls = _calls(history)
     return [*objective, *(piece for step in steps.items() for piece in _step(step, calls))]
-
-
-def _pieces_of_messages(messages: Iterable[Node]) -> Sequence[Piece]:
-    # Skip the submission, which ``info`` holds as well.
-    spoken = (message for message in messages if message.at("role").value != "exit")
-    return with_written_calls(list(pieces_of(spoken)), acts_by_fences=True)
 
 
 def _calls(history: Iterable[Node]) -> dict[str, Piece]:
