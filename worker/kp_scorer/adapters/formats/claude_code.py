@@ -80,17 +80,14 @@ def _pieces(lines: Sequence[Node]) -> list[Piece]:
 def _complete(lines: Iterable[Node]) -> list[Node]:
     """Return the messages in lines, without beginnings of messages that the next line records again, longer."""
     messages: list[Node] = []
-    for line in lines:
-        message = line.at("message")
-        if messages and _is_beginning(messages[-1].object(), message.object()):
+    before, earlier = None, ""
+    for message in (line.at("message") for line in lines):
+        own_id, text = message.object().get("id"), _only_text(message.object())
+        if own_id and own_id == before and earlier and text.startswith(earlier):
             messages.pop()
         messages.append(message)
+        before, earlier = own_id, text
     return messages
-
-
-def _is_beginning(first: dict[str, Any], second: dict[str, Any]) -> bool:
-    texts = [_only_text(message) for message in (first, second)]
-    return bool(first.get("id")) and first.get("id") == second.get("id") and bool(texts[0]) and texts[1].startswith(texts[0])
 
 
 def _only_text(message: dict[str, Any]) -> str:
