@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from kp_scorer.process.watchdog import Supervisor
 from kp_scorer.settings import Settings
+from kp_scorer.settings.loading import as_environment
 from structlog.testing import capture_logs
 
+from tests.support.changed_settings import with_changed
 from tests.support.commands import COMMAND
 from tests.support.processes import FAST_WORKER, PATIENCE_S, free_port, opened, start_worker, wait_until
 from tests.support.required import required
@@ -52,6 +54,18 @@ def test_a_worker_notifies_systemd_of_its_life(settings: Settings, systemd: Syst
         wait_until(lambda: systemd.receive() == "STOPPING=1")
     assert worker.process.returncode == 0
     assert worker.events("supervisor_not_told") == []
+
+
+@pytest.mark.parametrize("order", [(signal.SIGHUP, signal.SIGTERM), (signal.SIGTERM, signal.SIGHUP)])
+def test_a_worker_that_is_told_to_stop_ends_even_if_it_is_told_to_restart(
+    order: tuple[signal.Signals, ...], settings: Settings, systemd: Systemd
+) -> None:
+    variables = os.environ | as_environment(with_changed(settings, embedding__embedder="none", metrics__port=0))
+    with opened(*COMMAND, "worker", env=variables | {"NOTIFY_SOCKET": systemd.address}, stderr=subprocess.DEVNULL) as worker:
+        wait_until(lambda: systemd.receive() == "READY=1")
+        for each in order:
+            worker.send_signal(each)
+        assert worker.wait(PATIENCE_S) == 0
 
 
 def test_systemd_is_notified_no_more_often_than_it_asks(systemd: Systemd) -> None:

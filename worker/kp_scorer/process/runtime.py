@@ -1,5 +1,6 @@
 """The runtime of a worker process, from Celery's first signal to its last: start, readiness, and shutdown at SIGTERM."""
 
+import atexit
 import gc
 import math
 import os
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import structlog
 from celery import Celery, signals
+from celery.apps.worker import _reload_current_worker
 from celery.utils.debug import cry
 from celery.utils.nodenames import NODENAME_DEFAULT, nodename, nodesplit
 from celery.worker import state
@@ -283,6 +285,9 @@ class Runtime:
 
     def _close(self, sender: Any, **_: Any) -> None:
         self._opened.close()
+        if self._is_stopping:
+            # At SIGHUP, Celery registers that the process starts again when it exits. SIGTERM, before or after that, ends it.
+            atexit.unregister(_reload_current_worker)
         log.info("worker_stopped")
         # Celery's command drops the exit code, so a failed worker would seem to have succeeded.
         if sender.exitcode:
