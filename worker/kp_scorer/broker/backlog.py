@@ -104,10 +104,7 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 
 
 def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> UnreadDecisions:
-    """Return the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
-
-    The ``reports`` of workers say which queues and streams have no room.
-    """
+    """Return the unread decisions on each queue and stream, in two round trips for each; ``reports`` say which are full."""
     counts, used = {}, {}
     for name, queue in results_queues(settings, settings.kinds).items():
         with suppress(NoQueue):

@@ -78,12 +78,10 @@ class QueueDrainer:
     store: Store
 
     def drain(self) -> None:
-        """Move up to 500 messages to the queue of traces.
+        """Move up to 500 messages to the queue of traces; raise the errors of :mod:`~kp_scorer.broker.calls`.
 
         A message leaves its queue once RabbitMQ has confirmed the copy on the queue of traces, or its dead letter is stored. A
         worker that dies in between leaves a copy, which is the same submission and ends the same way.
-
-        Raises the errors of :mod:`~kp_scorer.broker.calls`, also if Redis fails; the rest stays on the queue.
         """
         # If the queue is missing, somebody has deleted it, perhaps together with the others, so declare them all again.
         if_missing = [self.queue, *self.queues.in_order]

@@ -95,10 +95,8 @@ def raw_body(message: Any) -> bytes:
 
 
 def argument_in(body: bytes) -> bytes:
-    """Return the argument in a body of :func:`task_body` without parsing it; a body of another form unchanged.
-
-    If the body has several arguments, they are returned together, which is not JSON.
-    """
+    """Return the argument in a body of :func:`task_body` without parsing it; a body of another form unchanged."""
+    # If the body has several arguments, they are returned together, which is not JSON.
     is_ours = body.startswith(_BEFORE_ARGUMENT + b"{") and body.endswith(b"}" + _BEHIND_ARGUMENT)
     return body[len(_BEFORE_ARGUMENT) : -len(_BEHIND_ARGUMENT)] if is_ours else body
 

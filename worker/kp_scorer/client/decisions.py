@@ -96,9 +96,7 @@ def _next(queue: Any) -> Any:
 
 @contextmanager
 def open_results(app: Celery, settings: Settings, outcome: DecisionKind | None = None, group: str = "") -> Iterator[Results]:
-    """Connect to the queues of decisions: those with one outcome, revisions, or all but revisions.
-
-    With a ``group``, read their streams.
+    """Connect to the queues of decisions, or as a ``group`` to their streams: of one outcome, of revisions, or all but these.
 
     Raises SettingsError if decisions call a task of another app, go to streams and there is no group, or go nowhere.
     """

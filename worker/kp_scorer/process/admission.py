@@ -59,10 +59,7 @@ class Admission:
         on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None],
         weights: Mapping[str, int],
     ) -> None:
-        """Prepare to admit groups of up to ``group_size`` deliveries; ``on_resolved`` gets the resolved ones.
-
-        ``on_resolved`` must neither raise nor wait. Queues take turns by their ``weights``.
-        """
+        """Admit groups of up to ``group_size``, by the ``weights`` of queues; ``on_resolved`` must neither raise nor wait."""
         self._group_size = group_size
         self._on_resolved = on_resolved
         self._changed = threading.Condition()

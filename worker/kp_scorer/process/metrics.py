@@ -211,10 +211,7 @@ class Metrics:
             self._queue_wait_s.labels(queue).observe(queued_s)
 
     def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
-        """Return the report that the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
-
-        ``full`` names the queues without room. ``failing`` has the error of each kind of work that failed at its last attempt.
-        """
+        """Return the report of the worker ``node``, with its ``full`` queues and the error of each ``failing`` task."""
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):

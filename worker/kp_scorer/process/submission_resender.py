@@ -28,10 +28,8 @@ def resend_lost(
 ) -> None:
     """Resend or dead-letter the traces that are pending in the ledger but on no queue. Any number of workers may do so.
 
-    They go to the first queue, as the ledger does not know theirs. ``empty_at`` remembers from call to call when each queue was
-    last empty, by the monotonic clock.
-
-    Deciding is idempotent, so resending a trace that was only late does no harm. Raises ServiceUnavailable if Redis or the
+    They go to the first queue, as the ledger does not know theirs. Resending a trace that was only late does no harm.
+    ``empty_at`` remembers when each queue was last empty, by the monotonic clock. Raises ServiceUnavailable if Redis or the
     broker cannot be reached; a later call claims the traces again.
     """
     now = time.monotonic()

@@ -115,12 +115,9 @@ class DeadLetters:
     def dead_letter(self, payload: bytes, why: DeadLettering, received: Received | None = None) -> Decision | None:
         """Store a submission's bytes with the reason, log it, and end its trace's record if that is of the same submission.
 
-        Dead letters beyond the bounds are then dropped, each with the record that died by it.
-
         ``payload`` is the submission as UTF-8 JSON, or the body of a malformed message; ``received`` describes its last
-        delivery. A record of another submission with the same ``trace_id`` is left alone.
-
-        If this very submission has been decided, return the decision and store nothing.
+        delivery. A record of another submission with the same ``trace_id`` is left alone. If this very submission has been
+        decided, return the decision and store nothing.
         """
         queued_ms = "" if received is None or received.queued_ms is None else str(received.queued_ms)
         stored = b""
