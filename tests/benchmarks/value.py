@@ -174,7 +174,7 @@ def ways(runs: Runs, first: Places, chance: np.random.Generator) -> dict[str, Wa
         for place in places.tolist():
             gate.catch_up()
             batch, succeeded = gate.weigh([(str(place), "any", runs.words[place])]), bool(runs.succeeded[place])
-            weighed = batch.weigh(0)
+            weighed = batch.weigh(0, succeeded, 1.0)
             chosen += [place] * (is_kept := succeeded and weighed.adds >= weighed.bar)
             facts.append(str(place), "any", batch.settle(0, is_eligible=succeeded, is_kept=is_kept).packed())
         return chosen

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kp_scorer.decision import Decision, GateResult
-from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts, Weighed
+from kp_scorer.gate import Fact, Gate, GateBounds, GatePolicy, MemoryFacts
 from kp_scorer.gate.facts import Entries, Entry, Facts, StoredFact, Vectors
 from kp_scorer.gate.gate_audit import audit_gate
 from kp_scorer.novelty.log import Place
@@ -48,22 +48,21 @@ class Fleet:
     def gate(self) -> Gate:
         return Gate(self, 3, self.bounds, self.policy)
 
-    def decide(self, gate: Gate, traces: Sequence[tuple[str, Vectors, bool]]) -> list[Weighed]:
+    def decide(self, gate: Gate, traces: Sequence[tuple[str, Vectors, bool]]) -> list[GateResult]:
         """Decide traces by what the gate has read, and store the facts.
 
         Each trace is a domain, a vector, and whether it succeeded.
         """
         named = [(f"kp:trace:{len(self.decisions) + number}", *each) for number, each in enumerate(traces)]
-        batch, weighed = gate.weigh([(trace_id, domain, vector) for trace_id, domain, vector, _ in named]), list[Weighed]()
+        batch, verdicts = gate.weigh([(trace_id, domain, vector) for trace_id, domain, vector, _ in named]), list[GateResult]()
         for number, (trace_id, domain, _, success) in enumerate(named):
-            adds, bar, share, _, as_of = (result := batch.weigh(number))
-            verdict = GateResult(adds=adds, bar=bar, share=share, eligible=success, as_of=str(as_of))
+            verdict = batch.weigh(number, success, 1.0)
             fact = batch.settle(number, is_eligible=success, is_kept=verdict.accepts)
             outcome = "accepted" if verdict.accepts else "rejected"
             self.decisions[trace_id] = decision(trace_id, domain=domain, outcome=outcome, gate=verdict)
             self.store(fact)
-            weighed.append(result)
-        return weighed
+            verdicts.append(verdict)
+        return verdicts
 
     def store(self, fact: Fact) -> None:
         stored = StoredFact(Place(self.now_ms, len(self.decisions)), fact)
@@ -142,8 +141,8 @@ def test_a_success_after_failures_adds_much_and_a_copy_of_it_nothing() -> None:
     (copy,), (different,) = (fleet.decide(gate, [("code", vector, True)]) for vector in (EAST, NORTH))
     assert copy.adds == pytest.approx(0, abs=1e-3)
     assert copy.nearest
-    assert copy.nearest[0] == "kp:trace:3"
-    assert copy.nearest[1] == pytest.approx(1, abs=1e-3)
+    assert copy.nearest.trace_id == "kp:trace:3"
+    assert copy.nearest.similarity == pytest.approx(1, abs=1e-3)
     # The trace covers itself and the first trace to the north.
     assert different.adds == pytest.approx(2, abs=1e-3)
 
@@ -160,7 +159,7 @@ def test_traces_decided_together_rest_on_each_other() -> None:
     weighed = fleet.decide(fleet.gate(), [("code", EAST, True), ("code", EAST, True), ("code", NORTH_EAST, True)])
     assert [each.adds for each in weighed] == pytest.approx([1, 0, 0.4], abs=1e-3)
     assert weighed[2].nearest
-    assert weighed[2].nearest[0] == "kp:trace:0"
+    assert weighed[2].nearest.trace_id == "kp:trace:0"
 
 
 @pytest.mark.parametrize(("requires", "admitted"), [("success", [True, False]), (0.5, [False, True])])
@@ -177,7 +176,7 @@ def test_traces_that_were_kept_long_ago_do_not_keep_others_out() -> None:
         gate = fleet.gate()
         fleet.store(Fact("kp:trace:far", "law", Place(0, 0), 0.0, 0.0, 1_000, 0, False, UP))
         gate.catch_up()
-        added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).adds
+        added = gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0, True, 1.0).adds
         # The first run counts as a request for the task, too, and counts less the longer ago it was.
         assert added == pytest.approx(expected * (1 + 2.0 ** (-weeks / 2)), abs=0.05)
 
@@ -194,7 +193,8 @@ def test_share_is_kept_whatever_the_lag(share: float, lag: int) -> None:
         gate.catch_up()
         vector = tasks[chance.integers(400)] + 0.6 * chance.normal(size=32)
         batch = gate.weigh([(str(number), "code", (vector / np.linalg.norm(vector)).astype(np.float32))])
-        weighed, success = batch.weigh(0), bool(chance.random() < 0.7)
+        success = bool(chance.random() < 0.7)
+        weighed = batch.weigh(0, success, 1.0)
         outcomes.append(success and weighed.adds >= weighed.bar)
         waiting.append(batch.settle(0, is_eligible=success, is_kept=outcomes[-1]))
         if len(waiting) > lag:
@@ -320,8 +320,8 @@ def test_the_oldest_kept_traces_make_room_for_the_newest() -> None:
     gate = fleet.gate()
     gate.catch_up()
     assert gate.kept_count == 2
-    assert gate.weigh([("kp:trace:again", "code", UP)]).weigh(0).adds == pytest.approx(0, abs=1e-3)
-    assert gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0).nearest is None
+    assert gate.weigh([("kp:trace:again", "code", UP)]).weigh(0, True, 1.0).adds == pytest.approx(0, abs=1e-3)
+    assert gate.weigh([("kp:trace:again", "code", EAST)]).weigh(0, True, 1.0).nearest is None
 
 
 def test_a_late_failure_no_longer_covers_and_a_late_success_does() -> None:
@@ -336,7 +336,7 @@ def test_a_late_failure_no_longer_covers_and_a_late_success_does() -> None:
     # To the north two traces are kept now. To the east the earlier runs stay covered.
     east, north = (fleet.decide(gate, [("code", vector, True)])[0] for vector in (EAST, NORTH))
     assert [east.adds, north.adds] == pytest.approx([1, 0], abs=1e-3)
-    assert [each.nearest and each.nearest[0] for each in (east, north)] == [None, "kp:trace:1"]
+    assert [each.nearest and each.nearest.trace_id for each in (east, north)] == [None, "kp:trace:1"]
     assert fleet.audit() == {"agreeing": 6, "beyond": 0, "undecided": 0}
 
 

@@ -2,20 +2,21 @@
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 from kp_scorer.checks.asking import Checks
-from kp_scorer.decision import CheckResult, Decision, GateResult, Nearest, Novelty, Pinned, Received, Stated, Timings
+from kp_scorer.decision import CheckResult, Decision, GateResult, Novelty, Pinned, Received, Stated, Timings
 from kp_scorer.embedding.embedder import Counts, Embedder, Vector
 from kp_scorer.errors import SettingsError, TraceConflict, TraceDead, TraceHeld
-from kp_scorer.gate import Batch, Fact, FactLog, Gate, Weighed
+from kp_scorer.gate import Fact, FactLog, Gate
 from kp_scorer.novelty.pins import NO_EMBEDDER, Pins
 from kp_scorer.novelty_meter import Comparison, NoveltyMeter
-from kp_scorer.scoring import Policy, Score, novelty_of, recoveries, score
+from kp_scorer.scoring import Policy, novelty_of, recoveries, score
 from kp_scorer.settings.sections import GateSettings, NoveltySettings, RoutingSettings
 from kp_scorer.settings.settings import NO_VECTORS
 from kp_scorer.store import Store
@@ -163,7 +164,7 @@ class Decider:
                 admitted.append((pending, comparison))
             else:
                 pending.resolved = TraceConflict(pending.trace.id)
-        batch: Batch | None = None
+        batch = None
         if self.gate:
             self.gate.catch_up()
             vectors = [(each.trace, each.vector) for each, _ in admitted if each.vector is not None]
@@ -173,7 +174,7 @@ class Decider:
             timings = Timings(**pending.times_ms, place_ms=place_ms, batch_size=len(claimed))
             if self.novelty:
                 novelty = self.novelty.with_counts(novelty, pending.tokens)
-            decision = self._judge(pending, novelty, pinned, timings, batch.weigh(index) if batch else None)
+            decision = self._judge(pending, novelty, pinned, timings, partial(batch.weigh, index) if batch else None)
             fact = None
             if batch and decision.gate:
                 could_be = decision.gate.eligible and not decision.is_guarded
@@ -198,7 +199,12 @@ class Decider:
         )
 
     def _judge(
-        self, pending: PendingDecision, novelty: Novelty, pinned: tuple[Pinned, ...], timings: Timings, weighed: Weighed | None
+        self,
+        pending: PendingDecision,
+        novelty: Novelty,
+        pinned: tuple[Pinned, ...],
+        timings: Timings,
+        weigh: Callable[[bool, float], GateResult] | None,
     ) -> Decision:
         trace = pending.trace
         scored = score(trace, novelty_of(novelty.nearest.similarity if novelty.nearest else None), self.policy)
@@ -209,7 +215,7 @@ class Decider:
             *self.policy.guard_confidence(trace.outcome.confidence),
             *self.policy.guard_novelty(domain, scored.dimensions.novelty, novelty.source, is_copy=is_copy),
         )
-        gate = self._gate_result(trace, scored, weighed) if weighed else None
+        gate = weigh(trace.metadata.success, scored.dimensions.outcome_confidence) if weigh else None
         demanded = [each.outcome for part in (pending.checks, pinned) for each in part]
         return Decision(
             trace_id=trace.id,
@@ -225,7 +231,7 @@ class Decider:
             stated=Stated(success=trace.metadata.success, confidence=trace.outcome.confidence, recoveries=recoveries(trace)),
             guards=guards,
             checks=pending.checks,
-            gate=gate,
+            gate=gate if self.names_nearest else gate and gate.model_copy(update={"nearest": None}),
             # A producer could choose an id that is not sampled, but cannot choose the place in the log.
             sampled=self.sample if fraction_of(novelty.entry or trace.id) < self.sample else None,
             novelty=novelty if self.names_nearest else novelty.model_copy(update={"nearest": None, "duplicate_of": None}),
@@ -233,19 +239,6 @@ class Decider:
             received=pending.received,
             timings=timings,
             decided_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        )
-
-    def _gate_result(self, trace: ReasoningTrace, scored: Score, weighed: Weighed) -> GateResult:
-        assert self.gate, "it has weighed the trace"
-        adds, bar, share, nearest, as_of = weighed
-        named = nearest if self.names_nearest else None
-        return GateResult(
-            adds=adds,
-            bar=bar,
-            share=share,
-            eligible=self.gate.policy.admits(trace.metadata.success, scored.dimensions.outcome_confidence),
-            nearest=Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None,
-            as_of=str(as_of),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kp_scorer.decision import GateResult, Nearest
 from kp_scorer.gate.domain import Domain
 from kp_scorer.gate.facts import Fact, Vectors, number_of, rounded
 from kp_scorer.novelty.log import Place
@@ -27,16 +28,6 @@ class GatePolicy(NamedTuple):
     def admits(self, success: bool, outcome_confidence: float) -> bool:
         """Return whether a trace meets the requirement."""
         return success if self.requires == "success" else outcome_confidence >= self.requires
-
-
-class Weighed(NamedTuple):
-    """The amount that a trace adds, and the bar that it is measured against."""
-
-    adds: float
-    bar: float
-    share: float | None  # The share that the bar follows; None if it is fixed.
-    nearest: tuple[str, float] | None  # The kept trace that covers it best, and their similarity.
-    as_of: Place
 
 
 class Batch:
@@ -60,10 +51,10 @@ class Batch:
             of_domain = _Turns(domain, domains[domain], trace_ids, vectors[indices], as_of, policy)
             self._turns.update((index, (of_domain, turn)) for turn, index in enumerate(indices))
 
-    def weigh(self, index: int) -> Weighed:
+    def weigh(self, index: int, success: bool, outcome_confidence: float) -> GateResult:
         """Weigh the trace at an index; all traces before it must have been settled."""
         turns, turn = self._turns[index]
-        return turns.weigh(turn)
+        return turns.weigh(turn, success, outcome_confidence)
 
     def settle(self, index: int, *, is_eligible: bool, is_kept: bool) -> Fact:
         """Settle the trace at an index, which could be kept if it ``is_eligible``; return the fact to store."""
@@ -107,12 +98,15 @@ class _Turns:
         # Round: equal traces must add equally, although the last bits depend on how many are weighed together.
         self._added[turn:] = added.round(4).tolist()
 
-    def weigh(self, turn: int) -> Weighed:
+    def weigh(self, turn: int, success: bool, outcome_confidence: float) -> GateResult:
         own, bar, share = self._runs + turn, self._policy.bar, None
         if bar is None:
             share = self._policy.share
             bar = bar_of(self._adds[max(0, own - self._most_runs) : own], share)
-        return Weighed(self._added[turn], bar, share, self._nearest[turn], self._as_of)
+        eligible, named = self._policy.admits(success, outcome_confidence), self._nearest[turn]
+        nearest = Nearest(trace_id=named[0], similarity=min(1.0, named[1])) if named else None
+        adds, as_of = self._added[turn], str(self._as_of)
+        return GateResult(adds=adds, bar=bar, share=share, eligible=eligible, nearest=nearest, as_of=as_of)
 
     def settle(self, turn: int, *, is_eligible: bool, is_kept: bool) -> Fact:
         own, similarities = self._runs + turn, self._similarities[turn]
