@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -27,29 +28,17 @@ def search_queue(
     """
     # The queue's own list comes last, as workers move messages of other priorities there.
     for each in reversed(with_producer(app, name, lambda producer: producer.channel.lists(name))):
-        yield from _search_list(app, each, limits, is_wanted, remove=remove)
-
-
-def _search_list(
-    app: Celery, name: str, limits: Limits, is_wanted: Callable[[object], bool], *, remove: bool
-) -> Iterator[object]:
-    start = 0
-    while True:
-
-        def search(client: Any, start: int = start) -> tuple[int, list[object], int]:
-            items = client.lrange(name, start, start + _READ_AT_ONCE - 1)
-            contents = [(item, _content(item, limits)) for item in items]
-            wanted = [(item, content) for item, content in contents if content is not None and is_wanted(content)]
-            removed = sum(client.lrem(name, 1, item) for item, _ in wanted) if remove else 0
-            return len(items), [content for _, content in wanted], removed
-
+        start = 0
         # No message is missed if producers add some meanwhile: they add at the front, which moves the unread ones to higher
         # places.
-        count, found, removed = with_redis(app, name, search)
-        yield from found
-        if not count:
-            return
-        start += count - removed
+        while items := with_redis(app, each, methodcaller("lrange", each, start, start + _READ_AT_ONCE - 1)):
+            start += len(items)
+            for item in items:
+                content = _content(item, limits)
+                if content is not None and is_wanted(content):
+                    if remove:
+                        start -= with_redis(app, each, methodcaller("lrem", each, 1, item))
+                    yield content
 
 
 def count_in_flight(app: Celery, name: str) -> int:
