@@ -31,7 +31,7 @@ def shown_by_python(text: str, most_depth: int) -> Any:
 
     Raises ValueError for other texts, and for values nested more deeply than ``most_depth``.
     """
-    values, fields, _ = _Reader(text, most_depth).arguments("")
+    values, fields, _ = _Reader(text, most_depth).items("")
     if len(values) + bool(fields) != 1:
         raise ValueError
     return fields or values[0]
@@ -46,21 +46,29 @@ class _Reader:
         self._values_left = _MOST_VALUES
         self._kind, self._text = next(self._tokens)
 
-    def arguments(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
-        """Read values and fields, which need no commas, up to a bracket; return both, and True if a comma came last."""
+    def items(self, closing: str) -> tuple[list[Any], dict[str, Any], bool]:
+        """Read the values, pairs and fields up to a bracket; return values, the other two, and True if a comma came last.
+
+        Only ``}`` has pairs before it, and only other brackets have fields, which need no commas.
+        """
         values: list[Any] = []
         fields: dict[str, Any] = {}
         has_comma = False
         while not self._is_at(closing):
-            if (values or fields) and not has_comma and self._kind != "field":
+            is_field = self._kind == "field" and closing != "}"
+            if (values or fields) and not has_comma and not is_field:
                 raise ValueError
-            if self._kind == "field":
-                name = self._take()
-                fields[name] = self._value()
+            item = self._take() if is_field else self._value()
+            # Refuse an object as a key: its text could double in length at each level of nesting.
+            if closing == "}" and self._is_at(":") and not isinstance(item, dict | list):
+                self._take()
+                is_field = True
+            if is_field:
+                fields[str(item)] = self._value()
             elif fields:
                 raise ValueError
             else:
-                values.append(self._value())
+                values.append(item)
             if has_comma := self._is_at(","):
                 self._take()
         self._take()
@@ -112,38 +120,18 @@ class _Reader:
         self._depth_left -= 1
         if self._depth_left < 0 or opening not in _CLOSING:
             raise ValueError
+        values, fields, has_comma = self.items(_CLOSING[opening])
+        if fields and (values if opening == "{" else opening == "[" or not is_call):
+            raise ValueError
         if opening == "{":
-            value: Any = self._pairs()
+            # JSON lacks sets.
+            value: Any = None if values else fields
+        elif is_call:
+            value = fields or None
         else:
-            values, fields, has_comma = self.arguments(_CLOSING[opening])
-            if fields and not (is_call and opening == "("):
-                raise ValueError
-            is_list = opening == "[" or has_comma or len(values) != 1
-            value = (fields or None) if is_call else values if is_list else values[0]
+            value = values if opening == "[" or has_comma or len(values) != 1 else values[0]
         self._depth_left += 1
         return value
-
-    def _pairs(self) -> dict[str, Any] | None:
-        """Read the pairs of an object; return None for a set, which JSON lacks."""
-        fields: dict[str, Any] = {}
-        is_set = False
-        while not self._is_at("}"):
-            name = self._value()
-            if self._is_at(":"):
-                # Refuse an object as a key: its text could double in length at each level of nesting.
-                if isinstance(name, dict | list):
-                    raise ValueError
-                self._take()
-                fields[str(name)] = self._value()
-            else:
-                is_set = True
-            if not self._is_at(","):
-                break
-            self._take()
-        if not self._is_at("}") or (is_set and fields):
-            raise ValueError
-        self._take()
-        return None if is_set else fields
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
