@@ -102,16 +102,9 @@ class Redactor:
         return self._placeholders[kind, text]
 
 
-def is_clean(value: Any, name: str = "") -> bool:
-    """Return whether JSON holds nothing to redact. The ``name`` of its field is a hint."""
-    if isinstance(value, dict):
-        return all(is_clean(item, key) for key, item in value.items())
-    if isinstance(value, list):
-        return all(is_clean(item, name) for item in value)
-    if not isinstance(value, str):
-        return True
-    inner = _json_in(value)
-    return not spans_in(value, name) and (inner is None or is_clean(inner))
+def is_clean(value: Any) -> bool:
+    """Return whether JSON holds nothing to redact."""
+    return bool(Redactor().redacted(value) == value)
 
 
 def spans_in(text: str, name: str = "") -> list[Span]:
