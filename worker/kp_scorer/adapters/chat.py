@@ -166,7 +166,7 @@ class _Context:
             if isinstance(value, list):
                 value = _fields_of_pairs(value) or value
             if isinstance(value, list):
-                # Some recorders show each message as a text.
+                # Some recorders write each message as text.
                 waiting += map(parsed, reversed(value))
             elif isinstance(value, dict):
                 waiting += reversed(list(self._read_object(value)))

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
 
 
 def free_call_id(number: int, taken: Container[str]) -> str:
-    """Return an id for the call with this number in its run that is not taken."""
+    """Return an unused id for the call with this number in its run."""
     call_id = f"call_{number}"
     while call_id in taken:
         call_id += "_"

@@ -62,7 +62,7 @@ class Gathered:
     dead_letters: int = 0  # The number of dead letters, of all producers; 0 unless the ledger was read.
 
     def filter(self, option: str, values: Collection[str], is_chosen: Callable[[Decision], bool]) -> None:
-        """Keep only the decisions that an option chooses by its values; without values keep all."""
+        """Keep only the decisions that match one of an option's values; without values, keep all."""
         if values:
             problem = f"there are no {self.kind} in {self.source} with {option} {' or '.join(map(repr, values))}"
             self.traces = _some((each for each in self.traces if is_chosen(each.decision)), escaped(problem))

@@ -72,7 +72,7 @@ class _NoRedirects(HTTPRedirectHandler):
 
 
 class Forwarder:
-    """Posts decisions to one receiver, one after another, so that a later decision on a trace comes later."""
+    """Posts decisions to one receiver, one after another, so that those on the same trace arrive in order."""
 
     def __init__(self, receiver: Receiver, url: str, variables: Mapping[str, str], store: Store, one_in: int = 0) -> None:
         """Read the secrets in environment ``variables``, and the address too if ``url`` is empty, except for a webhook.

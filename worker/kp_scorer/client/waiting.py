@@ -51,7 +51,7 @@ class Polling:
         return min(max(self._deadline - time.monotonic(), LEAST_S), self._answer_s)
 
     def update(self, statuses: Sequence[Status | None]) -> list[Status]:
-        """Remove the traces that a look-up shows as decided or dead from the pending ones, and return them; set the pause."""
+        """Remove from the pending traces those that a look-up shows as decided or dead, and return them; set the pause."""
         completed = [status for status in statuses if status and status.state != "pending"]
         completed_ids = {status.trace_id for status in completed}
         self.pending = [trace_id for trace_id in self.pending if trace_id not in completed_ids]

@@ -43,7 +43,7 @@ def stopped_by_signals() -> Event:
         stopping.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        # A shell makes processes in the background ignore Ctrl-C; keep it so.
+        # A shell makes background processes ignore Ctrl-C, which must not change here.
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, stop_or_interrupt)
     return stopping

@@ -172,7 +172,7 @@ class Runtime:
             self.metrics,
             group_size=self._group_size(),
             weights={name: queue.weight for name, queue in settings.queues.traces.items()},
-            # Only RabbitMQ takes back a message that stays unacknowledged for long.
+            # Only RabbitMQ takes back messages that stay unacknowledged for too long.
             hold_s=math.inf if settings.broker.is_redis else settings.broker.hold_s,
             resend=lambda delivery: send_again(self._app, self._queues[delivery.queue].traces, delivery.message),
             on_fatal=self._shut_down,

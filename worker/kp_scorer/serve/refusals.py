@@ -55,7 +55,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         status, message, headers = error.status_code, error.detail, dict(error.headers or {})
     elif isinstance(error, ServiceUnavailable):
-        # Log this seldom: exporters try again, and any peer can cause it.
+        # Log this rarely: exporters retry, and any peer can cause it.
         if _THROTTLE.admit(message):
             log.warning("request_put_off", detail=message)
         status = 429 if isinstance(error, QueueFull) else 503

@@ -56,7 +56,7 @@ class Submitter:
     def __init__(
         self, settings: Settings, store: Store, clients: Mapping[str, Client], metrics: ServeMetrics | None = None
     ) -> None:
-        """Claim runs from ``store``, and submit each by its queue's client or, if there is none, by that of the queue ""."""
+        """Claim runs from ``store``, and submit each with the client of its queue, or else with that of the queue ""."""
         self._metrics = metrics or ServeMetrics()
         self._shown_at = -math.inf
         self._settings = settings

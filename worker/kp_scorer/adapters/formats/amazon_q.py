@@ -1,7 +1,7 @@
 """Conversations of the command lines of Amazon Q Developer and Kiro, as ``/save`` writes them.
 
-Each turn of ``history`` is the input of the model and its answer: a pair, or in later versions an object. The key of an input
-is its kind: ``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``. So is the key of an answer: ``Response`` or ``ToolUse``.
+Each turn of ``history`` is the input of the model and its answer: a pair, or in later versions an object. An input is keyed by
+its kind (``Prompt``, ``ToolUseResults`` or ``CancelledToolUses``), and so is an answer (``Response`` or ``ToolUse``).
 """
 
 from collections.abc import Iterator, Sequence

@@ -41,7 +41,7 @@ def run_id(line: Node) -> str:
 
 
 def identities(line: Node) -> list[str]:
-    """Return the texts that identify a message: a session that goes on or branches off repeats lines, or only their ids."""
+    """Return the texts that identify a message: a session that continues or forks repeats lines, or only their ids."""
     message = line.at("message").value
     if not isinstance(message, dict):
         return []

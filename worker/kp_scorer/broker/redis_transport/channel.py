@@ -1,7 +1,7 @@
 """Kombu's channel and transport, on queues of our own that deliver at least once.
 
 The channel of kombu 5.7.0 pops a message with BRPOP and notes it as unacknowledged in a second step: a consumer that ends
-between the two loses it (celery/kombu#305, celery/celery#4354). An item that is not a message ends its process.
+between the two loses it (celery/kombu#305, celery/celery#4354). An item that is not a message ends the consumer, too.
 """
 
 import secrets

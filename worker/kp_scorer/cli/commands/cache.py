@@ -79,7 +79,7 @@ def _filled(state: LogInfo) -> float:
 @click.option("--yes", is_flag=True, help="Add to the space even if it has entries already.")
 @service_options
 def warm(file: str | None, yes: bool, settings: Settings) -> bool:
-    """Fill the cache of a new space, before workers compare in it.
+    """Fill the cache of a new space before workers use it.
 
     A space is new if the model, the recipe or the type of vectors has changed.
 
