@@ -176,13 +176,10 @@ def returned_in(value: object) -> tuple[str, bool]:
             return returned_in(parsed(value[key]))
     filled = {key for key, each in value.items() if each not in (None, "", [], {}) and key not in _BESIDE_A_RESULT}
     for key in ("output", "result", "content"):
-        if filled == {key} and (isinstance(value[key], str) or _are_texts(value[key])):
+        blocks = value[key] if filled == {key} else None
+        if isinstance(blocks, str) or (isinstance(blocks, list) and all(block_kind(block) == "text" for block in blocks)):
             return text_in(value[key]), is_error
     return text_in(value), False
-
-
-def _are_texts(blocks: object) -> bool:
-    return isinstance(blocks, list) and all(block_kind(block) == "text" for block in blocks)
 
 
 def block_kind(block: object) -> BlockKind:

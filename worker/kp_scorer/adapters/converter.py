@@ -239,8 +239,7 @@ class Converter:
                 if key in self._repeating and not run.pieces:
                     # Another file had everything that was said in this run.
                     continue
-                can_go_on = (read.has_chats or run.is_part) and run.pieces
-                if can_go_on:
+                if (read.has_chats or run.is_part) and run.pieces:
                     self._chats.hold(run)
                     yield from map(self._trace, self._chats.beyond(_MOST_CHATS))
                 else:
