@@ -123,7 +123,7 @@ def _of_recipes(traces: Sequence[ReasoningTrace], draws: int) -> Iterator[Row]:
 def _sentences(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
     texts = (text for trace in traces for text in (trace.task.objective, *(step.content or "" for step in trace.steps)))
     sentences = dict.fromkeys(part.strip() for text in texts for part in _SENTENCE_END.split(text) if 20 < len(part) < 300)
-    return _embedded(embedder, [embedder.tokenize(sentence, plain=True) for sentence in sentences])
+    return _embedded(embedder, embedder.tokenize_all(list(sentences), plain=True))
 
 
 def _set_of(kind: str, sentences: Vectors, entries: int) -> PinnedSet:
@@ -191,11 +191,11 @@ def _joined_tasks(traces: Sequence[ReasoningTrace]) -> list[int]:
 
 
 def _of_traces(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
-    return _embedded(embedder, [embedder.tokenize(embedder.recipe.text(trace)) for trace in traces])
+    return _embedded(embedder, embedder.tokenize_all([embedder.recipe.text(trace) for trace in traces]))
 
 
 def _of_plain(embedder: Embedder, traces: Sequence[ReasoningTrace]) -> Vectors:
-    return _embedded(embedder, [embedder.tokenize(trace.task.objective, plain=True) for trace in traces])
+    return _embedded(embedder, embedder.tokenize_all([trace.task.objective for trace in traces], plain=True))
 
 
 def _embedded(embedder: Embedder, texts: Sequence[TokenizedText]) -> Vectors:

@@ -58,7 +58,7 @@ def rows_of(count: int) -> Iterator[Row]:
 
 def measured_passes(embedder: Embedder) -> list[Pass]:
     """Return a pass for each typical text, in order: a random one of the passes measured for its rounded lengths."""
-    texts = [embedder.tokenize(embedder.recipe.text(trace)) for trace in typical()]
+    texts = embedder.tokenize_all([embedder.recipe.text(trace) for trace in typical()])
     shapes = [tuple(rounded_up(len(row), embedder.step) for row in text.rows) for text in texts]
     longest = dict(sorted(zip(shapes, texts, strict=True), key=lambda each: each[1].tokens))
     measured = {shape: _some_passes(embedder, text) for shape, text in longest.items()}

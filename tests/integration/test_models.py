@@ -102,7 +102,7 @@ def test_a_model_saved_in_half_precision_gets_its_vectors(tiny: Tiny, tmp_path: 
 @pytest.mark.parametrize("tiny", ["mpnet", "gpt2"], indirect=True)
 def test_a_recipe_of_two_parts_takes_no_more_than_the_model(tiny: Tiny) -> None:
     embedder = load_embedder("asked_and_did", embedder="torch", model=str(tiny.directory))
-    tokenized = embedder.tokenize("tree " * 2_000 + "\x1e" + "river " * 2_000)
+    (tokenized,) = embedder.tokenize_all(["tree " * 2_000 + "\x1e" + "river " * 2_000])
     parts = RECIPES["asked_and_did"].parts
     assert tokenized.tokens == sum(min(part.max_tokens or 0, files(tiny).max_tokens) for part in parts)
 

@@ -187,6 +187,6 @@ def test_a_plain_text_has_one_vector_whatever_the_recipe() -> None:
     expected = embedder("trace").embed(texts)
     for recipe in RECIPES:
         by_recipe = embedder(recipe)
-        plain = [by_recipe.tokenize(text, plain=True) for text in texts]
+        plain = by_recipe.tokenize_all(texts, plain=True)
         for vectors in (by_recipe.embed_tokenized(plain), by_recipe.run(plain, together=True)):
             assert np.all((vectors * expected).sum(axis=1) > 0.999)

@@ -112,15 +112,11 @@ class Embedder:
     packs = False  # True if texts of any lengths share a pass. Otherwise each is padded to the longest.
     step = 1  # Padded texts share a pass only if the lengths of their parts round up to the same multiples of this.
 
-    def tokenize(self, text: str, *, plain: bool = False) -> TokenizedText:
-        """Prepare a text for a pass.
-
-        A ``plain`` text is not that of a trace: it is tokenized as one part, and shares no pass with traces.
-        """
-        return self.tokenize_all([text], plain=plain)[0]
-
     def tokenize_all(self, texts: Sequence[str], *, plain: bool = False) -> list[TokenizedText]:
-        """Prepare texts for passes as :meth:`tokenize` does, but on all cores."""
+        """Prepare texts for passes, on all cores.
+
+        ``plain`` texts are not those of traces: each is tokenized as one part, and shares no pass with traces.
+        """
         return [TokenizedText(text, ()) for text in texts]
 
     def run(self, texts: Sequence[TokenizedText], *, together: bool) -> Vectors:

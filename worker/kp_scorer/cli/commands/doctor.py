@@ -183,7 +183,7 @@ def _workers(store: Store) -> Findings:
 def _embedder(embedding: EmbeddingSettings, recipe: RecipeName, store: Store) -> Findings:
     embedder = select_embedder(embedding, recipe)
     if embedder is not None:
-        CheckedEmbedder(embedder).embed([embedder.tokenize("whether it embeds at all")], alone=True)
+        CheckedEmbedder(embedder).embed(embedder.tokenize_all(["whether it embeds at all"]), alone=True)
     elif embedding.embedder == "none":
         yield "advice", "there is none, as embedding.embedder says, so every novelty is 0.5: set it to auto if unintended"
     else:
