@@ -148,7 +148,8 @@ class Score(NamedTuple):
 def score(trace: ReasoningTrace, novelty: float, policy: Policy) -> Score:
     """Score a trace whose novelty (0..1) is known."""
     parts = dimensions(trace, novelty, cap_step_term=policy.cap_step_term, max_confidence=policy.max_confidence)
-    return _score(*_profile_and_weights(trace.metadata.task_domain, policy), parts, _overrides(trace))
+    profile = policy.profile(trace.metadata.task_domain)
+    return _score(profile, policy.profiles[profile], parts, _overrides(trace))
 
 
 def decide_again(decision: Decision, policy: Policy) -> Decision:
@@ -159,7 +160,8 @@ def decide_again(decision: Decision, policy: Policy) -> Decision:
     the threshold that the submission requested, if that applied.
     """
     overrides = (fired.name for fired in decision.overrides)
-    scored = _score(*_profile_and_weights(decision.domain, policy), decision.dimensions, overrides)
+    profile = policy.profile(decision.domain)
+    scored = _score(profile, policy.profiles[profile], decision.dimensions, overrides)
     bounds = policy.bounds(decision.domain, decision.threshold if decision.threshold_source == "submission" else None)
     novelty = decision.novelty
     # The decision may not name the other trace, but it has the guard that fired.
@@ -250,11 +252,6 @@ def complexity_terms(trace: ReasoningTrace, *, cap_step_term: bool = False) -> C
     steps = min(len(trace.steps), _STEPS_FOR_FULL_TERM) if cap_step_term else len(trace.steps)
     recovery = 0.3 if recoveries(trace) else 0.0
     return ComplexityTerms(len(types) / len(STEP_TYPES) * 0.5, recovery, steps / _STEPS_FOR_FULL_TERM * 0.2)
-
-
-def _profile_and_weights(domain: str, policy: Policy) -> tuple[str, Dimensions]:
-    profile = policy.profile(domain)
-    return profile, policy.profiles[profile]
 
 
 def _score(profile: str, weights: Dimensions, parts: Dimensions, overrides: Iterable[Override]) -> Score:
