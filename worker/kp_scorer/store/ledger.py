@@ -4,7 +4,6 @@ import secrets
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
 import redis
@@ -219,13 +218,10 @@ class RedisLedger(LedgerReader):
 
     def label(self, labels: Mapping[str, bool]) -> dict[str, str]:
         """Label decided traces as good or not; return the state of each that is not decided: pending, dead or unknown."""
-        states: dict[str, str] = {}
-        left = iter(labels)
-        while trace_ids := list(islice(left, _READ_AT_ONCE)):
-            rows = [_Label(each, "good" if labels[each] else "bad") for each in trace_ids]
-            replies = _label(self._client, keys=self._keys, labels=rows)
-            states.update(zip(trace_ids, replies, strict=True))
-        return {trace_id: state or "unknown" for trace_id, state in states.items() if state != "decided"}
+        rows = [_Label(trace_id, "good" if good else "bad") for trace_id, good in labels.items()]
+        chunks = (rows[start : start + _READ_AT_ONCE] for start in range(0, len(rows), _READ_AT_ONCE))
+        states = [state for chunk in chunks for state in _label(self._client, keys=self._keys, labels=chunk)]
+        return {each: state or "unknown" for each, state in zip(labels, states, strict=True) if state != "decided"}
 
     def erase(self, *trace_ids: str) -> list[int]:
         """Remove the records of traces, with their decisions and late outcomes; return how many each trace had (0 or 1)."""
