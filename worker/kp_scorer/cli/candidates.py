@@ -1,4 +1,4 @@
-"""Gathers the runs that ``kp-scorer keep --best`` chooses among, from files or from the decisions of a fleet.
+"""Holds the runs that ``kp-scorer keep --best`` chooses among, and gathers those that were kept before or decided by a fleet.
 
 Their documents and their vectors wait on disk until all of them are known.
 """
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from itertools import islice
@@ -19,15 +19,10 @@ from typing import Any, Final, NamedTuple
 import click
 import numpy as np
 
-from kp_scorer.checks.asking import Checks
-from kp_scorer.cli.converting import Batches, Line
-from kp_scorer.cli.display import counted
-from kp_scorer.cli.gathering import score_lines, task_of
 from kp_scorer.cli.input import read_files
 from kp_scorer.cli.output import note_count, note_damaged
 from kp_scorer.cli.unpacking import lines_in, open_input, unpacked
 from kp_scorer.coverage import Vectors
-from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.errors import InvalidTrace
@@ -141,32 +136,6 @@ def gather_earlier(candidates: Candidates, files: Iterable[Path], limits: Limits
             if isinstance(line.trace, InvalidTrace):
                 raise click.BadParameter(f"{file.name}, line {line.number}: {line.trace}", param_hint="--into")
             candidates.add_earlier(line.trace.id, line.trace.metadata.task_domain, candidates.vector_of(line.trace))
-
-
-Document = Callable[[Line, Decision | None], Mapping[str, Any]]  # Makes the row that is written for a run if it is kept.
-
-
-def gather(
-    candidates: Candidates, batches: Batches, settings: Settings, document: Document, *, scores: bool, failures: bool
-) -> None:
-    """Add the traces of an input.
-
-    Candidates are the successes that no check keeps back, or with ``scores`` all traces that no guard or check keeps back. With
-    ``failures``, the documents of failed runs are stored, too.
-    """
-    checks = Checks(settings.checks) if settings.checks.names and not scores else None
-    unscored = ((line, None) for batch in counted(batches, "read") for line in batch)
-    for line, result in score_lines(batches, settings) if scores else unscored:
-        trace, decision = line.trace, result if isinstance(result, Decision) else None
-        if isinstance(trace, InvalidTrace):
-            continue
-        success, domain, task = trace.metadata.success, trace.metadata.task_domain, hash(task_of(trace, line.document))
-        eligible = not decision.is_guarded if decision else success
-        if checks and eligible:
-            eligible = all(result.outcome is None for result in checks.run(trace))
-        run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
-        may_be_written = eligible or (failures and not success)
-        candidates.add(run, candidates.vector_of(trace), document(line, decision) if may_be_written else None)
 
 
 def gather_stored(candidates: Candidates, earlier: Iterable[Path], since: datetime | None, settings: Settings) -> None:

@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple
 import click
 
 from kp_scorer.characters import escaped
-from kp_scorer.cli.candidates import Candidates, gather, gather_earlier, gather_stored
+from kp_scorer.checks.asking import Checks
+from kp_scorer.cli.candidates import Candidates, Run, gather_earlier, gather_stored
 from kp_scorer.cli.converting import CONVERTING, Conversion, Line
-from kp_scorer.cli.display import BehindFailures
-from kp_scorer.cli.gathering import look_up_lines, score_lines
+from kp_scorer.cli.display import BehindFailures, counted
+from kp_scorer.cli.gathering import look_up_lines, score_lines, task_of
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.keeping import Rank, choices, print_summary
 from kp_scorer.cli.output import OWN_SHARE, json_line, note_count, open_output, print_note, refusal
@@ -197,8 +198,7 @@ def _rows_chosen(request: Request, source: Input, candidates: Candidates, settin
         gather_stored(candidates, earlier, request.since, settings)
     else:
         gather_earlier(candidates, earlier, settings.limits)
-        scores, failures = request.rank == "score", request.shape == "pairs"
-        gather(candidates, source.batches(), settings, request.document, scores=scores, failures=failures)
+        _gather(candidates, source, request, settings)
     chosen = list(choices(candidates, request.best or 0, request.rank, request.most_by_task or math.inf))
     kept_rows: dict[str, Row] = {}
     with open_output(request.why, "--why") if request.why else nullcontext(lambda _: None) as write:
@@ -216,6 +216,27 @@ def _rows_chosen(request: Request, source: Input, candidates: Candidates, settin
         # Write the vectors too: a later run of this command needs them, and the log may no longer have them by then.
         return (candidates.with_vector(kept_rows[candidates.runs[place].trace_id], place) for place in places)
     return rows_of_set(request.shape, candidates, places, {name: row["stands_for"] for name, row in kept_rows.items()})
+
+
+def _gather(candidates: Candidates, source: Input, request: Request, settings: Settings) -> None:
+    """Add the traces of an input. For pairs, the documents of failed runs are stored, too.
+
+    Candidates are the successes that no check keeps back, or by score all traces that no guard or check keeps back.
+    """
+    by_score = request.rank == "score"
+    checks = Checks(settings.checks) if settings.checks.names and not by_score else None
+    unscored = ((line, None) for batch in counted(source.batches(), "read") for line in batch)
+    for line, result in score_lines(source.batches(), settings) if by_score else unscored:
+        trace, decision = line.trace, result if isinstance(result, Decision) else None
+        if isinstance(trace, InvalidTrace):
+            continue
+        success, domain, task = trace.metadata.success, trace.metadata.task_domain, hash(task_of(trace, line.document))
+        eligible = not decision.is_guarded if decision else success
+        if checks and eligible:
+            eligible = all(result.outcome is None for result in checks.run(trace))
+        run = Run(trace.id, domain, eligible, success, task, decision.score if decision else 0.0, line.file, line.number)
+        may_be_written = eligible or (request.shape == "pairs" and not success)
+        candidates.add(run, candidates.vector_of(trace), request.document(line, decision) if may_be_written else None)
 
 
 def _rows_in_files(kept_rows: Mapping[str, Row], source: Input, settings: Settings) -> Iterator[Row]:
