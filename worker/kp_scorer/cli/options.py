@@ -25,7 +25,6 @@ Command = Callable[..., int | None]
 _MOST_LINE_BYTES: Final = 2**20
 _MOST_BYTES: Final = 2**26  # The largest file of labels, which are all held in memory.
 
-file_argument = click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 files_argument = click.argument("files", metavar="FILE|FOLDER|-...", nargs=-1, required=True, type=click.Path(allow_dash=True))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kp_scorer.cli.display import counted, progress
 from kp_scorer.cli.input import read_files, read_traces
-from kp_scorer.cli.options import file_argument, service_options, yes_option
+from kp_scorer.cli.options import service_options, yes_option
 from kp_scorer.cli.output import print_note, print_row, refusal
 from kp_scorer.cli.unpacking import open_input, read_bytes, texts_in, unpacked
 from kp_scorer.embedding.embedder import CheckedEmbedder, Embedder, Vector
@@ -188,7 +188,7 @@ def _embedded(
 
 @cache.command(epilog="Example: kp-scorer cache pin benchmarks tasks.txt")
 @click.argument("name")
-@file_argument
+@click.argument("file", metavar="FILE|-", type=click.Path(allow_dash=True))
 @service_options
 def pin(name: str, file: str, settings: Settings) -> bool:
     """Pin a set of traces or texts, so that novelty.pinned can keep similar traces out.
