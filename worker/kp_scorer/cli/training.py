@@ -176,12 +176,11 @@ class TrainingFile:
 
     def describe(self, how: Mapping[str, Any], sources: Iterable[str], against: Against | None, licence: str | None) -> None:
         """Write the manifest, as JSON, and the card, as Markdown. Equal inputs give equal files."""
-        succeeded = self._counts["success"]["True"]
         manifest = {
             "file": self._path.name,
             "sha256": _digest(self._path),
             "rows": self._counts["success"].total(),
-            "succeeded": succeeded,
+            "succeeded": self._counts["success"]["True"],
             "failed": self._counts["success"]["False"],
             "domains": dict(sorted(self._counts["domain"].items())),
             "tasks": len(self._counts["task"]),

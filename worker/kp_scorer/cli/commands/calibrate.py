@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import click
@@ -100,26 +100,30 @@ def _samples(gathered: Gathered, target: Target, settings: Settings, notes: list
     if needs_labels and gathered.is_stored and not has_stored_labels(settings, gathered.labels):
         # Check this first, before all decisions are read.
         raise click.UsageError(_NO_LABEL)
-    namespaces, agents, caveats = Counter[str](), Counter[str](), dict[str, None]()
+    producers, caveats = {"--namespace": Counter[str](), "--agent": Counter[str]()}, dict[str, None]()
     with Candidates() as candidates:
-        samples = samples_of(_labelled(gathered, namespaces, agents, caveats, candidates), settings.scoring.aliases)
+        samples = samples_of(_labelled(gathered, producers, caveats, candidates), settings.scoring.aliases)
         if gathered.labels and target.of == "accept" and candidates.runs:
             print_note(compared(candidates, target.share, gathered.labels))
     notes += caveats
-    total, labelled = namespaces.total(), sum(sample.labelled for sample in samples.values())
+    total, labelled = producers["--agent"].total(), sum(sample.labelled for sample in samples.values())
     if not labelled and needs_labels:
         raise click.UsageError(_NO_LABEL)
-    _note_producers("--namespace", namespaces)
-    _note_producers("--agent", agents)
+    for option, traces in producers.items():
+        # Every producer can shift the suggestion by traces that are made for that purpose. Names are printed as JSON, because
+        # producers choose them, and a name may look like several, or like none.
+        shares = [f"{json.dumps(name)} {count / total:.1%}" for name, count in traces.most_common(_NAMED)]
+        if len(shares) > 1:
+            print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
     if 0 < labelled < total:
         print_note(f"{labelled} of {total} traces have a label")
     return samples
 
 
 def _labelled(
-    gathered: Gathered, namespaces: Counter[str], agents: Counter[str], caveats: dict[str, None], candidates: Candidates
+    gathered: Gathered, producers: Mapping[str, Counter[str]], caveats: dict[str, None], candidates: Candidates
 ) -> Iterator[tuple[Decision, bool | None]]:
-    """Yield each decision with its label, or None; count namespaces and agents, and collect caveats and traces of a file."""
+    """Yield each decision with its label, or None; count its producers, and collect caveats and traces of a file."""
     for decision, label, trace, _, named_task in gathered.traces:
         if trace and gathered.labels:
             success, task = trace.metadata.success, hash(named_task)
@@ -127,22 +131,14 @@ def _labelled(
             candidates.add(run, candidates.vector_of(trace))
         if decision.gate:
             caveats[_GATED] = None
-        namespaces[namespace_of(decision.trace_id)] += 1
-        agents[decision.agent_id or ""] += 1
+        producers["--namespace"][namespace_of(decision.trace_id)] += 1
+        producers["--agent"][decision.agent_id or ""] += 1
         if gathered.labels is None and trace:
             # Ignore that a trace was sampled, because every trace has this label.
             caveats[_OF_THEMSELVES] = None
             yield decision.model_copy(update={"sampled": None}), trace.metadata.success
         else:
             yield decision, label
-
-
-def _note_producers(option: str, traces: Counter[str]) -> None:
-    """Print whose traces the suggestion rests on: every producer can shift it by traces made for that purpose."""
-    if len(traces) > 1:
-        # Print names as JSON: producers choose them, and a name may look like several, or like none.
-        shares = [f"{json.dumps(name)} {count / traces.total():.1%}" for name, count in traces.most_common(_NAMED)]
-        print_note(f'traces by {option}, "" being those without: {", ".join(shares)}')
 
 
 def as_toml(scoring: ScoringSettings, calibration: Calibration, target: Target, notes: Iterable[str]) -> str:

@@ -25,8 +25,5 @@ def schema(message: str) -> None:
     from kp_scorer.decision import Decision
     from kp_scorer.trace import ReasoningTrace
 
-    if message == "trace":
-        json_schema = ReasoningTrace.model_json_schema(mode="validation")
-    else:
-        json_schema = Decision.model_json_schema(mode="serialization")
+    json_schema = ReasoningTrace.model_json_schema() if message == "trace" else Decision.model_json_schema(mode="serialization")
     print_text(json.dumps(json_schema, indent=2, ensure_ascii=False) + "\n")
