@@ -45,7 +45,12 @@ class Choice:
             self._coverage.keep(candidates.vectors(self.kept_places))
         else:
             self._adds = dict(self._covering(most, 1 - _NEAR_COPY if len(earlier) else NOTHING, most_by_task))
-        self._stand_ins = dict(self._found_stand_ins())
+        # The stand-in of each run that is not kept; empty if no run is kept.
+        self._stand_ins = dict[int, StandIn]()
+        others = [place for place in places if place not in self._adds]
+        for first in range(0, len(others), _COMPARED):
+            compared = others[first : first + _COMPARED]
+            self._stand_ins |= zip(compared, self._coverage.stand_ins(candidates.vectors(compared)), strict=False)
 
     @property
     def kept_places(self) -> list[int]:
@@ -69,13 +74,6 @@ class Choice:
             for chosen in self._coverage.choose(vectors, eligible, left, least, tasks, most_by_task):
                 chosen_number += 1
                 yield batch[chosen.place], chosen.adds
-
-    def _found_stand_ins(self) -> Iterator[tuple[int, StandIn]]:
-        """Yield the place of each run that is not kept, with its stand-in; nothing if no run is kept."""
-        others = [place for place in self._places if place not in self._adds]
-        for first in range(0, len(others), _COMPARED):
-            compared = others[first : first + _COMPARED]
-            yield from zip(compared, self._coverage.stand_ins(self._candidates.vectors(compared)), strict=False)
 
     def summary(self) -> dict[str, int | str]:
         """Return the numbers of the domain's runs and tasks, by what becomes of them, for a row of a table.

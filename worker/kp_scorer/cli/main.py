@@ -123,7 +123,11 @@ def run() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        print_note(f"kp-scorer: {_in_one_line(error)}")
+        message = " ".join(error.format_message().split())
+        # After wrong usage, name the command that prints the help. The message on a wrong value needs no pointer to it.
+        if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
+            message = f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
+        print_note(f"kp-scorer: {message}")
         sys.exit(error.exit_code)
     except click.Abort as error:
         is_interrupted = isinstance(error.__cause__, KeyboardInterrupt)
@@ -140,12 +144,3 @@ def run() -> None:
         where = f"{error.filename}: " if error.filename else ""
         print_note(f"kp-scorer: {where}{error.strerror or error}")
         sys.exit(SettingsError.exit_code)
-
-
-def _in_one_line(error: click.ClickException) -> str:
-    """Return click's message on one line; after wrong usage, it names the command that prints the help."""
-    message = " ".join(error.format_message().split())
-    # The message on a wrong value needs no pointer to the help.
-    if isinstance(error, click.UsageError) and error.ctx and type(error) is not click.BadParameter:
-        return f"{message.removesuffix('.')}; see `{error.ctx.command_path} --help`"
-    return message

@@ -22,14 +22,18 @@ def check_installed() -> None:
 
 def page(analysis: Analysis, source: str, refused: int) -> str:
     """Return the page for an analysis of decisions from ``source``, which had ``refused`` lines that could not be read."""
-    # Import Jinja here, because everything but the page must work without it.
+    # Import these here, because everything but the page must work without them.
+    import vl_convert
     from jinja2 import Environment, StrictUndefined
 
     def escaped_text(value: Any) -> Any:
         # Jinja escapes the characters that HTML acts on; this escapes those that a terminal acts on.
         return value if hasattr(value, "__html__") else escaped_lines(str(value))
 
-    script, style = _drawing_script(), _asset("page.css")
+    # Bundling Vega and ``page.js`` takes seconds.
+    script, style = vl_convert.javascript_bundle(_asset("page.js")), _asset("page.css")
+    # Otherwise a string in the script could end the script, or begin an HTML comment.
+    script = script.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r", "")
     sections = sections_of(analysis)
     content = "objectives of traces, but nothing else of their content" if analysis.objectives else "no trace's content"
     title, facts, figures = head_of(analysis, source, refused)
@@ -56,15 +60,6 @@ def page(analysis: Analysis, source: str, refused: int) -> str:
 def fingerprint(content: str) -> str:
     """Return the name by which a Content-Security-Policy allows a script or a style with this content."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
-
-
-def _drawing_script() -> str:
-    """Return the text of a script that holds Vega and ``page.js``. Bundling takes seconds."""
-    import vl_convert
-
-    bundle = vl_convert.javascript_bundle(_asset("page.js"))
-    # Otherwise a string in the script could end the script, or begin an HTML comment.
-    return bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--").replace("\r", "")
 
 
 def _asset(name: str) -> str:

@@ -18,7 +18,6 @@ from kp_scorer.novelty.verification import DecidedTrace, left_since
 from kp_scorer.novelty.verification import audit as audit_log
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
-from kp_scorer.store.fact_streams import RedisFacts
 from kp_scorer.store.novelty_log import RedisLog
 
 _UNCHECKED: Final = 5  # The exit code of an audit that could check nothing, or not everything that it was asked to check.
@@ -58,7 +57,13 @@ def audit(sample: int | None, since: Place, settings: Settings) -> int:
         for log in logs:
             _audit_log(store, log, settings.novelty.window(), sample, since, totals)
         for facts in store.all_facts():
-            _audit_facts(store, facts, totals)
+            # Audit what the traces of a space added to the kept ones.
+            report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
+            totals.add(facts.space, report.differences, report.agreeing)
+            print_note(
+                f"{facts.space}, gate: {report.agreeing} agree, {len(report.differences)} differ, "
+                f"{report.undecided} undecided, {report.beyond} beyond what is still stored"
+            )
         damaged = note_damaged(store.ledger.damaged)
     if not totals.checked:
         no_log = "there is no novelty log, as where no worker has an embedder"
@@ -83,16 +88,6 @@ class _Totals:
             print_row({"space": space, **row})
         self.differing += len(differences)
         self.checked += agreeing + len(differences)
-
-
-def _audit_facts(store: Store, facts: RedisFacts, totals: _Totals) -> None:
-    """Audit what the traces of a space added to the kept ones; print a summary, and add its figures to the totals."""
-    report = audit_gate(list(facts.all()), list(facts.all_kept()), store.ledger.decided, facts.bounds)
-    totals.add(facts.space, report.differences, report.agreeing)
-    print_note(
-        f"{facts.space}, gate: {report.agreeing} agree, {len(report.differences)} differ, {report.undecided} undecided, "
-        f"{report.beyond} beyond what is still stored"
-    )
 
 
 def _audit_log(store: Store, log: RedisLog, window: Window, sample: int | None, since: Place, totals: _Totals) -> None:

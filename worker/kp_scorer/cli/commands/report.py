@@ -20,7 +20,6 @@ from kp_scorer.cli.ids import resolve_among, resolve_trace_id
 from kp_scorer.cli.options import ledger_options
 from kp_scorer.cli.output import open_output, print_note, print_text
 from kp_scorer.coverage import Vectors
-from kp_scorer.decision import Decision
 from kp_scorer.embedding.words import WordsEmbedder
 from kp_scorer.endpoints import with_endpoints
 from kp_scorer.novelty.verification import with_nearest
@@ -203,7 +202,12 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
         trace_id = resolve_trace_id(id_or_beginning, store.ledger, lambda: dead_ids)
         (record,) = store.ledger.look_up([trace_id])
         if record and record.decision:
-            decision = _with_nearest(record.decision, store)
+            decision, novelty = record.decision, record.decision.novelty
+            if novelty.source == "embedding" and novelty.space and not novelty.nearest:
+                # Name the nearest trace if the log still shows it.
+                log = store.novelty_log(novelty.space)
+                window = log.info().window
+                decision = with_nearest(decision, list(log.entries()), window) if window else decision
             yield from decided_words(decision, traces_named(traces, [decision], settings.limits), settings.scoring)
             if record.good is not None:
                 yield from ("", f"It is labelled {'good' if record.good else 'bad'}.")
@@ -219,16 +223,6 @@ def _of_ledger(id_or_beginning: str, traces: str | None, settings: Settings) -> 
     else:
         yield f"{trace_id}: unknown: never submitted, forgotten, expired, or not received by a worker yet; and no file"
     sys.exit(1)
-
-
-def _with_nearest(decision: Decision, store: Store) -> Decision:
-    """Add the nearest trace to a decision that names none, if the log still shows it."""
-    novelty = decision.novelty
-    if novelty.source != "embedding" or novelty.nearest or not novelty.space:
-        return decision
-    log = store.novelty_log(novelty.space)
-    window = log.info().window
-    return with_nearest(decision, list(log.entries()), window) if window else decision
 
 
 def dead_words(trace_id: str, reason: str, detail: str, dead_letters: Sequence[DeadLetter]) -> Iterator[str]:
