@@ -262,6 +262,13 @@ def test_kinds_of_secrets_are_found_in_the_middle_of_a_text(secrets: Checks, kin
     assert sum(bool(result.kinds) for (result,) in results) >= 7
 
 
+@pytest.mark.parametrize("kind", ["Slack webhook", "Azure storage key", "password in an HTTPS URL"])
+def test_kinds_of_secrets_with_escaped_slashes_are_the_same(secrets: Checks, kind: str) -> None:
+    text = f'It read {{"note": "{SECRETS[kind](random.Random(kind))}"}}.'
+    kinds = result_of(secrets, "task.objective", text).kinds
+    assert kinds == result_of(secrets, "task.objective", text.replace("/", r"\/")).kinds != {}
+
+
 def test_shipped_traces_hold_no_secrets(secrets: Checks) -> None:
     kinds = [secrets.run(decode_trace(trace, LIMITS))[0].kinds for trace in sample_traces()]
     assert kinds == [{}] * len(kinds)

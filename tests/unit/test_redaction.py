@@ -91,6 +91,18 @@ def test_an_address_of_which_every_character_is_a_reference_is_replaced_whole() 
     assert redaction().Redactor().redacted(f'<a href="&#109;ailto:{address}">') == '<a href="&#109;ailto:[EMAIL_1]">'
 
 
+@pytest.mark.parametrize("escape", [r"\/", r"\\/", r"\\\/"])
+def test_secrets_with_escaped_slashes_are_replaced_whole(escape: str) -> None:
+    # PHP writes slashes in this way.
+    chance = random.Random(5)
+    secrets = [SECRETS[kind](chance) for kind in ("Slack webhook", "AWS key pair", "password in a MongoDB URL")]
+    for secret in (*secrets, "redis://:vcvQKsOg4lrlV5@host:6379/0", "/home/alice/x"):
+        text = f'Read: {{"n": "{secret}"}}'
+        redacted = redaction().Redactor().redacted(text.replace("/", escape))
+        assert redaction().is_clean(redacted)
+        assert redacted.replace(escape, "/") == redaction().Redactor().redacted(text)
+
+
 @pytest.mark.parametrize("literal", ["f'{}'", r"N\'{}\'", "b'{}'", "u'{}', x'y'", "LIKE'{}'", "['{}']", "write to '{}'."])
 def test_a_quote_before_an_address_stays(literal: str) -> None:
     assert redaction().Redactor().redacted(literal.format("eve@example.org")) == literal.format("[EMAIL_1]")
@@ -167,6 +179,7 @@ def test_secrets_are_found_however_often_they_are_escaped() -> None:
         "\ufeffDonau\u00addampf\u00adschiff 1\u2060000\u2060000 \x1b[31mred\x1b[0m ประเทศ\u200bไทย",
         r"caf\u00e9 \ud83d\ude00 C:\users\u0041 \u200b {\"react\\u0040\": \"18.2.0\"} \u12",
         r"b'\x7fELF\x02\x40\x1b[0m' [\x21-\x7e@] react&#64;18.2.0 &#0; &#9999999; &#x110000; a&#39;b \x4 AT&T ＠app.route",
+        r"a\/b s/\/opt\/home\/x/y/ <\/p> https:\/\/site.example\/home\/products",
         "at-home-care stay--home-alone ./a-Users-guide -Users- /-home-user-x 4111111111111111.5",
     ],
 )

@@ -48,10 +48,10 @@ _HOME: Final = re.compile(
     r"|(?<=[/\\])(?:[A-Za-z]-)?-(?:home|Users)-([\w.]{1,64})(?=[^\w.]|$)"
 )
 _HIDDEN: Final = re.compile(
-    r"(?<!\\)\\++(?:u(?P<u>[0-9A-Fa-f]{4})|x(?P<x>[0-9A-Fa-f]{2}))|&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|commat);|＠|"
+    r"(?<!\\)\\++(?:u(?P<u>[0-9A-Fa-f]{4})|x(?P<x>[0-9A-Fa-f]{2})|/)|&(?:#[0-9]{1,7}|#[xX][0-9A-Fa-f]{1,6}|commat);|＠|"
     + UNSEEN.pattern
 )
-_SIGNS: Final = ("\\u", "\\x", "&#", "&commat;", "＠")
+_SIGNS: Final = ("\\u", "\\x", "\\/", "&#", "&commat;", "＠")
 # Some texts are recognised only once a placeholder stands before or behind them, as in two cells of a table that were joined.
 _MOST_PASSES: Final = 8
 _LEAST_DIGITS: Final = 9  # Shorter numbers are neither secrets nor card numbers.
@@ -140,7 +140,7 @@ def _shown(text: str) -> tuple[str, list[int], list[int]]:
     pieces, starts, ends, end = list[str](), list[int](), list[int](), 0
     for match in _HIDDEN.finditer(text):
         start, code = match.start(), match["u"] or match["x"]
-        meant = UNSEEN.sub("", chr(int(code, 16)) if code else normalize("NFKC", unescape(match[0])))
+        meant = UNSEEN.sub("", chr(int(code, 16)) if code else normalize("NFKC", unescape(match[0].lstrip("\\"))))
         pieces += text[end:start], meant
         starts += *range(end, start), *[start] * len(meant)
         ends += *range(end + 1, start + 1), *[match.end()] * len(meant)

@@ -23,6 +23,7 @@ _NAME_CHARS: Final = 64
 _PUNCTUATION: Final = re.compile(r"(?<![,;:.!?)\]}>*|\"'`])[,;:.!?)\]}>*|\"'`]++(?=\s|$)")
 _ESCAPES: Final = re.compile(r'(?<!\\)\\++(?=")')
 _SPACES: Final = re.compile(r"(?<!\\)\\++[nrt]")
+_ESCAPED_SLASH: Final = re.compile(r"(?<!\\)\\++/")  # In the JSON that PHP writes, every slash has one.
 _PIECE_CHARS: Final = 65_536  # Texts are searched in pieces, because the time for a hostile one grows faster than its length.
 
 
@@ -41,7 +42,7 @@ class Secrets:
         kinds = Counter[str]()
         for piece in _pieces(_lines(trace.model_dump(exclude_none=True))):
             # A secret that both searches find has the same kind in both, so the union counts it once.
-            kinds += self._kinds(piece) | self._kinds(_unpunctuated(_spaced(piece)))
+            kinds += self._kinds(piece) | self._kinds(_unpunctuated(_spaced(_ESCAPED_SLASH.sub("/", piece))))
         return Findings(kinds=dict(kinds.most_common(MOST_FINDINGS)), outcome="rejected" if kinds else None)
 
     def _kinds(self, text: str) -> Counter[str]:
