@@ -94,7 +94,10 @@ class Coverage:
         self._vectors = np.concatenate([self._vectors, vectors])
 
     def stand_ins(self, vectors: Vectors) -> list[StandIn]:
-        """Return for each unit vector, of shape (runs, dimensions), the kept run most like it; nothing while none is kept."""
+        """Return for each run the kept run that is most like it; an empty list while no run is kept.
+
+        ``vectors`` are unit vectors of shape (runs, dimensions).
+        """
         if not len(self._vectors):
             return []
         similarities = vectors @ self._vectors.T

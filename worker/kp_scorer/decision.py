@@ -22,6 +22,8 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 
 MOST_FINDINGS: Final = 32
 FAILURE_FACTOR: Final = 0.3  # The part of its confidence that counts for a failure; a larger outcome dimension is a success's.
+# Texts with a larger share of unknown tokens look alike: such a token stands for a whole word, so most of the text is lost.
+_UNREADABLE: Final = 0.3
 
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 
@@ -117,8 +119,8 @@ class Novelty(_Part):
 
     @property
     def is_unreadable(self) -> bool:
-        """True if so many tokens are unknown, each of which stands for a whole word, that it looks like other such texts."""
-        return (self.unknown_tokens or 0) > 0.3 * (self.embedded_tokens or 0)
+        """True if the model knows so few words of the text that it looks like any other such text."""
+        return (self.unknown_tokens or 0) > _UNREADABLE * (self.embedded_tokens or 0)
 
 
 class GateResult(_Part):

@@ -1,4 +1,7 @@
-"""Determines the servers of commands and clients; apart from ``local``, as `kp-scorer health` uses that without settings."""
+"""Determines the servers that commands and clients use.
+
+It is not part of ``local``, because `kp-scorer health` looks for the embedded Redis without loading the settings.
+"""
 
 from kp_scorer.errors import SettingsError
 from kp_scorer.local.embedded_redis import running

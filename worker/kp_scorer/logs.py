@@ -33,7 +33,10 @@ _FLUSH_S: Final = 1.0
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes lines in a thread of its own, so that none waits for their reader; drops and counts those over ``most_lines``."""
+    """Writes lines to a descriptor in a thread of its own, so that no other thread waits for the reader of the log.
+
+    While ``most_lines`` wait to be written, further ones are dropped and counted.
+    """
 
     def __init__(self, descriptor: int, most_lines: int = _MOST_LINES) -> None:
         super().__init__()

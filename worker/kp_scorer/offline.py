@@ -144,7 +144,10 @@ def score_traces(traces: Iterable[Mapping[str, Any] | ReasoningTrace], settings:
 
 
 def decide_offline(decider: Decider, batch: Sequence[ReasoningTrace]) -> Iterator[Resolved]:
-    """Decide a batch as if one by one: a trace that cannot be scored is dead. Raises EmbedderUnhealthy if none can be."""
+    """Decide a batch in order, as if one by one: a trace that cannot be scored becomes dead, and the others are decided.
+
+    Raises EmbedderUnhealthy if the embedder fails on every text.
+    """
     try:
         together = decider.decide(batch)
     except ServiceUnavailable:

@@ -1,4 +1,8 @@
-"""Scores a trace, by the reference SDK's pure function of the trace and its novelty, and decides by a policy."""
+"""Scores a trace by four dimensions, each in 0..1, their weighted sum and the overrides, and decides by a policy.
+
+The score is a pure function of a trace and its novelty, by the formulas of the KnowledgePulse reference SDK's
+``evaluateValue``.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,4 +1,7 @@
-"""The backlog of queues and of the ledger, and the condition of Redis; raises the errors of :mod:`~kp_scorer.broker.calls`."""
+"""The backlog: submissions and decisions on queues, pending submissions in the ledger, and the condition of Redis.
+
+The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis cannot be reached.
+"""
 
 import math
 import re
@@ -104,7 +107,10 @@ def lists_beside(app: Celery, queue: Queue) -> list[str]:
 
 
 def unread_decisions(app: Celery, settings: Settings, store: Store, reports: Sequence[WorkerReport]) -> UnreadDecisions:
-    """Return the unread decisions on each queue and stream, in two round trips for each; ``reports`` say which are full."""
+    """Return the unread decisions on each queue and stream that decisions are published to, in two round trips for each.
+
+    The ``reports`` of workers say which queues and streams have no room.
+    """
     counts, used = {}, {}
     for name, queue in results_queues(settings, settings.kinds).items():
         with suppress(NoQueue):

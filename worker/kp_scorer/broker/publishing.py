@@ -1,4 +1,7 @@
-"""Publishes batches that are confirmed as one, and submissions; raises the errors of :mod:`~kp_scorer.broker.calls`."""
+"""Publishes messages: batches that are confirmed as one, and submissions to the queue of traces.
+
+The functions raise the errors of :mod:`~kp_scorer.broker.calls`, and ServiceUnavailable if Redis fails.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,13 +72,19 @@ def publish_all(
 
 
 def publish_confirmed(producer: Producer, messages: Sequence[amqp.Message], queue: Queue) -> list[bool]:
-    """Publish on RabbitMQ and wait for all confirms; return whether the queue accepted each. Raises errors of py-amqp."""
+    """Publish to a queue on RabbitMQ and wait for all confirms together; return for each whether the queue accepted it.
+
+    Raises errors of py-amqp, which :func:`with_producer` handles.
+    """
     channel = confirming_channel(producer.channel.connection)
     return channel.publish_all(messages, queue.exchange.name, queue.routing_key)
 
 
 def send_traces(app: Celery, queues: SubmissionQueues, submissions: Sequence[tuple[str, bytes]]) -> None:
-    """Publish submissions, pairs of id and JSON; declare the queue of traces if missing. After an error some may be sent."""
+    """Publish submissions, pairs of id and JSON, to the queue of traces; if RabbitMQ has no such queue, declare what it needs.
+
+    After an error some may have been sent.
+    """
     headers = {**current_context(), "task": TASK_NAME, SENT_MS: int(time.time() * 1_000)}
     messages = [Outgoing(task_body(trace), trace_id, {**headers, "id": trace_id}) for trace_id, trace in submissions]
     if not all(publish_all(app, "submit", queues.traces, messages, if_missing=queues.in_order)):

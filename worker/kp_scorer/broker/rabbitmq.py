@@ -168,7 +168,10 @@ _asking = threading.Lock()
 
 
 def confirming_channel(connection: Any) -> ConfirmingChannel:
-    """Return the confirming channel of a py-amqp connection, for one thread; raise BrokerBlocked until an alarm has ended."""
+    """Return the confirming channel of a py-amqp connection; the first call opens it. One thread at a time may use it.
+
+    Raises BrokerBlocked until RabbitMQ has reported the end of its alarm on the connection that was set aside.
+    """
     _raise_if_blocked(connection.host)
     channel = _CHANNELS.get(connection)
     if channel is None or channel.is_broken:

@@ -46,7 +46,11 @@ class Publisher:
         store: Store,
         count_dropped: Callable[[str, int], None] = lambda name, count: None,
     ) -> None:
-        """Publish by the app and ``store``; ``count_dropped`` gets a ring's name and what it drops, at first 0 for each."""
+        """Publish through the app's connection pool, and to streams in ``store``.
+
+        ``count_dropped`` is called with the name of a ring and the number of decisions that it dropped; at first with 0 for
+        each ring.
+        """
         self._app = app
         self._settings = settings
         self._count_dropped = count_dropped
@@ -77,7 +81,10 @@ class Publisher:
         return {name for name, outbox in self._outboxes.items() if outbox.refused_at >= refused_since}
 
     def publication(self, decision: Decision, context: Context, message: Any, published_to: set[str]) -> Publication:
-        """Build the message of a decision, with its trace if settings say so; :meth:`publish_all` adds to ``published_to``."""
+        """Build the message of a decision; with ``results.with_trace`` it includes the trace from the kombu message.
+
+        ``published_to`` names the queues and streams that have it already; :meth:`publish_all` adds to them.
+        """
         if not self._settings.results.with_trace:
             return Publication(decision, context, published_to=published_to)
         limits = self._settings.limits
@@ -89,6 +96,9 @@ class Publisher:
 
         A sampled decision goes to review first, and then to the queue of its outcome. Decisions of an outcome that is not
         published succeed at once. On a full ring, each decision drops the oldest.
+
+        On a queue, each is a persistent JSON message, or one that calls a task of another app; its id is the trace's, and its
+        header ``decided_at`` is the decision's mark. On a stream, each is an entry with fields for both, and for its context.
 
         Return for each decision None once the broker, or Redis, has it; otherwise the error, for example because the queue is
         full of unread decisions. Publish those again, which is safe: consumers recognise a copy by its trace id and mark.

@@ -59,7 +59,10 @@ class ListItem(NamedTuple):
 
 
 def open_item(item: bytes) -> ListItem:
-    """Return the parts of a message in its envelope, or of a plain one; raise errors of many types if an item is neither."""
+    """Return the parts of a message in its envelope; a JSON object that is not an envelope is the body of a plain message.
+
+    Raises errors of many types if an item is neither.
+    """
     if item.startswith(CUT_MARK):
         # Do not parse a cut message, as it may look complete.
         return ListItem("application/octet-stream", {}, item.removeprefix(CUT_MARK))

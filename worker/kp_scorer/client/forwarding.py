@@ -213,7 +213,10 @@ class Forwarder:
         return "/v1/logs", json.dumps(logs).encode(), self._otlp_headers()
 
     def _as_spans(self, decision: Decision) -> _Request | str:
-        """Return the request that exports the spans of an accepted or sampled run; else the reason, empty if none should be."""
+        """Return the request that exports the spans of an accepted or sampled run.
+
+        If there is nothing to export, return the reason, which is empty if nothing should be.
+        """
         if not (weight := self._weight(decision)):
             return ""
         run = self._store.runs.ended(decision.trace_id)

@@ -68,7 +68,10 @@ class Deadline:
     """The time that a call may still wait: what is left of its timeout or, without one, the whole limit for each answer."""
 
     def __init__(self, timeout_s: float | None, answer_s: float, too_late: str) -> None:
-        """Wait for ``timeout_s`` in all, or ``answer_s`` each time; ``too_late`` is the error, which the limit completes."""
+        """Wait for ``timeout_s`` in all, or for ``answer_s`` each time.
+
+        ``too_late`` is the text of the error, with a placeholder for the limit.
+        """
         self._limit_s = answer_s if timeout_s is None else timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self.error = ServiceUnavailable(too_late.format(self._limit_s))

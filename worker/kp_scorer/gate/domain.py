@@ -61,7 +61,10 @@ class Domain:
             np.maximum(covers, np.where(at > self.runs["as_of"], raised, 0.0).max(axis=0), out=covers)
 
     def drop_kept(self, at: int) -> None:
-        """Let the trace kept at a place cover no further runs; covers stay, and its row, until it is dropped as the oldest."""
+        """Let the trace that was kept at a place cover no further runs; the covers of earlier runs stay the same.
+
+        Its row stays until it is dropped as the oldest one.
+        """
         self.kept_rows["vector"][np.searchsorted(self.kept_rows["at"], at)] = 0.0
 
     def drop_oldest_kept(self) -> None:

@@ -4,7 +4,12 @@ The cover of a run is its largest similarity to a kept trace. A trace adds the a
 cover and those of the last runs of its domain (``coverage.py`` does the same for a set). It is accepted if that amount reaches
 the bar of its domain. The bar follows the share of runs to accept: it is the amount that this share of the last runs reached
 when they were decided. Demand and covers fade with age, so that a trace that was kept long ago does not keep out runs of the
-same kind that users ask for today. A decision rests on the facts that earlier ones left, so an audit can recompute it.
+same kind that users ask for today.
+
+Each decision leaves a fact for later ones: its vector, its cover, and whether its trace is kept. Facts are stored in the step
+that stores the decision, so all workers see them in one order. A decision rests on the facts up to one that it names, and on
+its mates: the facts of its domain that the same step stores right before its own. So no worker waits for another, the facts
+alone determine which traces are kept, and an audit can recompute every decision.
 """
 
 from collections import OrderedDict, defaultdict, deque

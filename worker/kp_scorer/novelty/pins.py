@@ -1,4 +1,7 @@
-"""Pinned sets, such as a benchmark's tasks: of traces, or of texts, which are compared with the objectives of traces."""
+"""Pinned sets of traces or of texts, such as a benchmark's tasks, that every trace is compared with besides the window.
+
+Pinned traces are compared with the vector of a trace, and pinned texts with that of its objective.
+"""
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b

@@ -59,7 +59,10 @@ class Admission:
         on_resolved: Callable[[Sequence[tuple[Delivery, Revised | Exception]]], None],
         weights: Mapping[str, int],
     ) -> None:
-        """Admit groups of up to ``group_size``, by the ``weights`` of queues; ``on_resolved`` must neither raise nor wait."""
+        """Prepare to admit groups of up to ``group_size`` deliveries; ``on_resolved`` gets the resolved ones.
+
+        ``on_resolved`` must neither raise nor wait. Queues take turns by their ``weights``.
+        """
         self._group_size = group_size
         self._on_resolved = on_resolved
         self._changed = threading.Condition()
@@ -96,7 +99,10 @@ class Admission:
             return group
 
     def resolve(self, ends: Sequence[tuple[Delivery, Revised | Exception | None]]) -> None:
-        """Pass deliveries on, each with the decision or error that resolves its trace; with None, decide it again, alone."""
+        """Pass each delivery on to ``on_resolved``, with the decision or the error that resolves its trace.
+
+        Those with None are decided again instead, each while no other is being decided.
+        """
         resolved = [(delivery, end) for delivery, end in ends if end is not None]
         with self._changed:
             self._alone.extend(delivery for delivery, end in ends if end is None)

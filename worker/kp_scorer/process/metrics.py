@@ -30,7 +30,10 @@ class Metrics:
     """The metrics of one process. Any thread may update and read them, and no call waits for Redis or the broker."""
 
     def __init__(self, domains: Collection[str], checks: Iterable[str] = (), queues: Iterable[str] = ()) -> None:
-        """Define all metrics, and series for these domains, ``checks`` and ``queues``; others are :data:`UNNAMED_DOMAIN`."""
+        """Define all metrics; count each of these domains by its name, and all others under :data:`UNNAMED_DOMAIN`.
+
+        The series of these ``checks`` and ``queues`` exist from the start.
+        """
         self._domains = frozenset(domains)
         self._checks = tuple(checks)
         self._labels = sorted(self._domains | {UNNAMED_DOMAIN})
@@ -211,7 +214,10 @@ class Metrics:
             self._queue_wait_s.labels(queue).observe(queued_s)
 
     def report(self, node: str, not_ready: Sequence[str], full: Collection[str], failing: Mapping[str, str]) -> WorkerReport:
-        """Return the report of the worker ``node``, with its ``full`` queues and the error of each ``failing`` task."""
+        """Return the report that the worker ``node`` stores in Redis for ``stats`` and ``doctor``.
+
+        ``full`` names the queues without room. ``failing`` has the error of each kind of work that failed at its last attempt.
+        """
         decisions: dict[Outcome, dict[str, int]] = {}
         for outcome, domain in self._outcomes:
             if count := _sum(self._decisions.labels(outcome, domain), "_total"):

@@ -19,7 +19,11 @@ from kp_scorer.reviser import Reviser
 
 
 class Pipeline:
-    """Completes each message: admission, look-up, embedding and commit decide it; then it is published and acknowledged."""
+    """Completes each message: publishes its decision, or dead-letters or requeues it.
+
+    Admission, look-up, embedding and commit decide it; then it is published and acknowledged. Each stage passes a delivery to
+    the next. Those that fail go back to :class:`Admission`; no other stage has them decided again.
+    """
 
     def __init__(
         self,

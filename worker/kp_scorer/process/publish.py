@@ -44,7 +44,10 @@ class PublishStage:
     recorder: "Recorder | None" = None  # Records spans of messages that end here, not of requeued ones.
 
     def read(self, delivery: Delivery, read: Callable[[Delivery], None]) -> None:
-        """Note an attempt to read a suspect message, then ``read`` it, or dead-letter it after too many; raise their errors."""
+        """Read a message that may have ended earlier readers, after noting the attempt; dead-letter it after too many attempts.
+
+        Raises ServiceUnavailable if Redis cannot be reached, and any error that ``read`` raises.
+        """
         body = raw_body(delivery.message)
         readers = self.dead_letters.begin_reading(body) - 1
         if readers < self.settings.worker.max_attempts:

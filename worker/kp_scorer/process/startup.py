@@ -38,7 +38,10 @@ class StartupRetry:
     waits_for: str = ""  # The service that it waits for, and the error; empty if it does not wait. Any thread may read it.
 
     def wait_for(self, service: str, reach: Callable[[], Answer], is_endless: Callable[[], bool] = lambda: False) -> Answer:
-        """Retry until a service answers; return its answer. Raise its error after ``patience_s``, unless ``is_endless``."""
+        """Retry until a service answers, and return its answer.
+
+        Raises its ServiceUnavailable after ``patience_s``, unless ``is_endless`` returns True.
+        """
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -86,7 +89,10 @@ def wait_for_services(
 def open_novelty(
     settings: NoveltySettings, embedding: EmbeddingSettings, store: Store, load_embedder: LoadEmbedder, startup: StartupRetry
 ) -> NoveltyMeter | None:
-    """Load the embedder, read its log and return the meter; None without one. Raises as :func:`wait_for_services` does."""
+    """Load the embedder, read the log of its space and return the meter of novelty; return None without an embedder.
+
+    Raises the errors of :func:`wait_for_services`.
+    """
     started = time.perf_counter()
     embedder = load_embedder(embedding, settings.recipe)
     pins = open_pins(settings, store, embedder)

@@ -51,7 +51,10 @@ class VitalThread(threading.Thread):
     """A daemon thread that the process needs: the watchdog ends a process in which one has died."""
 
     def __init__(self, target: Callable[[StallTimer], None], name: str) -> None:
-        """Prepare to run ``target`` until it returns; it gets ``stall``, to start when it begins work and to stop after it."""
+        """Prepare to run ``target`` until it returns.
+
+        It is called with ``stall``, which it starts when it begins work and stops after it.
+        """
         self.stall = StallTimer()
         super().__init__(target=target, args=[self.stall], name=name, daemon=True)
         self.has_died = False

@@ -110,7 +110,10 @@ def sentinel_options(settings: RedisSettings | BrokerSettings, timeout_s: float)
 
 
 def leave_replicas(pool: redis.ConnectionPool) -> None:
-    """Make new connections of the pool break once their server is a replica, to which they would lead forever (celery#7946)."""
+    """Make new connections of the pool break when their server reports that it has become a replica.
+
+    After a failover they would otherwise lead to the old primary forever (celery#7946).
+    """
     pool.connection_class = type("LeavingConnection", (_LeavesReplicas, pool.connection_class), {})
 
 
@@ -167,7 +170,10 @@ def _unavailable_if_down(part: str) -> Iterator[None]:
 
 
 def refusal(error: redis.exceptions.RedisError) -> str:
-    """Return why Redis refuses: in its own words if they concern the server, else only the kind, as errors quote traces."""
+    """Return why Redis refuses: in its own words if they concern the server, else only the kind of error.
+
+    Other errors quote the command, and with it the content of the trace.
+    """
     if isinstance(error, redis.exceptions.NoPermissionError) and isinstance(error.__context__, redis.exceptions.NoScriptError):
         return "it has not the scripts of this version, and this user may not load them: start a worker of this version"
     if _OF_SCRIPTS.search(str(error)):

@@ -160,7 +160,10 @@ class DeadLetters:
         self._client.delete(self._keys.reading(dead_letter_id_of(message)))
 
     def make_room(self) -> None:
-        """Drop dead letters over the bounds, each with its record, and junk while Redis accepts no more submissions."""
+        """Drop dead letters while they exceed the bounds, each with the record that died by it.
+
+        Junk also makes room for submissions while Redis accepts no more of them.
+        """
         dropped = Counter[bytes]()
         has_too_many = 1
         while has_too_many:

@@ -41,7 +41,10 @@ class Room(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The numbers of decisions published, which are the first of those given; unread; and dropped unread by a ring."""
+    """The numbers of decisions that were published, that are unread, and that a ring dropped unread.
+
+    The published ones are the first of those given.
+    """
 
     published: int
     unread: int

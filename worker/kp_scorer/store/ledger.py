@@ -163,7 +163,10 @@ class RedisLedger(LedgerReader):
         return records
 
     def renew(self, report: str) -> None:
-        """Note that this worker is alive, store its report, renew its leases, and see whether to copy traces. Thread-safe."""
+        """Note that this worker is alive, store its report, renew its leases, and check whether decided traces must be copied.
+
+        Any thread may call this.
+        """
         # Use MEMORY USAGE, because users of an earlier version of users.acl may not call EXISTS.
         self.copies_traces = self._client.memory_usage(self._keys.copies) is not None
         # Copy the ids, as other threads acquire and commit meanwhile.

@@ -91,7 +91,10 @@ class LedgerReader:
         return [_looked_up(reply) for _, reply in self._fields(trace_ids, _LOOKED_UP)]
 
     def decided(self, trace_ids: Sequence[str]) -> list[DecidedTrace | None]:
-        """Return the decisions on traces, in order; None for one without. Damaged records are noted in :attr:`damaged`."""
+        """Return the decisions on traces, in order; None for a trace that has none.
+
+        Damaged records are noted in :attr:`damaged`.
+        """
         return list(self._decided(trace_ids))
 
     def all_decided(self, among: Iterable[str] | None = None) -> Iterator[DecidedTrace]:

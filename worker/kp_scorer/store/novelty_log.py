@@ -121,7 +121,10 @@ class RedisLog:
 def erase_entries(
     client: redis.Redis, keys: LogKeys, record_prefix: str, trace_ids: Sequence[str], ttl_ms: int, most: int
 ) -> Counter[str]:
-    """Erase the entries of traces, and count them by trace. About ``most`` of the notes for mirrors last for ``ttl_ms``."""
+    """Erase the entries of traces, and note each erasure for the mirrors; return the number of entries by trace.
+
+    The notes expire after ``ttl_ms``; only about the newest ``most`` are kept.
+    """
     erased, start = Counter[str](), "-"
     while start:
         last, owners = _erase_entries(
@@ -140,7 +143,10 @@ def erase_entries(
 
 
 def _entry(entry_id: bytes, fields: Sequence[bytes]) -> Entry:
-    """Return the entry with these fields. A damaged one has only its place, as an erased one has."""
+    """Return the entry with these fields.
+
+    A damaged one has neither trace nor vector, like an erased one, but keeps its place.
+    """
     place = _place_in(entry_id)
     # Anyone with write access to Redis can store other fields here.
     with suppress(ValueError):

@@ -146,7 +146,10 @@ def dead_letter_id_of(payload: bytes) -> str:
 
 
 class MemoryLedger:
-    """A ledger in memory, of the ``most`` newest traces: the part of :class:`~.ledger.RedisLedger` that deciding needs."""
+    """A ledger in memory, with the part of :class:`~kp_scorer.store.ledger.RedisLedger` that deciding needs.
+
+    It keeps the records of the ``most`` newest traces.
+    """
 
     copies_traces: Final = False
 

@@ -68,7 +68,10 @@ class ClaimedRun(NamedTuple):
 
 
 def run_in(trace_id: str, payload: bytes) -> tuple[str, list[ReceivedSpan], str] | None:
-    """Return the run in a dead letter, its spans and its queue; None if there is none. Raises InvalidTrace if it has gaps."""
+    """Return the run in a dead letter, its spans and its queue; None if it holds no run.
+
+    Raises InvalidTrace if the run is not complete.
+    """
     if not (trace_id.startswith(RUN_PREFIX) and payload.startswith((b'{"resourceSpans":', b"{" + _INCOMPLETE))):
         return None
     if payload.startswith(b"{" + _INCOMPLETE):
@@ -197,7 +200,10 @@ class Runs:
         return by_sender
 
     def claim(self, full: Sequence[str] = (), preferred: str = "") -> ClaimedRun | None:
-        """Claim a quiet run for a minute, if possible the ``preferred`` one; None if none is. ``full`` queues wait 2 s more."""
+        """Claim a run that is quiet, if possible the ``preferred`` one; return None if none is. The claim ends after a minute.
+
+        Quiet runs of the queues that are ``full`` wait for two seconds more.
+        """
         return _claim_run(
             self._client,
             keys=self._keys,

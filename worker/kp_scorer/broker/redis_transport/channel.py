@@ -39,7 +39,10 @@ log = structlog.get_logger("kp_scorer.broker.redis_transport")
 
 
 class Channel(kombu_redis.Channel):  # type: ignore[misc]
-    """A channel that receives by scripts, in one step where kombu takes two. ``transport_options`` sets its attributes."""
+    """A channel that receives messages by scripts, in one step where kombu takes two.
+
+    ``transport_options`` sets the attributes.
+    """
 
     QoS = QoS
 

@@ -49,7 +49,10 @@ class QueueKeys(Prefixed):
 
 
 class Sizes(NamedTuple):
-    """The sizes for a message that is too large to be read: its beginning is delivered behind a mark, and all of it kept."""
+    """The sizes that apply to a message that is too large to be read.
+
+    Its beginning is delivered behind a mark, and all of it is kept for a while.
+    """
 
     largest_bytes: int
     beginning_bytes: int = BEGINNING_BYTES
