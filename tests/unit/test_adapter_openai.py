@@ -1,5 +1,6 @@
 """Conversations of OpenAI become traces: chat messages, calls of functions old and new, items of the Responses API."""
 
+import json
 from typing import Any, Final
 
 import pytest
@@ -91,6 +92,41 @@ def test_a_source_is_a_conversation_with_or_without_its_answer_or_a_list_of_seve
     (trace,) = converted("openai", source)
     (same,) = converted("openai", {"messages": TIDES})
     assert (trace["steps"], trace["outcome"]) == (same["steps"], same["outcome"])
+
+
+MAIL: Final = [user("Any mail?"), assistant("Two messages.")]
+POST: Final = [user("Any post?"), assistant("None.")]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"first": {"messages": MAIL}, "second": {"messages": POST}},
+        {"first": MAIL, "second": POST},
+        {"chats": [MAIL, POST], "model": "m"},
+        {"messages": {"0": MAIL, "1": POST}, "reward": {"0": 1, "1": 0}},
+        {"chat": {"0": json.dumps(MAIL), "1": json.dumps(POST)}},
+        {"0": {"chat": MAIL}, "1": {"chat": POST}},
+        {"columns": ["chat", "reward"], "index": [0, 1], "data": [[MAIL, 1], [POST, 0]]},
+    ],
+    ids=["objects by ids", "lists by ids", "list of lists", "columns", "columns of texts", "rows by number", "table"],
+)
+def test_object_of_several_runs_loses_none(source: object) -> None:
+    assert [trace["task"]["objective"] for trace in converted("", source)] == ["Any mail?", "Any post?"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"planner": MAIL, "writer": [MAIL[0], assistant("Two messages")]},
+        {"before": {"messages": MAIL[:1]}, "after": {"messages": MAIL}},
+        {"inputs": {"messages": MAIL[:1]}, "outputs": {"messages": MAIL[1:]}},
+        {"agent": {"messages": MAIL}, "llm": {"replies": MAIL[1:]}},
+    ],
+    ids=["views of agents", "states", "request and response", "components"],
+)
+def test_object_of_several_views_of_a_run_is_one_run(source: object) -> None:
+    assert [trace["task"]["objective"] for trace in converted("", source)] == ["Any mail?"]
 
 
 def test_parallel_calls_come_before_their_results_and_images_are_left_out() -> None:

@@ -10,14 +10,14 @@ https://platform.openai.com/docs/api-reference/responses/object.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from kp_scorer.adapters.building import Run, trace_id
 from kp_scorer.adapters.format import Format
 from kp_scorer.adapters.messages import Transcript, pieces_in, pieces_of, pieces_of_message
-from kp_scorer.adapters.node import Node, objects_in
+from kp_scorer.adapters.node import Node, as_json, objects_in
 from kp_scorer.adapters.pieces import Piece, has_kind, utterance
-from kp_scorer.adapters.roles import Speaker, in_one_view, is_message
+from kp_scorer.adapters.roles import SPEAKERS, Speaker, in_one_view, is_message, role_of, with_role
 from kp_scorer.adapters.times import first_timestamp, time_in
 from kp_scorer.adapters.turns import (
     ANSWERS,
@@ -49,10 +49,14 @@ def fits(value: object, levels: int = _MOST_LEVELS) -> bool:
     is_of_responses = (
         isinstance(value.get("output"), list) or are_turns(value.get("input")) or {"input", "output"} <= set(value)
     )
-    has_both = any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
-    is_alone = bool(_KEYS & set(value)) or is_of_responses or has_both or is_exchange(value)
+    is_alone = bool(_KEYS & set(value)) or is_of_responses or _has_both(value) or is_exchange(value)
     source = Node(1, "", value)
     return is_alone or list_of_turns(source) is not None or bool(levels > 0 and _lists_of_conversations(source, levels - 1))
+
+
+def _has_both(value: dict[str, Any]) -> bool:
+    """Return whether an object has a request and its response."""
+    return any(key in value for key in _REQUESTS) and any(key in value for key in _RESPONSES)
 
 
 def run_id(conversation: Node) -> str | None:
@@ -78,9 +82,38 @@ def records(source: Node) -> list[Node]:
     if isinstance(source.value, dict) and source.value.keys() == {"json"}:
         # The source is an item of n8n.
         return records(source.at("json"))
+    if rows := _rows(source):
+        return [each for row in rows for each in records(row)]
     if not isinstance(source.value, dict) or _KEYS & set(source.value) or list_of_turns(source) or is_exchange(source.value):
         return [source]
     return [each for inner in _lists_of_conversations(source) for item in inner.items() for each in records(item)] or [source]
+
+
+def _rows(source: Node) -> list[Node]:
+    """Return the rows of a table that pandas wrote, or several runs that an object holds by their ids or in one list."""
+    fields = source.value if isinstance(source.value, dict) else {}
+    columns, lists, cells = fields.get("columns"), fields.get("data"), list(fields.values())
+    numbers = cells[0].keys() if cells and isinstance(cells[0], dict) else set[str]()
+    are_columns = bool(numbers) and all(isinstance(cell, dict) and cell.keys() == numbers for cell in cells)
+    rows: list[Any] = []
+    if isinstance(columns, list) and isinstance(lists, list) and all(isinstance(row, list) for row in lists):
+        rows = [dict(zip(map(str, columns), row, strict=False)) for row in lists]
+    elif are_columns and all(map(str.isdecimal, numbers)):
+        rows = [{name: cell[number] for name, cell in fields.items()} for number in numbers]
+    elif not (_KEYS & set(fields) or _has_both(fields) or is_exchange(fields)):
+        held = (list_of_turns(source._replace(value=cell)) if isinstance(cell, dict) else None for cell in cells)
+        by_ids = all(turns and _is_asked(turns.value) for turns in held)
+        # The same question again is another view of the same run, such as another agent's.
+        by_ids = by_ids or (all(map(_is_asked, cells)) and len({as_json(cell[0]) for cell in cells}) == len(cells))
+        lists_of_lists = (cell for cell in cells if isinstance(cell, list) and len(cell) > 1 and all(map(_is_asked, cell)))
+        rows = cells if by_ids else next(lists_of_lists, [])
+    return [source._replace(path=str(number), value=row) for number, row in enumerate(rows)] if len(rows) > 1 else []
+
+
+def _is_asked(turns: object) -> bool:
+    """Return whether a value is a list of turns with a message of the user."""
+    roles = (role_of(with_role(turn).get("role")) for turn in objects_in(turns))
+    return any(SPEAKERS.get(role) == "user" for role in roles) and are_turns(turns)
 
 
 def _lists_of_conversations(source: Node, levels: int = _MOST_LEVELS) -> list[Node]:
