@@ -5,6 +5,7 @@ import json
 import resource
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -283,6 +284,19 @@ def is_answered(server: HttpServer, request: bytes) -> bool:
         connection.sendall(request)
         return connection.recv(12) == b"HTTP/1.1 200"
     return False
+
+
+def test_answer_whose_peer_goes_away_is_no_line_of_the_log(server: HttpServer) -> None:
+    # The rows of the answer take a megabyte, which is sent in parts.
+    body = json.dumps([{}] * 10_000).encode()
+    for _ in range(3):
+        with begun(server, TOKEN, len(body)) as peer:
+            peer.sendall(body)
+            peer.recv(1)
+            # Without waiting for the rest, reset the connection.
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert post(server, b"[]", "/traces").status == 202
+    assert "socket.send()" not in server.process.text()
 
 
 def test_peers_that_read_no_answer_keep_nobody_out(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

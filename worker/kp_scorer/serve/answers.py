@@ -39,6 +39,8 @@ class Answers:
                     async with asyncio.timeout(_READ_WITHIN_S):
                         for start in range(0, len(body), _PART_BYTES):
                             await send(message | {"body": body[start : start + _PART_BYTES], "more_body": True})
+                            # Let the event loop notice if the peer has gone: asyncio logs each further write.
+                            await asyncio.sleep(0)
                         await send(message | {"body": b""})
                 finally:
                     self._unread_bytes[token] -= len(body)
