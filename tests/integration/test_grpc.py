@@ -106,6 +106,8 @@ def test_logs_and_metrics_are_answered_as_spans_are(server: GrpcServer) -> None:
         (b"no message", TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (b"\x1f\x8bno gzip", TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (gzip.compress(b"", mtime=0)[:-1], TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
+        # Two streams: the spans of the second one would be lost.
+        (gzip.compress(b"", mtime=0) * 2, TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (packed_zeros(256), TOKENS[0], grpc.StatusCode.INVALID_ARGUMENT),
         (bytes(8_500_000), TOKENS[0], grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],

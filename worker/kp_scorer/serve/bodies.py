@@ -63,7 +63,7 @@ class Bodies:
                         raise QueueFull("serve: too many requests at once")
             # Unpack in the token's turn: a few packed kilobytes keep a processor busy for longer than their request does.
             return await self.in_turn(
-                request, limiter, lambda: work(_unpacked(body, most) if encoding == "gzip" else bytes(body))
+                request, limiter, lambda: work(unpacked(body, most) if encoding == "gzip" else bytes(body))
             )
         except TimeoutError:
             raise HTTPException(408, f"expected the request within {_BODY_WITHIN_S:g} s") from None
@@ -97,8 +97,12 @@ class Bodies:
             return working.result()
 
 
-def _unpacked(packed: bytes | bytearray, most: int) -> bytes:
-    unpacking = zlib.decompressobj(wbits=31)
+def unpacked(packed: bytes | bytearray, most: int, wbits: int = 31) -> bytes:
+    """Return the content of a gzip stream, or one in another format of zlib that ``wbits`` names.
+
+    Raises HTTPException unless it is a single whole stream of at most ``most`` bytes, and zlib.error if it is damaged.
+    """
+    unpacking = zlib.decompressobj(wbits)
     content = unpacking.decompress(packed, most + 1)
     if len(content) > most:
         raise _too_large(most)

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from starlette.types import ASGIApp, Message
 
 from kp_scorer.errors import QueueFull, SettingsError
-from kp_scorer.serve.bodies import BODIES, REQUESTS
+from kp_scorer.serve.bodies import BODIES, REQUESTS, unpacked
 from kp_scorer.serve.certificates import Renewal
 from kp_scorer.serve.exports import PROTOBUF
 from kp_scorer.settings.sections import ServeSettings
@@ -103,12 +103,8 @@ class _Exports:
             if message is grpc.aio.EOF:
                 return {"type": "http.disconnect"}
             if message.startswith(_PACKED):
-                # Unpack one byte more than the application allows, so that it refuses larger messages. Damaged ones raise an
-                # error here, which the application answers too.
-                unpacking = zlib.decompressobj(wbits=47)
-                message = unpacking.decompress(message, ServeSettings.body_bytes + 1)
-                if len(message) <= ServeSettings.body_bytes and not unpacking.eof:
-                    raise zlib.error("cut off")
+                # The application answers the errors that this raises.
+                message = unpacked(message, ServeSettings.body_bytes, zlib.MAX_WBITS + 32)
             return {"type": "http.request", "body": message}
 
         async def send(message: Message) -> None:
