@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,9 +145,10 @@ def test_a_full_queue_keeps_no_run_of_another_queue_waiting(
         assert store.runs.held()[0] == 12
 
 
-def test_a_queue_that_cannot_be_used_keeps_no_run_of_another_waiting(
-    redis_url: str, tokens: str, tmp_path: Path, store: Store
+def test_a_queue_that_cannot_be_used_keeps_no_run_or_request_of_another_waiting(
+    redis_url: str, tokens: str, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CONSTANTS", "serve.submitter._AWAY_S=3")
     with default_queues(RABBITMQ_URL, redis_url) as defaults:
         both = with_two_queues(defaults, tokens)
         declare_as_worker(both)
@@ -160,6 +162,13 @@ def test_a_queue_that_cannot_be_used_keeps_no_run_of_another_waiting(
             server.process.logged("run_submitted", 12)
             assert "PRECONDITION_FAILED" in server.process.logged("runs_wait")[0]["detail"]
             assert len(server.process.events("runs_wait")) < 6
+
+            def still_waits(times: int) -> bool:
+                # A load balancer sends requests, whoever they come from, only to processes that are ready.
+                assert server.ask("GET", "/readyz").status == 200
+                return len(server.process.events("runs_wait")) > times
+
+            wait_until(partial(still_waits, 4))
 
 
 def test_many_runs_of_one_token_keep_no_run_of_another_waiting(

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Final, Self
 
@@ -17,6 +18,8 @@ import structlog
 
 from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.bounded import BoundedProcess, Bounds
+from kp_scorer.broker.calls import check_publishing
+from kp_scorer.broker.celery_app import make_celery
 from kp_scorer.client import Client
 from kp_scorer.decoding import decode_for_sending
 from kp_scorer.errors import (
@@ -111,8 +114,9 @@ class Submitter:
                 if run:
                     # Other queues need not wait.
                     pause_s, self._refused_at[run.queue] = 0.0, time.monotonic()
-                if run and isinstance(error, QueueFull):
-                    # Stay ready, because no other process has room either, and requests must get their 429.
+                if run and (isinstance(error, QueueFull) or self._reaches_other_queues()):
+                    # Stay ready, because no other process can submit to this queue either. Requests must get their 429, and
+                    # those of other queues' senders their answers.
                     self._failing_since = None
                 else:
                     self._failing_since = self._failing_since or time.monotonic()
@@ -121,6 +125,15 @@ class Submitter:
                     log.warning("runs_wait", detail=str(error))
                 else:
                     log.error("runs_wait", error=type(error).__name__, where=raised_at(error))
+
+    def _reaches_other_queues(self) -> bool:
+        """Return whether there are other queues, and the broker accepts messages, so that only one queue cannot be used."""
+        is_up = False
+        if len(self._clients) > 1 and not self._settings.broker.is_redis:
+            with suppress(ServiceUnavailable), make_celery(self._settings) as app:
+                check_publishing(app)
+                is_up = True
+        return is_up
 
     def _refused_within(self, limit_s: float) -> list[str]:
         """Return the queues of runs that could not be submitted in the last seconds."""
