@@ -105,7 +105,8 @@ def test_spans_of_many_runs_that_are_rejected_take_one_line_of_the_log(server: H
     runs, word = [new_run() for _ in range(30)], "Hochwasser"
     body = b"".join(in_protobuf(export_of(chat_span(run_id, said=word))) for run_id in runs)
     server.ask("POST", "/v1/traces", body.replace(word.encode(), b"\xc3" * len(word)), content_type=PROTOBUF)
-    (line,) = [each for each in server.process.events("spans_rejected") if each["otel_trace_id"] in runs]
+    events = partial(server.process.events, "spans_rejected")
+    (line,) = wait_until(lambda: [each for each in events() if each["otel_trace_id"] in runs])
     assert (line["count"], line["runs"]) == (30, 30)
 
 
@@ -572,6 +573,16 @@ def test_a_full_redis_is_429_and_an_absent_one_503(
         assert status.partial_success.error_message == "not reachable now, try again"
         wait_until(lambda: server.ask("GET", "/readyz").status == 503)
         assert server.ask("GET", "/livez").status == 200
+
+
+def test_an_export_of_many_runs_takes_few_round_trips(alone: tuple[Settings, redis.Redis], tmp_path: Path) -> None:
+    settings, client = alone
+    with open_server(settings, tmp_path / "server.log", serve__quiet_s=60.0) as server:
+        # The first one loads the script.
+        assert server.export(chat_span(new_run())).json == {}
+        before = client.info("stats")["total_reads_processed"]
+        assert server.export(*(chat_span(new_run()) | {"attributes": []} for _ in range(400))).json == {}
+        assert client.info("stats")["total_reads_processed"] - before < 200
 
 
 def test_packages_that_are_not_installed_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
@@ -161,10 +161,21 @@ class Runs:
         The run goes to the ``queue`` of its first spans, and counts towards the share of their ``sender`` if there are several.
         A dead run rejects all spans, even those that its dead letter has.
         """
-        outcome, rejected = _store_spans(
-            self._client, keys=self._keys, run_id=run_id, queue=queue, sender=sender, bounds=self._bounds, spans=spans
-        )
-        return outcome.decode(), rejected  # type: ignore[return-value]  # by store_spans.lua
+        return self.store_all([(run_id, spans)], queue, sender)[0]
+
+    def store_all(
+        self, runs: Iterable[tuple[str, Sequence[ReceivedSpan]]], queue: str, sender: str
+    ) -> list[tuple[Outcome, int]]:
+        """Store spans of several runs in one round trip, each as :meth:`store` does, and return what it would for each."""
+        options: dict[str, Any] = {"keys": self._keys, "queue": queue, "sender": sender, "bounds": self._bounds}
+        commands = [_store_spans.command(run_id=run_id, spans=spans, **options) for run_id, spans in runs]
+        replies = in_one_trip(self._client, commands, raise_on_error=False)
+        # Repeat what failed by itself: that loads the script if Redis lacks it, and raises other errors.
+        results = [
+            _store_spans.run(self._client, command) if isinstance(reply, Exception) else _store_spans.parse(reply)
+            for command, reply in zip(commands, replies, strict=True)
+        ]
+        return [(outcome.decode(), rejected) for outcome, rejected in results]  # type: ignore[misc]  # by store_spans.lua
 
     def held(self) -> tuple[int, int]:
         """Return the number of runs that are being collected, and the bytes of all their spans."""
