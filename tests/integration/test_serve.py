@@ -122,6 +122,17 @@ def test_spans_that_are_sent_again_change_nothing_and_late_ones_are_refused(serv
     assert server.status(run_id) == before
 
 
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_span_that_is_exported_when_it_begins_and_when_it_ends_counts_as_it_ended(
+    server: HttpServer, is_at_once: bool
+) -> None:
+    ended = chat_span(new_run(), kp__success=False)
+    begun = ended | {"endTimeUnixNano": "0", "attributes": attributes(gen_ai__operation__name="chat")}
+    for spans in ([begun, ended, begun],) if is_at_once else ([begun], [ended], [begun]):
+        assert server.export(*spans).json == {}
+    assert server.status(ended["traceId"])["decision"]["stated"]["success"] is False
+
+
 def test_runs_are_submitted_through_rabbitmq(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
     settings = rabbitmq.settings()
     with at_work(settings, tmp_path), open_server(settings, tmp_path / "server.log") as server:

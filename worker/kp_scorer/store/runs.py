@@ -134,7 +134,7 @@ def _claim_run(
 
 @script(bool)
 def _settle_run(
-    *, keys: Keys, run_id: str, count: int, wait_ms: int, agent_span: str, outcome: str, outcome_wait_ms: int
+    *, keys: Keys, run_id: str, size_bytes: int, wait_ms: int, agent_span: str, outcome: str, outcome_wait_ms: int
 ) -> None: ...
 
 
@@ -251,7 +251,7 @@ class Runs:
             self._client,
             keys=self._keys,
             run_id=run.run_id,
-            count=len(run.spans),
+            size_bytes=sum(map(len, run.spans)),
             wait_ms=wait_ms,
             agent_span=agent_span,
             outcome=outcome,

@@ -2,13 +2,13 @@
 -- its outcome. If spans have come since it was claimed, it stays open, and is claimed once more.
 --
 -- KEYS   runs, run_prefix
--- ARGV   run_id, count, wait_ms, agent_span, outcome, outcome_wait_ms
+-- ARGV   run_id, size_bytes, wait_ms, agent_span, outcome, outcome_wait_ms
 -- Reply  1 if the run is closed, with these spans and this outcome
 --
 -- outcome is the late outcome, or 1 if the run needs none; if it is empty, the run waits for one, once, for outcome_wait_ms.
 
 local run = run_prefix .. run_id
-if number(redis.call('HGET', run, ':spans')) ~= count then
+if number(redis.call('HGET', run, ':bytes')) ~= size_bytes then
     -- The process that converted the run is alive, so revoke its attempt. Otherwise a run whose spans keep coming would become poison
     -- after a few claims.
     redis.call('HDEL', run, ':attempts')

@@ -1,4 +1,5 @@
--- Store spans of a run that arrived together, each id once; all of them, or none.
+-- Store spans of a run that arrived together, each id once; all of them, or none. Some exporters send a span when it begins, and again
+-- when it has ended: only then does it replace the one that is stored.
 --
 -- Uses   run_spans
 -- KEYS   runs, runs_bytes, runs_by_sender, runs_kept, run_prefix
@@ -23,21 +24,28 @@ expect('hash', run)
 local closed, too_large, first_ms, bytes, count, first_sender, span_ids =
     read(run, ':closed', ':too_large', ':first_ms', ':bytes', ':spans', ':sender', ':span_ids')
 if first_ms then sender = first_sender or '' end
-local fresh, fresh_bytes, listed = {}, 0, {}
+local fresh, added, fresh_bytes, latest, listed = {}, 0, 0, {}, {}
 for span_id in string.gmatch(span_ids or '', '%S+') do listed[span_id] = true end
+-- Within a text, a backslash precedes each quote, so no text looks like this field.
+local function has_ended(content)
+    local _, last = string.find(content, '"endTimeUnixNano":', 1, true)
+    return last and string.find(content, '^"?0*[1-9]', last + 1)
+end
 for _, span in ipairs(spans) do
+    local content, stored = span.content, latest[span.span_id] or redis.call('HGET', run, span.span_id)
     -- An exporter that gets no answer sends all its spans again.
-    if not listed[span.span_id] and not redis.call('HGET', run, span.span_id) then
-        listed[span.span_id] = true
+    if not listed[span.span_id] and (not stored or has_ended(content) and not has_ended(stored)) then
+        latest[span.span_id] = content
         fresh[#fresh + 1] = span
-        fresh_bytes = fresh_bytes + #span.content
-        too_large = too_large or span.content == ''
+        added = added + (stored and 0 or 1)
+        fresh_bytes = fresh_bytes + #content - #(stored or '')
+        too_large = too_large or content == ''
     end
 end
 if closed == 'dead' then return {'dead', #spans} end
 if closed then return {'closed', #fresh} end
 
-too_large = too_large or number(count) + #fresh > most_spans or number(bytes) + fresh_bytes > most_bytes
+too_large = too_large or number(count) + added > most_spans or number(bytes) + fresh_bytes > most_bytes
 -- The last fifth is reserved for runs that have begun: without their ends they would occupy their room for longer.
 local room = first_ms and most_total_bytes or most_total_bytes * 0.8
 -- Where there are several senders, each may begin runs while it has no more than is free, so that none of them fills more than half.
@@ -62,7 +70,7 @@ if too_large then
 else
     for _, span in ipairs(fresh) do redis.call('HSET', run, span.span_id, span.content) end
     redis.call('HINCRBY', run, ':bytes', fresh_bytes)
-    redis.call('HINCRBY', run, ':spans', #fresh)
+    redis.call('HINCRBY', run, ':spans', added)
     redis.call('SET', runs_bytes, string.format('%.0f', number(redis.call('GET', runs_bytes)) + fresh_bytes))
     if sender ~= '' then add(runs_by_sender, sender .. ':bytes', fresh_bytes) end
 end
