@@ -275,6 +275,15 @@ def test_file_that_is_read_nowhere_is_one_report_with_its_first_places(tmp_path:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("name", ["claude-code", "span-rows"])
+def test_source_without_a_record_of_the_named_format_is_reported(name: str) -> None:
+    done = run(json_lines(CHAT, {"type": "summary", "summary": "x", "leafUuid": "u"}, CHAT["messages"]), f"--from={name}")
+    assert (done.exit_code, f": $: expected the format {name}; it is an object with messages" in done.stderr) == (1, True)
+    # Among the lines of a session, others are skipped, as they are if the format is detected.
+    done = run(json_lines({"x": 1}, *test_adapter_agents.CLAUDE), "--success", "--from=claude-code")
+    assert (done.exit_code, len(rows(done))) == (0, 1)
+
+
 def test_lines_of_a_session_that_are_no_turns_are_skipped_and_counted(tmp_path: Path) -> None:
     header = {"type": "session", "id": "s1", "timestamp": "2026-03-01T08:00:00Z"}
     prompt = {"type": "turn.prompt", "input": [{"type": "text", "text": "Any mail?"}]}

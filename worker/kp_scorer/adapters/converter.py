@@ -112,6 +112,13 @@ class Converter:
                 yield from self._close(next(iter(self._open)))
         yield from self._close_ended(now)
 
+    def has_records(self, line: int, value: object) -> bool:
+        """Return whether a value is a source of the named format, or holds records of it; also if reading it fails."""
+        try:
+            return format_of(value) == self._name or bool(FORMATS[self._name].records(source(line, value)))
+        except Exception:
+            return True
+
     def skip_unrecognized(self, line: int, value: object) -> bool:
         """Skip and count a value of no known format if its file is a session; return whether it was skipped.
 

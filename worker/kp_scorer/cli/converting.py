@@ -90,7 +90,7 @@ class Conversion:
     def feed(self, line: int, value: object) -> Iterator[Line]:
         """Convert the runs that a source completes."""
         place = (len(self._files) - 1) * _MOST_LINES + line
-        if self._name or format_of(value):
+        if self._converter.has_records(place, value) if self._name else format_of(value):
             yield from self._counted(self._converter.feed(place, value))
         elif not self._converter.skip_unrecognized(place, value):
             self._unknown_shape = self._unknown_shape or shape_of(value)
@@ -100,7 +100,8 @@ class Conversion:
     def end_file(self) -> Iterator[Line]:
         """Convert the runs that no later file can continue; report values without a format, unless the file is a session."""
         if self._unknown and not self._converter.in_session:
-            problem = Problem("$", f"{UNKNOWN}; it is {self._unknown_shape}")
+            expected = f"expected the format {self._name}" if self._name else UNKNOWN
+            problem = Problem("$", f"{expected}; it is {self._unknown_shape}")
             error = UnknownFormat([problem], self._unknown_lines, self._unknown)
             yield Line(self._unknown_lines[0], error, file=self._files[-1])
         self._unknown, self._unknown_lines, self._unknown_shape = 0, [], ""
