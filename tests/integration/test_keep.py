@@ -572,6 +572,26 @@ def test_source_is_the_record_as_it_came_with_its_score_and_decision(chats_file:
     ]
 
 
+def test_a_report_reads_kept_runs_of_any_length(chats_file: Path, tmp_path: Path) -> None:
+    long = CHATS[1] | {"messages": [*CHATS[1]["messages"], {"role": "assistant", "content": "so " * 400_000}]}
+    jsonl_file(chats_file, CHATS[0], long, *CHATS[2:])
+    kept_file, traces = tmp_path / "kept.jsonl", tmp_path / "traces.jsonl"
+    keep(chats_file, "--best", "100%", "--as", "source", "--output", kept_file, *CONVERTING)
+    traces.write_text(invoked(commands, "convert", chats_file, *CONVERTING).stdout, "utf-8")
+    done = invoked(
+        commands,
+        "report",
+        traces,
+        "--kept",
+        kept_file,
+        "--output",
+        tmp_path / "report.html",
+        "--set",
+        "embedding.embedder=words",
+    )
+    assert done.exit_code == 0, done.output
+
+
 def test_tasks_are_counted_and_capped(tmp_path: Path) -> None:
     asked = [run(f"a{n}", f"Restart server {n} in hall {n * 7}") for n in range(4)] + [run("b0", "Sum up the invoices")]
     asked += [run("c0", "Sell the boat", success=False), run("c1", "Mail the crew"), run("c2", "Mail the crew", success=False)]

@@ -34,7 +34,7 @@ from kp_scorer.trace import ReasoningTrace
 _VECTOR: Final = np.dtype("<f2")  # The type of a vector in a row. Its rounding moves a similarity by some 1e-4.
 _QUICK: Final = 1  # The fastest level of zlib, because documents wait on disk only for seconds.
 _LOOKED_UP_AT_ONCE: Final = 500
-_LONGEST_ROW: Final = 2**20  # The longest line about a kept trace.
+_LONGEST_ROW: Final = 2**26  # The longest line of a kept run.
 
 
 class Run(NamedTuple):
