@@ -28,11 +28,10 @@ UNKNOWN: Final = (
     "neither a trace, as `kp-scorer schema trace` describes, nor anything that `kp-scorer convert` reads: spans, messages with "
     f"roles, or calls with names and arguments, in any list ({', '.join(FORMATS)})"
 )
-_FAMILIAR: Final = frozenset(
+_FAMILIAR: Final = frozenset(  # Names of fields that a report may quote: others may be content.
     "answer args arguments content data event events from id input inputs item items message messages metadata name output "  # noqa: SIM905
     "outputs payload prompt request response result role rows session source spans steps text timestamp tool type value".split()
 )
-"""Names of fields that a report may quote: others may be content."""
 _MOST_FIELDS_NAMED: Final = 12
 _FIELD_NAME_CHARS: Final = 80
 
@@ -43,8 +42,7 @@ class Line(NamedTuple):
     number: int
     trace: ReasoningTrace | InvalidTrace
     size_bytes: int = 0
-    document: Mapping[str, Any] = MappingProxyType({})
-    """The trace as it was read, with the fields that are ignored; empty if ``trace`` is an error."""
+    document: Mapping[str, Any] = MappingProxyType({})  # As it was read, with ignored fields; empty if ``trace`` is an error.
     file: str = ""  # The file of the trace, if the command reads several.
     run: Run | None = None  # The run that was converted, if :class:`Conversion` keeps it.
 
@@ -187,7 +185,6 @@ _OPTIONS: Final[Sequence[Callable[[Command], Command]]] = (
     ),
     *(click.option(f"--{name}-field", metavar="PATH", help=f"Dotted path to the {name} in each record.") for name in _FIELDS),
 )
-"""The options for converting."""
 CONVERTING: Final = ("format_name", *SuppliedFields._fields, *(f"{name}_field" for name in _FIELDS))
 """The names of these options as parameters."""
 

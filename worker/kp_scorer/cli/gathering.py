@@ -32,8 +32,7 @@ _MOST_BYTES: Final = 2**20  # The longest line with a decision, which takes some
 _FILTERS: Final = ("since", "domain", "namespace", "agent")
 
 
-Result = Decision | InvalidTrace | TraceConflict | TraceDead
-"""The decision on the trace of a line, or the reason why there is none."""
+Result = Decision | InvalidTrace | TraceConflict | TraceDead  # The decision on a trace, or the reason why there is none.
 
 
 class GatheredTrace(NamedTuple):
@@ -51,10 +50,8 @@ class Gathered:
     """Decisions, and figures about their sources."""
 
     source: str
-    traces: Iterable[GatheredTrace] = ()
-    """They can be read only once: in the order of the file, or, if they are a sample of the ledger, in that of the log."""
-    refused: int = 0
-    """The number of lines without trace or decision, or of damaged records in the ledger; complete once all are read."""
+    traces: Iterable[GatheredTrace] = ()  # To be read once: in the order of the file, or of the log if it is a sample.
+    refused: int = 0  # The lines without trace or decision, or damaged records in the ledger; complete once all are read.
     are_of_domains: bool = False  # True if --domain has chosen some domains.
     kind: str = "decisions"  # The word for the decisions in errors.
     labels: Mapping[str, bool] | None = None  # From --labels, by trace id.

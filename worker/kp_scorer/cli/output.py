@@ -23,10 +23,9 @@ from kp_scorer.characters import escaped, escaped_lines
 from kp_scorer.errors import InvalidTrace, OutputFailed, TraceConflict, TraceDead, UnknownFormat
 from kp_scorer.files import open_regular
 
-NO_EMBEDDER: Final = (
+NO_EMBEDDER: Final = (  # A command that scores without an embedder prints this once.
     "there is no embedder, so every novelty is 0.5: install kp-scorer[embedding], or set embedding.embedder to words"
 )
-"""A command that scores without an embedder prints this once."""
 _MOST_NAMED: Final = 3
 OWN_SHARE: Final = "for a share that you choose: `kp-scorer calibrate`, then --config with the thresholds that it writes"
 # The modes of the null device in place of a closed stdin, stdout or stderr. Each is the opposite of the stream's, so that

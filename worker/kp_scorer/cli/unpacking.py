@@ -13,8 +13,7 @@ import click
 
 from kp_scorer.characters import escaped
 
-_LARGEST_WINDOW: Final = 25
-"""The largest window of a Zstandard file, as a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default."""
+_LARGEST_WINDOW: Final = 25  # As a power of two: unpacking holds it in memory. `zstd` writes 8 MiB by default.
 
 _zstd: Any = None
 # The first is part of Python from 3.14 on; the second is the same for earlier versions.

@@ -22,7 +22,7 @@ _MOST_DRAWN = 3
 _MOST_DAYS = 31
 _MOST_TASKS = 10
 _UNMEASURED = "No trace was compared with others, as there was no embedder, so every novelty is 0.5."
-_LEADS: Final = {
+_LEADS: Final = {  # The lead of each section by its anchor.
     "map": "Traces that are alike lie together, as far as two dimensions can show it. Kept ones are large and filled, failed "
     "ones are crosses. Click a trace to read it.",
     "scores": "A score, 0 to 1, is the weighted sum of four dimensions, changed by overrides. Bars count traces in steps of "
@@ -44,7 +44,6 @@ _LEADS: Final = {
     "drift": f"The newest seven days of decisions and the seven days before, if both have at least {FEWEST} traces. The "
     f"population stability index of two distributions is 0 if they are equal; above {MUCH:g} the change is large.",
 }
-"""The lead of each section by its anchor."""
 
 
 class Chart(NamedTuple):

@@ -11,8 +11,7 @@ from kp_scorer.decision import Decision
 from kp_scorer.report.calibration import domain_of
 from kp_scorer.report.intervals import Booleans, Floats, Share, weighted_share
 
-LEAST_LABELS: Final = 50
-"""A domain with fewer labels has no estimate of its own. Tests verify that intervals hold from this number on."""
+LEAST_LABELS: Final = 50  # A domain with fewer has no estimate of its own. Tests verify that intervals hold from here on.
 
 
 class Estimate(NamedTuple):

@@ -171,7 +171,7 @@ def warm_up(store: Store, meter: NoveltyMeter, traces: Sequence[tuple[int, Reaso
 def _embedded(
     checked: CheckedEmbedder, texts: Sequence[tuple[int, str]], *, plain: bool, alone: bool = False
 ) -> Iterator[Vector | None]:
-    """Yield the vectors of numbered texts, embedded together or, if that fails, alone; refuse and yield None for some."""
+    """Embed numbered texts together or, if that fails, alone; yield each vector, or None for a text, which is then refused."""
     try:
         yield from checked.embed(checked.tokenize_all([text for _, text in texts], alone=alone, plain=plain), alone=alone)
     except ServiceUnavailable:
