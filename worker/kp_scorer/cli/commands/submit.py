@@ -7,7 +7,7 @@ from typing import Final
 import click
 
 from kp_scorer.cli.converting import Conversion, Line, converting_options
-from kp_scorer.cli.display import DecisionTable, note_if_unmeasured, progress
+from kp_scorer.cli.display import DecisionTable, counted, note_if_unmeasured, progress
 from kp_scorer.cli.ids import exact_trace_id, resolve_trace_id
 from kp_scorer.cli.input import ReadAhead
 from kp_scorer.cli.options import files_argument, follow_option, group_option, outcome_option, read_labels, service_options
@@ -58,21 +58,19 @@ def submit(
     failure: OutputFailed | None = None
     with Client(settings, namespace) as client:
         try:
-            with progress("submitted") as advance:
-                for line, answer, is_decided in _submit_lines(client, lines, namespace):
-                    total += 1
-                    if isinstance(answer, str):
-                        trace_ids.append(answer)
-                        decided += is_decided
-                    try:
-                        if not isinstance(answer, str):
-                            print_row(refusal(line.number, answer, line.file), "")
-                        elif not wait:
-                            state = "decided" if is_decided else "pending"
-                            print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
-                    except OutputFailed as error:
-                        failure = error
-                    advance(total, None)
+            for line, answer, is_decided in _submit_lines(client, lines, namespace):
+                total += 1
+                if isinstance(answer, str):
+                    trace_ids.append(answer)
+                    decided += is_decided
+                try:
+                    if not isinstance(answer, str):
+                        print_row(refusal(line.number, answer, line.file), "")
+                    elif not wait:
+                        state = "decided" if is_decided else "pending"
+                        print_row({"trace_id": answer, "state": state}, f"{answer} {state}")
+                except OutputFailed as error:
+                    failure = error
         except KeyboardInterrupt:
             print_note(f"submitted {len(trace_ids)} of {total} so far")
             raise
@@ -87,7 +85,7 @@ def submit(
 
 def _submit_lines(client: Client, lines: ReadAhead, namespace: str) -> Iterator[tuple[Line, Submitted, bool]]:
     """Submit lines; yield for each its trace's id or the error, and whether the trace was decided before."""
-    for batch in lines.batches():
+    for batch in counted(lines.batches(), "submitted"):
         documents = [line.document for line in batch if not isinstance(line.trace, InvalidTrace)]
         statuses = client.look_up([namespaced(each["id"], namespace) if namespace else each["id"] for each in documents])
         answers = zip(client.submit_many(documents), statuses, strict=True)
