@@ -578,17 +578,8 @@ def test_a_report_reads_kept_runs_of_any_length(chats_file: Path, tmp_path: Path
     kept_file, traces = tmp_path / "kept.jsonl", tmp_path / "traces.jsonl"
     keep(chats_file, "--best", "100%", "--as", "source", "--output", kept_file, *CONVERTING)
     traces.write_text(invoked(commands, "convert", chats_file, *CONVERTING).stdout, "utf-8")
-    done = invoked(
-        commands,
-        "report",
-        traces,
-        "--kept",
-        kept_file,
-        "--output",
-        tmp_path / "report.html",
-        "--set",
-        "embedding.embedder=words",
-    )
+    output = ("--output", tmp_path / "report.html", "--set", "embedding.embedder=words")
+    done = invoked(commands, "report", traces, "--kept", kept_file, *output)
     assert done.exit_code == 0, done.output
 
 
