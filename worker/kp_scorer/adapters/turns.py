@@ -204,9 +204,8 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
     the results of the branch's calls. All records stay if the way back from the last turn does not end at a beginning.
     """
     id_key, parent_key = keys
-    ids: dict[str, Node] = {
-        str(each.value[id_key]): each for each in records if isinstance(each.value, dict) and each.value.get(id_key)
-    }
+    numbers = [str(each.value.get(id_key) or "") if isinstance(each.value, dict) else "" for each in records]
+    ids = {number: each for number, each in zip(numbers, records, strict=True) if number}
     last = next((each for each in reversed(records) if is_turn(each.value)), None)
     branch: dict[str, None] = {}
     while last is not None:
@@ -216,22 +215,21 @@ def active_branch(records: Sequence[Node], keys: tuple[str, str]) -> list[Node]:
             return list(records)
         branch[number] = None
         last = ids[str(parent)] if parent else None
-    on_branch = [each for each in records if isinstance(each.value, dict) and str(each.value.get(id_key)) in branch]
+    on_branch = [each for number, each in zip(numbers, records, strict=True) if number in branch]
     pieces = without_program_texts(pieces_of(turns_of(on_branch)))
     if not has_kind(pieces, "user"):
         return list(records)
     calls = {piece.call_id for piece in pieces if piece.kind == "call"}
     messages = {_message_id(each) for each in on_branch} - {""}
 
-    def stays(record: Node) -> bool:
-        if not isinstance(record.value, dict) or str(record.value.get(id_key)) in branch or not record.value.get(id_key):
-            return True
+    def is_of_branch(record: Node) -> bool:
         pieces = list(pieces_of(turns_of([record])))
         has_calls = _message_id(record) in messages and has_kind(pieces, "call")
         calls.update(piece.call_id for piece in pieces if has_calls and piece.kind == "call")
         return has_calls or any(piece.kind == "result" and piece.call_id in calls for piece in pieces)
 
-    return [record for record in records if stays(record)]
+    each_numbered = zip(numbers, records, strict=True)
+    return [each for number, each in each_numbered if not number or number in branch or is_of_branch(each)]
 
 
 def _message_id(record: Node) -> str:
