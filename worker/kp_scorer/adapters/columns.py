@@ -28,11 +28,8 @@ def span_of_row(row: Node) -> Node:
     fields = row.object()
     if isinstance(context := fields.get("context"), dict) and "trace_id" in context:
         row = row._replace(value=fields | context)
-    metadata = row.at("metadata").parsed().value
-    metadata = metadata if isinstance(metadata, dict) else {}
-    named: dict[str, Any] = next(
-        (fields[key] for key in ("span_data", "span_attributes") if isinstance(fields.get(key), dict)), {}
-    )
+    holders = row.at("metadata").parsed(), row.first("span_data", "span_attributes")
+    metadata, named = (each.value if isinstance(each.value, dict) else {} for each in holders)
     parent = row.at_plain(*_PARENTS).value
     ids = {
         "traceId": row.at_plain(*TRACES).value,
