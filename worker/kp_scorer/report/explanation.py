@@ -125,12 +125,10 @@ def decided_words(decision: Decision, traces: Mapping[str, ReasoningTrace], poli
         f"Its domain, {decision.domain}, is {f'taken for {decision.taken_for}, and ' if decision.taken_for else ''}"
         f"weighed by the profile {decision.profile}."
     )
-    if received := decision.received:
-        times = {**received.model_dump(), **decision.timings.model_dump()}
+    if arrival := decision.received:
+        times = {**arrival.model_dump(), **decision.timings.model_dump()}
         spent = ", ".join(f"{spaced(name[:-3])} {times[name] / 1_000:,.3f} s" for name in times if name.endswith("_ms"))
-        yield from flowing(
-            f"{received.worker} decided it at {decision.decided_at}, at delivery {received.deliveries}: {spent}."
-        )
+        yield from flowing(f"{arrival.worker} decided it at {decision.decided_at}, at delivery {arrival.deliveries}: {spent}.")
     yield ""
     yield from _arithmetic(decision, terms, trace)
     if decision.gate is None:

@@ -92,9 +92,8 @@ def report(
     tasks: dict[int, tuple[int, int, str]] = {}
     for each in gathered.traces:
         if each.trace:
-            task = hash(each.task)
-            runs, solved, first_id = tasks.get(task, (0, 0, each.trace.id))
-            tasks[task] = runs + 1, solved + each.trace.metadata.success, first_id
+            runs, solved, first_id = tasks.get(hash(each.task), (0, 0, each.trace.id))
+            tasks[hash(each.task)] = runs + 1, solved + each.trace.metadata.success, first_id
             if kept_path:
                 points.append(_point_of(each.trace, is_kept=each.trace.id in kept_ids))
         # Drop the traces, which take more memory than their decisions.
