@@ -22,8 +22,7 @@ CheckName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")]
 
 MOST_FINDINGS: Final = 32
 FAILURE_FACTOR: Final = 0.3  # The part of its confidence that counts for a failure; a larger outcome dimension is a success's.
-# Texts with a larger share of unknown tokens look alike: such a token stands for a whole word, so most of the text is lost.
-_UNREADABLE: Final = 0.3
+_UNREADABLE: Final = 0.3  # Texts with a larger share of unknown tokens look alike: each of these stands for a whole word.
 
 _OR_LEFT_OUT: Final = Field(exclude_if=lambda value: value is None or value == ())  # The message omits an empty value.
 

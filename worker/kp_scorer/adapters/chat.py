@@ -7,7 +7,7 @@ shapes in the records of the run: requests to models, attributes of spans, and t
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
@@ -130,18 +130,32 @@ def _answered_calls(pieces: Sequence[Piece]) -> dict[int, int]:
     for by_id in (True, False):
         # The open calls by what results name them by, and all by None; the one to answer first is last.
         waiting = defaultdict[str | None, list[int]](list)
-        for is_turn, group in groupby(enumerate(pieces), lambda each: each[1].kind in ("agent", "call")):
-            for place, piece in reversed(list(group)) if is_turn else group:
-                for name in (piece.call_id,) if by_id else (piece.name, None):
-                    if piece.kind == "call":
-                        waiting[name].append(place)
-                    elif piece.kind == "result" and (piece.call_id in call_ids) is by_id and place not in answered:
-                        while waiting[name] and waiting[name][-1] in with_result:
-                            waiting[name].pop()
-                        if waiting[name]:
-                            answered[place] = waiting[name].pop()
-                            with_result.add(answered[place])
+        for place, piece in _first_calls_last(pieces):
+            names = (piece.call_id,) if by_id else (piece.name, None)
+            if piece.kind == "call":
+                for name in names:
+                    waiting[name].append(place)
+            elif piece.kind == "result" and (piece.call_id in call_ids) is by_id:
+                open_calls = (_next_call(waiting[name], with_result) for name in names)
+                if (call := next((call for call in open_calls if call is not None), None)) is not None:
+                    answered[place] = call
+                    with_result.add(call)
     return answered
+
+
+def _first_calls_last(pieces: Sequence[Piece]) -> Iterator[tuple[int, Piece]]:
+    """Yield the pieces with their places, those of each turn of the agent in reverse order."""
+    for is_turn, group in groupby(enumerate(pieces), lambda each: each[1].kind in ("agent", "call")):
+        turn = list(group)
+        yield from reversed(turn) if is_turn else turn
+
+
+def _next_call(calls: list[int], with_result: Container[int]) -> int | None:
+    """Remove and return the last of these calls that has no result; None if there is none."""
+    while calls:
+        if (call := calls.pop()) not in with_result:
+            return call
+    return None
 
 
 def _arguments(call: Piece) -> str:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from kp_scorer.adapters.attributes import SERVICE
 from kp_scorer.adapters.node import source
+from kp_scorer.broker.publishing import portions
 from kp_scorer.decoding import parse_json
 from kp_scorer.errors import InvalidTrace
 from kp_scorer.limits import Limits
@@ -109,6 +110,16 @@ def spans_in(
         else:
             rejected += 1
     return by_run, rejected
+
+
+def portions_of(by_run: Mapping[str, Sequence[ReceivedSpan]]) -> Iterator[Sequence[tuple[str, Sequence[ReceivedSpan]]]]:
+    """Yield the runs of an export, each with its id, in portions that Redis stores in one round trip.
+
+    With a round trip for each run, an export of thousands would take longer than exporters wait, and those of other tokens
+    would wait for it.
+    """
+    # Each run counts as at least 4 kB, so that no portion takes Redis long.
+    return portions(list(by_run.items()), lambda run: 4_096 + sum(len(span.content) for span in run[1]), 1_048_576)
 
 
 def _from_json(body: bytes, limits: Limits, signal: Signal, *, keeps_source: bool) -> Iterator[dict[str, Any]]:

@@ -5,11 +5,12 @@ Handlers wait in the event loop, and do their work in threads.
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import chain
 from typing import Annotated, Any, Final, Literal
 
 import anyio.to_thread
@@ -20,7 +21,6 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from kp_scorer.broker.publishing import portions
 from kp_scorer.client import Client, Submitted
 from kp_scorer.decision import Decision
 from kp_scorer.decoding import parse_json, parsed_or_refused
@@ -29,22 +29,17 @@ from kp_scorer.kept import MOST_RUNS, KeptRuns, as_prompt
 from kp_scorer.serve.answers import Answers
 from kp_scorer.serve.bodies import Bodies
 from kp_scorer.serve.counters import ServeMetrics
-from kp_scorer.serve.exports import JSON, LOGS, PROTOBUF, SPANS, Signal, spans_in, success
+from kp_scorer.serve.exports import JSON, LOGS, PROTOBUF, SPANS, Signal, portions_of, spans_in, success
 from kp_scorer.serve.refusals import refuse_in
 from kp_scorer.serve.submitter import Submitter
 from kp_scorer.serve.tokens import admits
 from kp_scorer.settings import Settings
 from kp_scorer.store import Store
 from kp_scorer.store.records import TraceState
-from kp_scorer.store.runs import ReceivedSpan
 from kp_scorer.trace import is_submission_id, outcome_key
 
 _MOST_VALUES: Final = 300_000
 _MOST_TRACES: Final = 10_000
-# Many runs go to Redis in one round trip. With one for each, an export of thousands would take longer than exporters wait, and
-# those of other tokens would wait for it.
-_PORTION_BYTES: Final = 1_048_576
-_LEAST_RUN_BYTES: Final = 4_096  # Each run counts as at least so many bytes, so that no portion takes Redis long.
 _JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/x-jsonlines")
 _REJECTED: Final = {
     "closed": "spans after their run was submitted or forgotten",
@@ -131,18 +126,17 @@ class _Handlers:
         by_run, rejected = spans_in(body, media_type, self._of_bodies, signal, keeps_source=self._keeps_source)
         reasons, rejected_runs = {"spans without ids"} if rejected else set(), list[str]()
         self._metrics.spans.labels("nameless").inc(rejected)
-        for portion in portions(list(by_run.items()), _bytes_of, _PORTION_BYTES):
-            results = self._store.runs.store_all(portion, queue, sender)
-            for (run_id, spans), (outcome, rejected_of_run) in zip(portion, results, strict=True):
-                self._metrics.spans.labels(outcome).inc(rejected_of_run)
-                self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
-                if outcome == "full":
-                    # The exporter sends all spans again. Those that are already stored still count once.
-                    raise QueueFull("runs: no room until some are submitted")
-                if rejected_of_run:
-                    rejected += rejected_of_run
-                    reasons.add(_REJECTED[outcome])
-                    rejected_runs.append(run_id)
+        by_portion = (self._store.runs.store_all(portion, queue, sender) for portion in portions_of(by_run))
+        for (run_id, spans), (outcome, rejected_of_run) in zip(by_run.items(), chain.from_iterable(by_portion), strict=True):
+            self._metrics.spans.labels(outcome).inc(rejected_of_run)
+            self._metrics.spans.labels("stored").inc(len(spans) - rejected_of_run)
+            if outcome == "full":
+                # The exporter sends all spans again. Those that are already stored still count once.
+                raise QueueFull("runs: no room until some are submitted")
+            if rejected_of_run:
+                rejected += rejected_of_run
+                reasons.add(_REJECTED[outcome])
+                rejected_runs.append(run_id)
         detail = "; ".join(sorted(reasons))
         if rejected_runs:
             # Log one line for a request: it may have thousands of runs.
@@ -289,10 +283,6 @@ def _media_type(request: Request, *accepted: str) -> str:
     if media_type not in accepted:
         raise HTTPException(415, f"expected Content-Type {' or '.join(accepted)}")
     return media_type
-
-
-def _bytes_of(run: tuple[str, Sequence[ReceivedSpan]]) -> int:
-    return _LEAST_RUN_BYTES + sum(len(span.content) for span in run[1])
 
 
 def _row(number: int, result: Submitted, secret: str) -> SubmittedTrace:

@@ -4,7 +4,7 @@ import json
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -12,7 +12,7 @@ from kp_scorer.cli.options import choice_option, follow_option, group_option, ou
 from kp_scorer.cli.output import print_note
 from kp_scorer.client import read_decisions
 from kp_scorer.client.forwarding import Forwarder, Receiver
-from kp_scorer.decision import Decision
+from kp_scorer.decision import Decision, DecisionKind
 from kp_scorer.files import open_regular
 from kp_scorer.local.processes import stopped_by_signals
 from kp_scorer.settings import Settings
@@ -46,7 +46,16 @@ from kp_scorer.store.runs import ClaimedRun
     help="File to append decisions to that the receiver refuses.",
 )
 @service_options
-def forward(receiver: Receiver, url: str, share_of_rest: float, dead_letters: Path, settings: Settings, **reading: Any) -> None:
+def forward(
+    receiver: Receiver,
+    url: str,
+    outcome: DecisionKind | None,
+    share_of_rest: float,
+    group: str,
+    follow: bool,
+    dead_letters: Path,
+    settings: Settings,
+) -> None:
     """Consume decisions and forward each at least once: it is removed from its queue once the receiver has it.
 
     webhook: posts the decision as JSON, signed with WEBHOOK_SECRET as Standard Webhooks prescribe.
@@ -62,7 +71,7 @@ def forward(receiver: Receiver, url: str, share_of_rest: float, dead_letters: Pa
 
     While the receiver is away, decisions wait in their queue. One that it refuses is appended to the file of --dead-letters.
     """
-    if receiver == "otlp-spans" and reading["outcome"] == "revised":
+    if receiver == "otlp-spans" and outcome == "revised":
         raise click.UsageError("--outcome: expected another one, as the first decision on a run says where its spans go")
     if share_of_rest and receiver != "otlp-spans":
         raise click.UsageError("--share-of-rest: expected --to otlp-spans")
@@ -70,7 +79,7 @@ def forward(receiver: Receiver, url: str, share_of_rest: float, dead_letters: Pa
     refused, are_spans = 0, receiver == "otlp-spans"
     with Store.open(settings) as store:
         forwarder = Forwarder(receiver, url, os.environ, store, round(1 / share_of_rest) if share_of_rest else 0)
-        for decision in read_decisions(**reading, stopping=stopping, settings=settings):
+        for decision in read_decisions(outcome, group=group, follow=follow, stopping=stopping, settings=settings):
             refusal = forwarder.forward(decision, stopping)
             if refusal is None:
                 # Leaving the loop here does not acknowledge the decision.
